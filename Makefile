@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target first runs scripts/setup, which installs what is missing and is quick when nothing is.
+.DEFAULT_GOAL := build
+.PHONY: build test demo bench python format check asan tsan clean help setup
+
+PRESET ?= release
+TOOLCHAIN := build/toolchain.mk
+ifneq ($(filter-out clean help,$(or $(MAKECMDGOALS),build)),)
+-include $(TOOLCHAIN)
+endif
+JOBS ?= $(shell nproc)
+
+build: configure  ## build build/release/diffattn
+	@$(CMAKE) --build --preset $(PRESET) -j $(JOBS)
+
+test: build  ## build everything and run all tests
+	@$(CTEST) --preset $(PRESET) -j $(JOBS)
+
+demo: configure  ## what this machine has, and a check of its numerics
+	@$(CMAKE) --build --preset release -j $(JOBS) --target diffattn_program
+	@build/release/diffattn info
+	@build/release/diffattn selftest
+
+check: setup  ## formatting and layers
+	@$(PYTHON) tools/check_layers.py
+	@tools/check_format
+
+format: setup  ## rewrite sources with clang-format
+	@tools/check_format --fix
+
+asan: setup  ## kernel and io tests under AddressSanitizer and UBSan
+	@$(MAKE) --no-print-directory test PRESET=asan
+
+tsan: setup  ## kernel and io tests under ThreadSanitizer
+	@$(MAKE) --no-print-directory test PRESET=tsan
+
+clean:  ## remove what was built (keeps .venv)
+	rm -rf build
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## *(.*)/  make \1\t\2/' | expand -t 18
+
+.PHONY: configure
+configure: setup
+	@test build/$(PRESET)/build.ninja -nt $(TOOLCHAIN) || \
+	  $(CMAKE) --preset $(PRESET) -DDIFFATTN_PYTHON=$(PYTHON)
+
+setup:
+	@scripts/setup $(TOOLCHAIN)
+
+# Made by scripts/setup; make reads it again after the first run.
+$(TOOLCHAIN): scripts/setup
+	@scripts/setup $(TOOLCHAIN)

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# What every target of ours is compiled with: link it PRIVATE.
+add_library(diffattn_warnings INTERFACE)
+target_compile_options(diffattn_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror>)
+
+# -O3 buys nothing outside the kernels and costs compile time; kernels that want it say so.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+
+if(DIFFATTN_SANITIZE)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DIFFATTN_SANITIZE}>
+    $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>
+    $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
+  add_link_options(-fsanitize=${DIFFATTN_SANITIZE})
+endif()

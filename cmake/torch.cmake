@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# LibTorch from the torch wheel of DIFFATTN_PYTHON, as the target diffattn_torch.
+#
+# find_package(Torch) is not used: with a CUDA wheel it adds CUDA flags and architectures of its
+# own. The wheel's folder has all that is needed: include/ and lib/.
+if(NOT DIFFATTN_PYTHON)
+  find_program(DIFFATTN_PYTHON_DEFAULT python3 REQUIRED)
+  set(DIFFATTN_PYTHON ${DIFFATTN_PYTHON_DEFAULT})
+endif()
+if(NOT DIFFATTN_TORCH_DIR OR NOT DIFFATTN_TORCH_PYTHON STREQUAL DIFFATTN_PYTHON)
+  execute_process(
+    COMMAND ${DIFFATTN_PYTHON} -c
+      "import os, torch; print(os.path.dirname(torch.__file__)); print(torch.__version__)"
+    OUTPUT_VARIABLE torch_answer ERROR_VARIABLE torch_error RESULT_VARIABLE torch_result
+    OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(NOT torch_result EQUAL 0)
+    message(FATAL_ERROR "${DIFFATTN_PYTHON} has no torch; run scripts/setup\n${torch_error}")
+  endif()
+  string(REPLACE "\n" ";" torch_answer "${torch_answer}")
+  list(GET torch_answer 0 torch_dir)
+  list(GET torch_answer 1 torch_version)
+  set(DIFFATTN_TORCH_DIR ${torch_dir} CACHE INTERNAL "")
+  set(DIFFATTN_TORCH_VERSION ${torch_version} CACHE INTERNAL "")
+  set(DIFFATTN_TORCH_PYTHON ${DIFFATTN_PYTHON} CACHE INTERNAL "")
+endif()
+if(DIFFATTN_TORCH_VERSION VERSION_LESS 2.11)
+  message(FATAL_ERROR "torch ${DIFFATTN_TORCH_VERSION} found, 2.11 or later is needed")
+endif()
+message(STATUS "torch ${DIFFATTN_TORCH_VERSION}: ${DIFFATTN_TORCH_DIR}")
+
+add_library(diffattn_torch INTERFACE)
+target_include_directories(diffattn_torch SYSTEM INTERFACE
+  ${DIFFATTN_TORCH_DIR}/include
+  ${DIFFATTN_TORCH_DIR}/include/torch/csrc/api/include)
+# Nothing of ours names a symbol of libtorch.so or libtorch_cuda.so, but loading them registers
+# torch's operators: they must not be dropped as unneeded.
+target_link_directories(diffattn_torch INTERFACE ${DIFFATTN_TORCH_DIR}/lib)
+set(torch_libraries ${DIFFATTN_TORCH_DIR}/lib/libtorch.so ${DIFFATTN_TORCH_DIR}/lib/libtorch_cpu.so)
+if(EXISTS ${DIFFATTN_TORCH_DIR}/lib/libtorch_cuda.so)
+  list(APPEND torch_libraries ${DIFFATTN_TORCH_DIR}/lib/libtorch_cuda.so)
+endif()
+target_link_options(diffattn_torch INTERFACE
+  LINKER:--no-as-needed,${DIFFATTN_TORCH_DIR}/lib/libtorch.so)
+target_link_libraries(diffattn_torch INTERFACE ${torch_libraries} ${DIFFATTN_TORCH_DIR}/lib/libc10.so)
+# torch ships a newer fmt than Debian's, which shadows it: only header-only use links.
+target_compile_definitions(diffattn_torch INTERFACE FMT_HEADER_ONLY=1)
+
+# torch/torch.h takes 20 s to parse: once, here. Targets that include it use this header by
+# diffattn_use_torch(target).
+add_library(diffattn_torch_header OBJECT ${PROJECT_SOURCE_DIR}/cmake/torch_header.cpp)
+target_link_libraries(diffattn_torch_header PRIVATE diffattn_torch diffattn_warnings)
+target_precompile_headers(diffattn_torch_header PRIVATE <torch/torch.h>)
+
+function(diffattn_use_torch target)
+  target_link_libraries(${target} PRIVATE diffattn_torch diffattn_warnings)
+  target_precompile_headers(${target} REUSE_FROM diffattn_torch_header)
+  # A precompiled header is only reused under the same -fPIC: programs would get -fPIE.
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${target} PRIVATE -fPIC)
+endfunction()
+set_target_properties(diffattn_torch_header PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+target_compile_options(diffattn_torch_header PRIVATE -fPIC)

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The list of CPU backends, best first. A new one is one entry here.
+
+#include <array>
+#include <string>
+
+#include "diffattn/kernels/backend.h"
+#include "diffattn/kernels/error.h"
+#include "diffattn/kernels/reference.h"
+
+namespace diffattn {
+namespace {
+
+bool always() { return true; }
+bool everything(const Problem&) { return true; }
+
+constexpr std::array kCpuBackends{
+    Backend{.name = "reference",
+            .description = "plain loops in double, one thread",
+            .available = always,
+            .takes = everything,
+            .forward = reference::forward,
+            .backward = reference::backward,
+            .stats = reference::stats,
+            .stats_backward = reference::stats_backward,
+            .map = reference::map},
+};
+
+}  // namespace
+
+std::span<const Backend> cpu_backends() { return kCpuBackends; }
+
+const Backend& choose_cpu_backend(const Problem& problem, std::string_view limit) {
+  bool below_limit = limit.empty();
+  for (const Backend& backend : kCpuBackends) {
+    below_limit = below_limit || limit == backend.name;
+    if (below_limit && backend.available() && backend.takes(problem)) return backend;
+  }
+  std::string names;
+  for (const Backend& backend : kCpuBackends) names += std::string(" ") + backend.name;
+  throw_argument_error("backend", "one of:" + names, "'" + std::string(limit) + "'");
+}
+
+}  // namespace diffattn

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "diffattn/kernels/params.h"
+#include "kernels/with_dtype.h"
+
+namespace diffattn::reference {
+
+/// out = out_scale * weight o O * rstd,  rstd = 1 / sqrt(mean(O^2) + eps); without norm, weight and
+/// rstd are 1.
+template <class T>
+class HeadEpilogue {
+ public:
+  HeadEpilogue(const Epilogue& epilogue, int64_t value_dim)
+      : norm_(epilogue.norm), eps_(epilogue.norm_eps), gain_(value_dim, epilogue.out_scale) {
+    const auto* weight = static_cast<const Accumulator<T>*>(epilogue.norm_weight);
+    if (norm_ && weight != nullptr) {
+      for (int64_t c = 0; c < value_dim; ++c) gain_[c] *= weight[c];
+    }
+  }
+
+  /// O -> out in place.
+  void apply(std::vector<double>& o) const {
+    const double r = rstd(o);
+    for (size_t c = 0; c < o.size(); ++c) o[c] *= gain_[c] * r;
+  }
+
+  /// dout -> dO in place, given O. Adds this row's part of d(weight) / out_scale to `dweight`.
+  void apply_backward(const std::vector<double>& o, std::vector<double>& dout,
+                      std::vector<double>& dweight) const {
+    const double r = rstd(o);
+    double mean = 0.0;  // of gain o dout o O
+    for (size_t c = 0; c < o.size(); ++c) {
+      dweight[c] += dout[c] * o[c] * r;
+      dout[c] *= gain_[c];
+      mean += dout[c] * o[c];
+    }
+    mean = norm_ ? mean / static_cast<double>(o.size()) : 0.0;
+    // d/dO of O r(O): r (g - O r^2 mean(g O))
+    for (size_t c = 0; c < o.size(); ++c) dout[c] = r * (dout[c] - o[c] * r * r * mean);
+  }
+
+ private:
+  double rstd(const std::vector<double>& o) const {
+    if (!norm_) return 1.0;
+    double sum = 0.0;
+    for (const double x : o) sum += x * x;
+    return 1.0 / std::sqrt(sum / static_cast<double>(o.size()) + eps_);
+  }
+
+  const bool norm_;
+  const double eps_;
+  std::vector<double> gain_;  // [Dv]: out_scale * weight
+};
+
+}  // namespace diffattn::reference

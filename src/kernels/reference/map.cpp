@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The maps p1, p2 and A = p1 - lambda p2 as a grid of cells, each showing its entry of largest
+// magnitude. Memory is one row of the maps beside the grid.
+
+#include <algorithm>
+
+#include "diffattn/kernels/backend.h"
+#include "diffattn/kernels/reference.h"
+#include "kernels/reference/maps.h"
+
+namespace diffattn::reference {
+namespace {
+
+constexpr int64_t kMaps = 3;  // p1, p2, A
+
+template <class T>
+struct Map {
+  using A = Accumulator<T>;
+  const MapParams& params;
+
+  void run() {
+    for (int64_t b = 0; b < params.batch; ++b) {
+      for (int64_t h = 0; h < params.heads; ++h) run_head(b, h);
+    }
+  }
+
+  void run_head(int64_t b, int64_t h) {
+    const int64_t cells = params.rows * params.cols;
+    A* grid = static_cast<A*>(params.map) + (b * params.heads + h) * kMaps * cells;
+    std::fill(grid, grid + kMaps * cells, A{0});
+    HeadMaps<T> maps(params, b, h);
+    const int64_t row_end = std::min(params.row_end, maps.seq.seq_q);  // packed: a shorter one
+    for (int64_t m = params.row_begin; m < row_end; ++m) {
+      maps.compute_row(m);
+      const int64_t r = cell(m, params.row_begin, params.row_end, params.rows);
+      const int64_t begin = std::max(params.col_begin, maps.columns.begin);
+      const int64_t end = std::min(params.col_end, maps.columns.end);
+      for (int64_t n = begin; n < end; ++n) {
+        A* at = grid + r * params.cols + cell(n, params.col_begin, params.col_end, params.cols);
+        keep_extreme(at[0], maps.p1[n]);
+        keep_extreme(at[cells], maps.p2[n]);
+        keep_extreme(at[2 * cells], maps.difference(n));
+      }
+    }
+  }
+
+  /// Which of `cells` equal parts of [begin, end) holds i.
+  static int64_t cell(int64_t i, int64_t begin, int64_t end, int64_t cells) {
+    return (i - begin) * cells / (end - begin);
+  }
+
+  /// NaN is the largest of all: a picture must not hide it.
+  static void keep_extreme(A& cell, double value) {
+    if (std::isnan(value) || std::abs(value) > std::abs(static_cast<double>(cell))) {
+      cell = static_cast<A>(value);
+    }
+  }
+};
+
+}  // namespace
+
+void map(const MapParams& params) {
+  validate(params, /*host_arrays=*/true);
+  check_range("rows", params.row_begin, params.row_end, params.rows, params.seq_q);
+  check_range("columns", params.col_begin, params.col_end, params.cols, params.seq_k);
+  with_dtype(params.dtype, [&]<class T>() { Map<T>{params}.run(); });
+}
+
+}  // namespace diffattn::reference

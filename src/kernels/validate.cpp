@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One check of a problem for all backends.
+
+#include <cmath>
+#include <string>
+
+#include "diffattn/kernels/backend.h"
+#include "diffattn/kernels/error.h"
+
+namespace diffattn {
+namespace {
+
+void check_size(const char* name, int64_t size, int64_t at_least) {
+  if (size >= at_least) return;
+  throw_argument_error(name, "at least " + std::to_string(at_least), std::to_string(size));
+}
+
+void check_finite(const char* name, double value) {
+  if (std::isfinite(value)) return;
+  throw_argument_error(name, "a finite number", std::to_string(value));
+}
+
+void check_sizes(const Problem& problem) {
+  check_size("batch", problem.batch, 0);
+  check_size("heads", problem.heads, 0);
+  check_size("kv_heads", problem.kv_heads, 0);
+  check_size("seq_q", problem.seq_q, 0);
+  check_size("seq_k", problem.seq_k, 0);
+  check_size("head_dim", problem.head_dim, 1);
+  check_size("value_dim", problem.value_dim, 0);
+  const bool divides = problem.kv_heads == 0 ? problem.heads == 0
+                                             : problem.heads % problem.kv_heads == 0;
+  if (!divides) {
+    throw_argument_error("heads", "a multiple of kv_heads = " + std::to_string(problem.kv_heads),
+                         std::to_string(problem.heads));
+  }
+}
+
+void check_pointers(const Problem& problem) {
+  const bool has_rows = problem.batch > 0 && problem.heads > 0 && problem.seq_q > 0;
+  const auto check = [](const char* name, bool wanted, const View<const void>& view) {
+    if (wanted && !view) throw_argument_error(name, "a pointer", "null");
+  };
+  check("q1", has_rows, problem.q1);
+  check("q2", has_rows, problem.q2);
+  check("k1", has_rows && problem.seq_k > 0, problem.k1);
+  check("k2", has_rows && problem.seq_k > 0, problem.k2);
+  check("lambda", has_rows, problem.lambda);
+  const bool has_mask = problem.mask.kind != MaskKind::kNone;
+  if (has_mask && has_rows && problem.seq_k > 0 && problem.mask.data == nullptr) {
+    throw_argument_error("mask", "a pointer", "null");
+  }
+  if ((problem.cu_seqlens_q == nullptr) != (problem.cu_seqlens_k == nullptr)) {
+    const bool q_given = problem.cu_seqlens_q != nullptr;
+    throw_argument_error(q_given ? "cu_seqlens_k" : "cu_seqlens_q", "both or neither of the pair",
+                         q_given ? "only cu_seqlens_q" : "only cu_seqlens_k");
+  }
+}
+
+/// offsets [B + 1]: 0 first, never decreasing, no sequence longer than `longest`.
+void check_offsets(const char* name, const int32_t* offsets, int64_t batch, int64_t longest) {
+  const auto entry = [](int64_t i, int32_t value) {
+    return std::to_string(value) + " at index " + std::to_string(i);
+  };
+  if (offsets[0] != 0) throw_argument_error(name, "0 at index 0", entry(0, offsets[0]));
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t length = static_cast<int64_t>(offsets[b + 1]) - offsets[b];
+    if (length < 0) {
+      throw_argument_error(name, "offsets that never decrease",
+                           entry(b + 1, offsets[b + 1]) + " after " + std::to_string(offsets[b]));
+    }
+    if (length > longest) {
+      throw_argument_error(name, "sequences of at most " + std::to_string(longest),
+                           "a sequence of " + std::to_string(length) + " at index " +
+                               std::to_string(b));
+    }
+  }
+}
+
+void check_within(const char* name, const int32_t* values, int64_t b, int64_t upper,
+                  const char* upper_name) {
+  if (values[b] >= 0 && values[b] <= upper) return;
+  throw_argument_error(name,
+                       "0 <= " + std::string(name) + "[b] <= " + upper_name + " = " +
+                           std::to_string(upper),
+                       std::to_string(values[b]) + " at index " + std::to_string(b));
+}
+
+void check_host_arrays(const Problem& problem) {
+  if (problem.cu_seqlens_q != nullptr) {
+    check_offsets("cu_seqlens_q", problem.cu_seqlens_q, problem.batch, problem.seq_q);
+    check_offsets("cu_seqlens_k", problem.cu_seqlens_k, problem.batch, problem.seq_k);
+  }
+  for (int64_t b = 0; b < problem.batch; ++b) {
+    const int64_t keys = problem.cu_seqlens_k == nullptr
+                             ? problem.seq_k
+                             : problem.cu_seqlens_k[b + 1] - problem.cu_seqlens_k[b];
+    if (problem.key_lengths != nullptr) {
+      check_within("key_lengths", problem.key_lengths, b, keys, "N");
+    }
+    if (problem.key_starts != nullptr) check_within("key_starts", problem.key_starts, b, keys, "N");
+  }
+}
+
+}  // namespace
+
+void check_range(const char* name, int64_t begin, int64_t end, int64_t cells, int64_t size) {
+  const int64_t extent = end - begin;
+  if (begin < 0 || extent < 0 || end > size) {
+    throw_argument_error(name, "a range within [0, " + std::to_string(size) + ")",
+                         "[" + std::to_string(begin) + ", " + std::to_string(end) + ")");
+  }
+  if (cells > extent || cells < (extent > 0 ? 1 : 0)) {
+    throw_argument_error(name, "between 1 and " + std::to_string(extent) + " cells",
+                         std::to_string(cells));
+  }
+}
+
+void validate(const Problem& problem, bool host_arrays) {
+  check_sizes(problem);
+  check_pointers(problem);
+  check_finite("scale", problem.scale);
+  check_finite("scale2", problem.scale2);
+  if (problem.window < 0 && problem.window != kNoWindow) {
+    throw_argument_error("window", "a number of columns, at least 0",
+                         std::to_string(problem.window));
+  }
+  if (host_arrays) check_host_arrays(problem);
+}
+
+}  // namespace diffattn

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The operators on CUDA tensors: the composed path, until a fused kernel takes them.
+
+#include "ops/checks.h"
+#include "ops/composed.h"
+#include "ops/entry.h"
+#include "diffattn/kernels/backend.h"
+#include "ops/host_problem.h"
+
+namespace diffattn::ops {
+namespace {
+
+/// The checks that need the values of index tensors; the composed path reads them anyway.
+void check_values(const ProblemArguments& a) {
+  ProblemArguments host = a;
+  const auto to_host = [](OptionalTensor& index) {
+    if (index) index = index->cpu();
+  };
+  to_host(host.key_starts);
+  to_host(host.key_lengths);
+  to_host(host.cu_seqlens_q);
+  to_host(host.cu_seqlens_k);
+  Problem problem;
+  const HostProblem converted(host, problem);
+  validate(problem, /*host_arrays=*/true);
+}
+
+template <class Arguments>
+void check_all(const Arguments& a) {
+  check(a);
+  check_values(a);
+}
+
+ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
+  check_all(a);
+  return composed::forward(a, save_outputs);
+}
+
+BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const Saved&,
+                        Wanted wanted) {
+  check_all(a);
+  return composed::backward(dout, a, wanted);
+}
+
+Tensor decode(const AttentionArguments& a) { return forward(a, /*save_outputs=*/false).out; }
+
+Tensor stats(const ProblemArguments& a, double sparse_threshold) {
+  check_all(a);
+  return composed::stats(a, sparse_threshold);
+}
+
+BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a,
+                              StatsWanted wanted) {
+  check_all(a);
+  return composed::stats_backward(dstats, a, wanted);
+}
+
+Tensor map(const ProblemArguments& a, const MapGrid& grid) {
+  check_all(a);
+  return composed::map(a, grid);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(diffattn, CUDA, m) {
+  m.impl("attention_forward", entry::attention_forward<forward>);
+  m.impl("attention_backward", entry::attention_backward<backward>);
+  m.impl("decode", entry::decode<decode>);
+  m.impl("attention_stats", entry::attention_stats<stats>);
+  m.impl("attention_stats_backward", entry::attention_stats_backward<stats_backward>);
+  m.impl("attention_map", entry::attention_map<map>);
+}
+
+}  // namespace diffattn::ops

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The operators on meta and fake tensors: checks and shapes, no data.
+
+#include "ops/allocate.h"
+#include "ops/checks.h"
+#include "ops/entry.h"
+
+namespace diffattn::ops {
+namespace {
+
+ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
+  check(a);
+  return allocate_forward(a, save_outputs);
+}
+
+BackwardResult backward(const Tensor&, const AttentionArguments& a, const Saved&, Wanted wanted) {
+  check(a);
+  return allocate_backward(a, wanted);
+}
+
+Tensor decode(const AttentionArguments& a) {
+  return forward(a, /*save_outputs=*/false).out;
+}
+
+Tensor stats(const ProblemArguments& a, double) {
+  check(a);
+  return allocate_stats(a);
+}
+
+BackwardResult stats_backward(const Tensor&, const ProblemArguments& a, StatsWanted wanted) {
+  check(a);
+  return allocate_input_gradients(a, wanted[0], wanted[1], wanted[2], wanted[3], wanted[4],
+                                  wanted[5]);
+}
+
+Tensor map(const ProblemArguments& a, const MapGrid& grid) {
+  check(a);
+  return allocate_map(a, grid);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(diffattn, Meta, m) {
+  m.impl("attention_forward", entry::attention_forward<forward>);
+  m.impl("attention_backward", entry::attention_backward<backward>);
+  m.impl("decode", entry::decode<decode>);
+  m.impl("attention_stats", entry::attention_stats<stats>);
+  m.impl("attention_stats_backward", entry::attention_stats_backward<stats_backward>);
+  m.impl("attention_map", entry::attention_map<map>);
+}
+
+}  // namespace diffattn::ops
