@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/io/error.h"
+
+#include <utility>
+
+namespace diffattn::io {
+namespace {
+
+constexpr std::size_t kMaxQuotedBytes = 64;
+
+std::string compose(const std::string& file, std::optional<std::uint64_t> offset,
+                    const std::string& message) {
+  if (!offset) return file + ": " + message;
+  return file + ": byte " + std::to_string(*offset) + ": " + message;
+}
+
+}  // namespace
+
+Error::Error(std::string file, std::string message)
+    : std::runtime_error(compose(file, std::nullopt, message)),
+      file_(std::move(file)),
+      message_(std::move(message)) {}
+
+Error::Error(std::string file, std::uint64_t offset, std::string message)
+    : std::runtime_error(compose(file, offset, message)),
+      file_(std::move(file)),
+      offset_(offset),
+      message_(std::move(message)) {}
+
+std::string in_quotes(std::string_view text, char mark) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string out(1, mark);
+  for (std::size_t i = 0; i < text.size() && i < kMaxQuotedBytes; ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte >= 0x20 && byte < 0x7f) {
+      out += static_cast<char>(byte);
+    } else {
+      out += "\\x";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
+    }
+  }
+  if (text.size() > kMaxQuotedBytes) out += "...";
+  out += mark;
+  return out;
+}
+
+}  // namespace diffattn::io
