@@ -6,6 +6,7 @@
 #include <string>
 
 #include "diffattn/kernels/backend.h"
+#include "diffattn/kernels/cpu.h"
 #include "diffattn/kernels/error.h"
 #include "diffattn/kernels/reference.h"
 
@@ -16,6 +17,24 @@ bool always() { return true; }
 bool everything(const Problem&) { return true; }
 
 constexpr std::array kCpuBackends{
+    Backend{.name = "avx512",
+            .description = "fused tiles in fp32, AVX-512",
+            .available = cpu::avx512::available,
+            .takes = cpu::avx512::takes,
+            .forward = cpu::avx512::forward,
+            .backward = cpu::avx512::backward,
+            .stats = reference::stats,
+            .stats_backward = reference::stats_backward,
+            .map = reference::map},
+    Backend{.name = "avx2",
+            .description = "fused tiles in fp32, AVX2 and FMA",
+            .available = cpu::avx2::available,
+            .takes = cpu::avx2::takes,
+            .forward = cpu::avx2::forward,
+            .backward = cpu::avx2::backward,
+            .stats = reference::stats,
+            .stats_backward = reference::stats_backward,
+            .map = reference::map},
     Backend{.name = "reference",
             .description = "plain loops in double, one thread",
             .available = always,

@@ -16,7 +16,8 @@ using Gradients = std::vector<Tensor>;
 /// `grad`. A backend kernel runs below autograd; this lifts it back for one computation.
 template <class Compute>
 Gradients gradients(const std::vector<Tensor>& inputs, const Tensor& grad, Compute compute) {
-  const c10::impl::ForceDispatchKeyGuard above({}, {});
+  const c10::impl::ForceDispatchKeyGuard above(c10::default_included_set,
+                                              c10::default_excluded_set);
   const torch::AutoGradMode enable(true);
   std::vector<Tensor> leaves, wanted;
   for (const Tensor& input : inputs) {

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// diffattn info: versions, the machine, the backends and which one each type would take.
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+#include <torch/torch.h>
+
+#include <nlohmann/json.hpp>
+
+#include "diffattn/ops.h"
+#include "machine.h"
+#include "verbs.h"
+
+namespace diffattn::app {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array kDtypes{std::pair{"float32", torch::kFloat32},
+                             std::pair{"bfloat16", torch::kBFloat16},
+                             std::pair{"float16", torch::kFloat16},
+                             std::pair{"float64", torch::kFloat64}};
+
+/// Why a backend was chosen: what stands in front of it, and why that is not taken.
+std::string reason(const std::string& device, const std::string& chosen) {
+  std::string before;
+  for (const BackendInfo& backend : backends()) {
+    if (backend.device != device) continue;
+    if (backend.name == chosen) break;
+    before += (before.empty() ? "" : "; ") + backend.name +
+              (backend.available ? " does not take it" : " is not on this machine");
+  }
+  const char* limit = std::getenv("DIFFATTN_BACKEND");
+  if (limit != nullptr && *limit != '\0') return fmt::format("DIFFATTN_BACKEND={}", limit);
+  return before.empty() ? "first of the list" : before;
+}
+
+Json collect() {
+  const Machine machine = this_machine();
+  Json info;
+  info["version"] = DIFFATTN_VERSION;
+  info["compiler"] = "g++ " __VERSION__;
+  info["torch"] = DIFFATTN_TORCH_VERSION;
+  info["cuda_kernels"] = DIFFATTN_CUDA_KERNELS;
+  info["cpu"] = {{"model", machine.cpu},
+                 {"cores", machine.cores},
+                 {"threads", torch::get_num_threads()},
+                 {"isa", machine.isa},
+                 {"memory_gib", static_cast<double>(machine.memory_bytes) / (1 << 30)}};
+  const bool usable = torch::cuda::is_available();
+  info["gpu"] = {{"models", machine.gpus},
+                 {"usable", usable ? static_cast<int>(torch::cuda::device_count()) : 0}};
+  for (const BackendInfo& backend : backends()) {
+    info["backends"].push_back({{"name", backend.name},
+                                {"device", backend.device},
+                                {"available", backend.available},
+                                {"description", backend.description}});
+  }
+  for (const std::string device : {"cpu", "cuda"}) {
+    if (device == "cuda" && !usable) continue;
+    for (const auto& [name, dtype] : kDtypes) {
+      const std::string chosen = backend_for(torch::Device(device), dtype);
+      info["choice"].push_back({{"device", device},
+                                {"dtype", name},
+                                {"backend", chosen},
+                                {"why", reason(device, chosen)}});
+    }
+  }
+  return info;
+}
+
+std::string gpu_text(const Json& gpu) {
+  const auto models = gpu["models"].get<std::vector<std::string>>();
+  const int usable = gpu["usable"];
+  if (models.empty() && usable == 0) return "none";
+  const std::string names = models.empty() ? fmt::format("{} usable", usable)
+                                           : fmt::format("{}", fmt::join(models, ", "));
+  return usable > 0 ? names : names + " (this torch cannot use it)";
+}
+
+void print(const Json& info) {
+  const Json& cpu = info["cpu"];
+  const auto row = [](const char* name, const std::string& text) {
+    fmt::print("  {:<9} {}\n", name, text);
+  };
+  const auto text = [](const Json& value) { return value.get<std::string>(); };
+  fmt::print("diffattn {}\n", text(info["version"]));
+  row("built", fmt::format("{}, torch {}, CUDA kernels: {}", text(info["compiler"]),
+                           text(info["torch"]), text(info["cuda_kernels"])));
+  row("CPU", fmt::format("{}, {} cores, {} threads, {:.1f} GiB", text(cpu["model"]),
+                         cpu["cores"].get<int>(), cpu["threads"].get<int>(),
+                         cpu["memory_gib"].get<double>()));
+  row("ISA", fmt::format("{}", fmt::join(cpu["isa"].get<std::vector<std::string>>(), " ")));
+  row("GPU", gpu_text(info["gpu"]));
+
+  fmt::print("\n  {:<12} {:<7} {:<9} {}\n", "backend", "device", "here", "what it is");
+  for (const Json& backend : info["backends"]) {
+    fmt::print("  {:<12} {:<7} {:<9} {}\n", text(backend["name"]), text(backend["device"]),
+               backend["available"].get<bool>() ? "yes" : "no", text(backend["description"]));
+  }
+  fmt::print("\n  {:<12} {:<7} {:<12} {}\n", "type", "device", "runs on", "why");
+  for (const Json& choice : info["choice"]) {
+    fmt::print("  {:<12} {:<7} {:<12} {}\n", text(choice["dtype"]), text(choice["device"]),
+               text(choice["backend"]), text(choice["why"]));
+  }
+}
+
+}  // namespace
+
+Run add_info(CLI::App& app) {
+  auto* verb = app.add_subcommand("info", "Versions, machine, backends and which one would run");
+  verb->footer("Example:\n  diffattn info --json");
+  auto json = std::make_shared<bool>(false);
+  verb->add_flag("--json", *json, "One JSON object on standard output");
+  return [json] {
+    const Json info = collect();
+    if (*json) {
+      fmt::print("{}\n", info.dump(2));
+    } else {
+      print(info);
+    }
+    return 0;
+  };
+}
+
+}  // namespace diffattn::app

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "machine.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+namespace diffattn::app {
+namespace {
+
+/// In the order of the backends that use them.
+constexpr std::array kInstructionSets{"sse4_2", "avx2",        "fma",      "f16c", "avx512f",
+                                      "avx512bw", "avx512vl", "avx512_bf16", "avx512_fp16",
+                                      "amx_tile", "amx_bf16"};
+
+/// The text behind the colon of a `key : value` line.
+std::string value_of(const std::string& line) {
+  const size_t colon = line.find(':');
+  if (colon == std::string::npos) return {};
+  const size_t begin = line.find_first_not_of(" \t", colon + 1);
+  return begin == std::string::npos ? std::string() : line.substr(begin);
+}
+
+void read_cpuinfo(Machine& machine) {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line, flags;
+  while (std::getline(file, line)) {
+    if (machine.cpu.empty() && line.starts_with("model name")) machine.cpu = value_of(line);
+    if (flags.empty() && line.starts_with("flags")) flags = value_of(line);
+  }
+  std::istringstream words(flags);
+  const std::set<std::string> has{std::istream_iterator<std::string>(words), {}};
+  for (const char* name : kInstructionSets) {
+    if (has.contains(name)) machine.isa.emplace_back(name);
+  }
+}
+
+void read_gpus(Machine& machine) {
+  std::error_code ignored;
+  const std::filesystem::directory_iterator folders("/proc/driver/nvidia/gpus", ignored);
+  for (const auto& folder : folders) {
+    std::ifstream file(folder.path() / "information");
+    std::string line;
+    while (std::getline(file, line)) {
+      if (line.starts_with("Model")) machine.gpus.push_back(value_of(line));
+    }
+  }
+}
+
+}  // namespace
+
+Machine this_machine() {
+  Machine machine;
+  read_cpuinfo(machine);
+  read_gpus(machine);
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) machine.cores = CPU_COUNT(&allowed);
+  machine.memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
+  return machine;
+}
+
+}  // namespace diffattn::app

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+/// What this machine is, as the operating system tells it.
+namespace diffattn::app {
+
+struct Machine {
+  std::string cpu;                 // model name
+  int cores = 0;                   // processors this process may use
+  std::vector<std::string> isa;    // the instruction sets our kernels care about
+  int64_t memory_bytes = 0;
+  std::vector<std::string> gpus;   // model names, as the NVIDIA driver lists them
+};
+
+Machine this_machine();
+
+}  // namespace diffattn::app

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The program: picks a verb, runs it, turns what happened into an exit code.
+//   0 done   1 failed   2 wrong use
+
+#include <c10/util/Exception.h>
+#include <fmt/core.h>
+
+#include <exception>
+#include <iostream>
+#include <utility>
+#include <vector>
+
+#include "verbs.h"
+
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kWrongUse = 2;
+
+int run_program(int argc, char** argv) {
+  CLI::App app("Differential Transformers: fused attention, models and tools.", "diffattn");
+  app.set_version_flag("--version", "diffattn " DIFFATTN_VERSION);
+  app.footer("Example:\n  diffattn info\n\nHelp on a verb: diffattn <verb> --help");
+  app.require_subcommand(1);
+
+  std::vector<diffattn::app::Run> runs{diffattn::app::add_info(app),
+                                       diffattn::app::add_selftest(app)};
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kWrongUse;
+  }
+  const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
+  for (size_t i = 0; i < verbs.size(); ++i) {
+    if (verbs[i]->parsed()) return runs[i]();
+  }
+  return kWrongUse;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int code = kFailed;
+  try {
+    code = run_program(argc, argv);
+  } catch (const c10::Error& error) {
+    fmt::print(stderr, "diffattn: {}\n", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "diffattn: {}\n", error.what());
+  }
+  if (std::fflush(stdout) != 0 || !std::cout.flush()) {
+    fmt::print(stderr, "diffattn: could not write to standard output\n");
+    return kFailed;
+  }
+  return code;
+}

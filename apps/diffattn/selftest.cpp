@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// diffattn selftest: the numerics of every backend of this machine against the reference in double.
+
+#include <fmt/core.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "diffattn/ops.h"
+#include "verbs.h"
+
+namespace diffattn::app {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using torch::Tensor;
+
+/// What is promised: relative Frobenius error of the output, and of all gradients together.
+struct Promise {
+  const char* name;
+  torch::ScalarType dtype;
+  double forward, backward;
+};
+constexpr std::array kPromises{Promise{"float32", torch::kFloat32, 2e-6, 2e-6},
+                               Promise{"bfloat16", torch::kBFloat16, 3e-3, 6e-3},
+                               Promise{"float16", torch::kFloat16, 4e-4, 8e-4},
+                               Promise{"float64", torch::kFloat64, 1e-13, 1e-13}};
+
+/// Tensors of one case in double, already rounded to the type under test: q1 q2 k1 k2 v lambda.
+struct Case {
+  std::vector<Tensor> inputs;
+  AttentionOptions options;
+};
+
+std::vector<Case> make_cases(torch::ScalarType dtype) {
+  const auto random = [&](std::vector<int64_t> sizes) {
+    return torch::randn(sizes, torch::kFloat32).to(dtype).to(torch::kFloat64);
+  };
+  const auto batch = [&](int64_t rows, int64_t columns, int64_t kv_heads, int64_t width,
+                         int64_t value_width) {
+    return std::vector<Tensor>{
+        random({2, rows, 4, width}),        random({2, rows, 4, width}),
+        random({2, columns, kv_heads, width}), random({2, columns, kv_heads, width}),
+        random({2, columns, kv_heads, value_width}),
+        torch::rand({2, rows, 4}, torch::kFloat32).to(torch::kFloat64)};
+  };
+  const auto lengths = torch::tensor({33, 70}, torch::kInt);
+  const auto offsets = torch::tensor({0, 29, 29, 96}, torch::kInt);
+  std::vector<Case> cases;
+  cases.push_back({batch(65, 65, 4, 64, 128),
+                   AttentionOptions().causal(true).norm_eps(1e-5).out_scale(0.8)});
+  cases.push_back({batch(48, 77, 2, 32, 64), AttentionOptions().scale2(0.1)});
+  cases.push_back({batch(70, 70, 1, 40, 40), AttentionOptions().window(9)});
+  cases.push_back({batch(31, 70, 4, 16, 32), AttentionOptions().causal(true).key_lengths(lengths)});
+  cases.push_back({batch(24, 24, 2, 128, 256),
+                   AttentionOptions().mask(torch::randn({4, 24, 24}, torch::kFloat32) > 0)});
+  Case packed{{random({96, 4, 64}), random({96, 4, 64}), random({96, 2, 64}), random({96, 2, 64}),
+               random({96, 2, 128}), torch::rand({4}, torch::kFloat32).to(torch::kFloat64)},
+              AttentionOptions().causal(true).cu_seqlens_q(offsets).cu_seqlens_k(offsets)};
+  cases.push_back(packed);
+  return cases;
+}
+
+/// Output and gradients, in double, of one case computed in `dtype` on `device`.
+struct Outcome {
+  Tensor out;
+  std::vector<Tensor> gradients;
+};
+
+AttentionOptions on_device(AttentionOptions options, const torch::Device& device) {
+  const auto move = [&](std::optional<Tensor>& tensor) {
+    if (tensor) tensor = tensor->to(device);
+  };
+  move(options.mask());
+  move(options.key_lengths());
+  move(options.cu_seqlens_q());
+  move(options.cu_seqlens_k());
+  return options;
+}
+
+Outcome compute(const Case& one, torch::ScalarType dtype, const torch::Device& device) {
+  std::vector<Tensor> leaves;
+  for (size_t i = 0; i < one.inputs.size(); ++i) {
+    const bool is_lambda = i + 1 == one.inputs.size();
+    const auto type = is_lambda && dtype != torch::kFloat64 ? torch::kFloat32 : dtype;
+    leaves.push_back(one.inputs[i].to(device, type).requires_grad_(true));
+  }
+  const Tensor out = attention(leaves[0], leaves[1], leaves[2], leaves[3], leaves[4], leaves[5],
+                               on_device(one.options, device));
+  const Tensor dout = torch::linspace(-1, 1, out.numel(), torch::kFloat64).cos().view(out.sizes());
+  Outcome outcome{out.detach().to(torch::kCPU, torch::kFloat64), {}};
+  // The cotangent is rounded to bfloat16 for all types, so that all see the same one.
+  const Tensor cotangent = dout.to(torch::kBFloat16).to(out.options());
+  for (const Tensor& gradient : torch::autograd::grad({out}, leaves, {cotangent})) {
+    outcome.gradients.push_back(gradient.to(torch::kCPU, torch::kFloat64));
+  }
+  return outcome;
+}
+
+/// A case and what the reference makes of it in double.
+struct Truth {
+  Case one;
+  Outcome outcome;
+};
+
+std::vector<Truth> make_truths(torch::ScalarType dtype) {
+  torch::manual_seed(20260);
+  limit_backend("reference");
+  std::vector<Truth> truths;
+  for (const Case& one : make_cases(dtype)) {
+    truths.push_back({one, compute(one, torch::kFloat64, torch::kCPU)});
+  }
+  limit_backend("");
+  return truths;
+}
+
+/// Largest relative Frobenius error over the cases, of the outputs and of the gradients.
+struct Errors {
+  double forward = 0.0, backward = 0.0;
+};
+
+Errors measure(const std::string& backend, const torch::Device& device, torch::ScalarType dtype,
+               const std::vector<Truth>& truths) {
+  Errors errors;
+  limit_backend(backend);
+  for (const auto& [one, truth] : truths) {
+    const Outcome got = compute(one, dtype, device);
+    const auto relative = [](const Tensor& a, const Tensor& b) {
+      return ((a - b).norm() / b.norm()).item<double>();
+    };
+    // Negated comparison: NaN counts as the worst.
+    const auto worse = [](double error, double worst) { return error <= worst ? worst : error; };
+    errors.forward = worse(relative(got.out, truth.out), errors.forward);
+    for (size_t i = 0; i < truth.gradients.size(); ++i) {
+      errors.backward = worse(relative(got.gradients[i], truth.gradients[i]), errors.backward);
+    }
+  }
+  limit_backend("");
+  return errors;
+}
+
+/// The entry of one backend: errors and verdict per type.
+Json test_backend(const BackendInfo& backend, const std::vector<std::vector<Truth>>& truths) {
+  Json line{{"backend", backend.name}, {"device", backend.device}, {"passed", true}};
+  const torch::Device device(backend.device);
+  for (size_t i = 0; i < kPromises.size(); ++i) {
+    const Promise& promise = kPromises[i];
+    limit_backend(backend.name);
+    const bool takes = backend_for(device, promise.dtype) == backend.name;
+    limit_backend("");
+    if (!takes) continue;
+    const Errors errors = measure(backend.name, device, promise.dtype, truths[i]);
+    const bool passed = errors.forward <= promise.forward && errors.backward <= promise.backward;
+    line["types"][promise.name] = {{"forward_error", errors.forward},
+                                   {"forward_bound", promise.forward},
+                                   {"backward_error", errors.backward},
+                                   {"backward_bound", promise.backward},
+                                   {"passed", passed}};
+    if (!passed) line["passed"] = false;
+  }
+  return line;
+}
+
+void print_line(const Json& line) {
+  fmt::print("  {:<12} {:<6}", line["backend"].get<std::string>(),
+             line["device"].get<std::string>());
+  for (const Promise& promise : kPromises) {
+    if (!line.contains("types") || !line["types"].contains(promise.name)) {
+      fmt::print(" {:>19}", "-");
+      continue;
+    }
+    const Json& type = line["types"][promise.name];
+    fmt::print(" {:>19}", fmt::format("{:.1e} / {:.1e}", type["forward_error"].get<double>(),
+                                      type["backward_error"].get<double>()));
+  }
+  fmt::print("   {}\n", line["passed"].get<bool>() ? "ok" : "FAILED");
+  std::fflush(stdout);
+}
+
+int run(bool json) {
+  const auto start = std::chrono::steady_clock::now();
+  if (!json) {
+    fmt::print("Relative error against the reference in double, forward / backward\n");
+    fmt::print("  {:<12} {:<6}", "backend", "device");
+    for (const Promise& promise : kPromises) fmt::print(" {:>19}", promise.name);
+    fmt::print("\n");
+  }
+  std::vector<std::vector<Truth>> truths;  // per promise
+  for (const Promise& promise : kPromises) truths.push_back(make_truths(promise.dtype));
+  Json report{{"passed", true}};
+  for (const BackendInfo& backend : backends()) {
+    if (!backend.available) continue;
+    const Json line = test_backend(backend, truths);
+    if (!line["passed"].get<bool>()) report["passed"] = false;
+    report["backends"].push_back(line);
+    if (!json) print_line(line);
+  }
+  const bool passed = report["passed"];
+  report["seconds"] =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (json) {
+    fmt::print("{}\n", report.dump(2));
+  } else {
+    fmt::print("{} in {:.1f} s (bounds: float32 2e-6, bfloat16 3e-3 / 6e-3, float16 4e-4 / 8e-4, "
+               "float64 1e-13)\n",
+               passed ? "All passed" : "FAILED", report["seconds"].get<double>());
+  }
+  return passed ? 0 : 1;
+}
+
+}  // namespace
+
+Run add_selftest(CLI::App& app) {
+  auto* verb = app.add_subcommand(
+      "selftest", "Check the numerics of every backend of this machine (under 30 s)");
+  verb->footer("Example:\n  diffattn selftest --json");
+  auto json = std::make_shared<bool>(false);
+  verb->add_flag("--json", *json, "One JSON object on standard output");
+  return [json] { return run(*json); };
+}
+
+}  // namespace diffattn::app

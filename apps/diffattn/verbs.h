@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+/// Each verb adds its sub-command and returns what to run when it was chosen: a function that gives
+/// the exit code (0 done, 1 failed).
+namespace diffattn::app {
+
+using Run = std::function<int()>;
+
+Run add_info(CLI::App& app);
+Run add_selftest(CLI::App& app);
+
+}  // namespace diffattn::app

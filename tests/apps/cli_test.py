@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program as a person or a script meets it: help, JSON, exit codes, closed outputs."""
+import json
+import os
+import subprocess
+import unittest
+
+PROGRAM = os.environ["DIFFATTN_PROGRAM"]
+VERBS = ("info", "selftest")
+
+
+def run(*arguments, **kwargs):
+    environment = dict(os.environ, **kwargs.pop("env", {}))
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=120,
+                          env=environment, **kwargs)
+
+
+class Program(unittest.TestCase):
+    def test_help_names_every_verb_and_an_example(self):
+        result = run("--help")
+        self.assertEqual(result.returncode, 0)
+        for verb in VERBS:
+            self.assertIn(verb, result.stdout)
+        self.assertIn("Example:", result.stdout)
+
+    def test_each_verb_has_help_with_an_example(self):
+        for verb in VERBS:
+            result = run(verb, "--help")
+            self.assertEqual(result.returncode, 0, verb)
+            self.assertIn("Example:", result.stdout, verb)
+            self.assertIn("--json", result.stdout, verb)
+
+    def test_version(self):
+        self.assertRegex(run("--version").stdout, r"^diffattn \d+\.\d+\.\d+\n$")
+
+    def test_wrong_use_is_exit_code_2_and_says_what(self):
+        for arguments in ([], ["unknown"], ["info", "--unknown"], ["selftest", "extra"],
+                          ["info", "selftest"], ["--json"]):
+            result = run(*arguments)
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertNotEqual(result.stderr, "", arguments)
+            self.assertNotIn("terminate called", result.stderr)
+
+    def test_failure_to_write_is_exit_code_1(self):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([PROGRAM, "info"], stdout=full, stderr=subprocess.PIPE,
+                                    text=True, timeout=60)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("standard output", result.stderr)
+
+
+class Info(unittest.TestCase):
+    def test_json_has_what_the_text_shows(self):
+        info = json.loads(run("info", "--json").stdout)
+        text = run("info").stdout
+        self.assertIn(info["version"], text)
+        self.assertIn(info["torch"], text)
+        self.assertIn(info["cpu"]["model"], text)
+        self.assertGreaterEqual(info["cpu"]["cores"], 1)
+        names = [backend["name"] for backend in info["backends"]]
+        self.assertIn("reference", names)
+        for choice in info["choice"]:
+            self.assertIn(choice["backend"], names)
+            self.assertTrue(choice["why"])
+        self.assertEqual({c["dtype"] for c in info["choice"] if c["device"] == "cpu"},
+                         {"float32", "bfloat16", "float16", "float64"})
+
+    def test_environment_lowers_the_choice(self):
+        info = json.loads(run("info", "--json", env={"DIFFATTN_BACKEND": "composed"}).stdout)
+        self.assertEqual({c["backend"] for c in info["choice"]}, {"composed"})
+
+    def test_unknown_backend_is_an_error_that_lists_the_names(self):
+        result = run("info", env={"DIFFATTN_BACKEND": "nonsense"})
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("nonsense", result.stderr)
+        self.assertIn("reference", result.stderr)
+
+
+class Selftest(unittest.TestCase):
+    def test_every_backend_passes_within_its_bounds(self):
+        result = run("selftest", "--json")
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        report = json.loads(result.stdout)
+        self.assertTrue(report["passed"])
+        self.assertLess(report["seconds"], 100)  # the promise is 30 s on a machine of its own
+        info = json.loads(run("info", "--json").stdout)
+        available = [(b["name"], b["device"]) for b in info["backends"] if b["available"]]
+        self.assertEqual([(b["backend"], b["device"]) for b in report["backends"]], available)
+        for backend in report["backends"]:
+            for name, entry in backend["types"].items():
+                self.assertLessEqual(entry["forward_error"], entry["forward_bound"], name)
+                self.assertLessEqual(entry["backward_error"], entry["backward_bound"], name)
+        errors = report["backends"][-1]["types"]
+        self.assertGreater(errors["bfloat16"]["forward_error"], 0)  # something was measured
+
+
+if __name__ == "__main__":
+    unittest.main()

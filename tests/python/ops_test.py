@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.ops.diffattn.* from Python: registration, gradients, torch.compile, the same error texts."""
+import os
+import unittest
+
+import torch
+from torch.library import opcheck
+
+torch.ops.load_library(os.environ["DIFFATTN_LIBRARY"])
+ops = torch.ops.diffattn
+
+
+def inputs(dtype=torch.float64, requires_grad=True, seq=7):
+    generator = torch.Generator().manual_seed(5)
+
+    def make(*sizes):
+        return torch.randn(*sizes, generator=generator, dtype=dtype).requires_grad_(requires_grad)
+
+    return [make(2, seq, 4, 8), make(2, seq, 4, 8), make(2, seq, 2, 8), make(2, seq, 2, 8),
+            make(2, seq, 2, 16), make(2, seq, 4)]
+
+
+def option_sets():
+    weight = torch.randn(16, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(4, 7, 7, dtype=torch.float64, requires_grad=True)
+    return [{}, {"causal": True}, {"window": 3, "scale": 0.3, "scale2": 0.7},
+            {"norm_eps": 1e-5, "norm_weight": weight, "out_scale": 0.8},
+            {"mask": bias}, {"mask": torch.rand(7, 7) > 0.4},
+            {"key_lengths": torch.tensor([3, 7]), "key_starts": torch.tensor([1, 0])}]
+
+
+class Registration(unittest.TestCase):
+    def test_opcheck(self):
+        for options in option_sets():
+            opcheck(ops.attention.default, inputs(), options)
+            opcheck(ops.attention_forward.default, inputs(), options)
+        q1, q2, k1, k2, v, lam = inputs()
+        opcheck(ops.attention_stats.default, (q1, q2, k1, k2, lam), {"causal": True})
+        opcheck(ops.attention_map.default, (q1, q2, k1, k2, lam, 0, 7, 0, 7, 3, 7),
+                {"causal": True})
+        opcheck(ops.decode.default, (q1, q2, k1, k2, v, lam),
+                {"key_lengths": torch.tensor([7, 7])})
+
+    def test_gradcheck(self):
+        for options in option_sets():
+            tensors = [t for t in options.values()
+                       if isinstance(t, torch.Tensor) and t.requires_grad]
+            self.assertTrue(torch.autograd.gradcheck(
+                lambda *t, options=options: ops.attention(*t[:6], **options),
+                (*inputs(), *tensors), atol=1e-7, rtol=1e-6))
+
+    def test_compile_with_changing_lengths(self):
+        compiled = torch.compile(lambda *t: ops.attention(*t, causal=True), backend="aot_eager",
+                                 fullgraph=True, dynamic=True)
+        for seq in (4, 7, 11):
+            tensors = inputs(seq=seq)
+            torch.testing.assert_close(compiled(*tensors), ops.attention(*tensors, causal=True))
+            compiled(*tensors).sum().backward()
+            self.assertTrue(torch.isfinite(tensors[0].grad).all())
+
+
+class Errors(unittest.TestCase):
+    def test_same_text_as_from_cpp(self):
+        q1, q2, k1, k2, v, lam = inputs()
+        with self.assertRaises(RuntimeError) as caught:
+            ops.attention(q1, q2, k1, k2[:, :3], v, lam)
+        self.assertEqual(str(caught.exception),
+                         "diffattn: argument 'k2': expected shape [2, 7, 2, 8] like k1, got shape "
+                         "[2, 3, 2, 8]")
+        with self.assertRaises(RuntimeError) as caught:
+            ops.attention(q1, q2, k1, k2, v, lam, key_lengths=torch.tensor([3, 9]))
+        self.assertEqual(str(caught.exception),
+                         "diffattn: argument 'key_lengths': expected 0 <= key_lengths[b] <= N = 7, "
+                         "got 9 at index 1")
+
+    def test_double_backward_is_refused(self):
+        tensors = inputs()
+        grad, = torch.autograd.grad(ops.attention(*tensors).sum(), tensors[0], create_graph=True)
+        with self.assertRaisesRegex(RuntimeError, "double backward"):
+            grad.sum().backward()
+
+
+if __name__ == "__main__":
+    unittest.main()
