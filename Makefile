@@ -21,6 +21,13 @@ demo: configure  ## what this machine has, and a check of its numerics
 	@build/release/diffattn info
 	@build/release/diffattn selftest
 
+python: configure  ## install the Python package into the Python that has torch
+	@$(CMAKE) --build --preset release -j $(JOBS) --target diffattn
+	@tools/install_python $(PYTHON) build/release/libdiffattn.so
+
+bench: build  ## time the fused kernels beside every other route on this machine
+	@build/release/diffattn bench attention
+
 check: setup  ## formatting and layers
 	@$(PYTHON) tools/check_layers.py
 	@tools/check_format

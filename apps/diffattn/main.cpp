@@ -24,8 +24,9 @@ int run_program(int argc, char** argv) {
   app.footer("Example:\n  diffattn info\n\nHelp on a verb: diffattn <verb> --help");
   app.require_subcommand(1);
 
-  std::vector<diffattn::app::Run> runs{diffattn::app::add_info(app),
-                                       diffattn::app::add_selftest(app)};
+  const std::vector<diffattn::app::Run> runs{diffattn::app::add_info(app),
+                                             diffattn::app::add_selftest(app),
+                                             diffattn::app::add_bench(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

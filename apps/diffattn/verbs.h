@@ -12,5 +12,6 @@ using Run = std::function<int()>;
 
 Run add_info(CLI::App& app);
 Run add_selftest(CLI::App& app);
+Run add_bench(CLI::App& app);
 
 }  // namespace diffattn::app

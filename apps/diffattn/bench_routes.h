@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+/// The ways to compute one differential attention with today's torch, beside the fused operator.
+namespace diffattn::app {
+
+/// Tensors of one layer, [B, H, N, width] as torch's attention wants them; lambda one number.
+struct LayerTensors {
+  torch::Tensor q1, q2, k1, k2;  // [B, H, N, D]
+  torch::Tensor v;               // [B, H, N, 2D]
+  torch::Tensor lambda;
+
+  std::vector<torch::Tensor> leaves() const { return {q1, q2, k1, k2, v, lambda}; }
+};
+
+/// Random tensors that want gradients.
+LayerTensors make_layer(int64_t batch, int64_t heads, int64_t seq, int64_t head_dim,
+                        torch::TensorOptions options);
+
+struct Route {
+  std::string name;
+  bool plain = false;  // ordinary attention of equal width: another function, for comparison
+  std::function<torch::Tensor(const LayerTensors&, bool causal)> compute;  // [B, H, N, 2D]
+};
+
+/// "fused" first, "plain" last.
+const std::vector<Route>& routes();
+
+}  // namespace diffattn::app

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace diffattn::app {
+
+/// A bar with rate and time left on a terminal; nothing elsewhere. Writes to standard error, so that
+/// results on standard output stay clean.
+class Progress {
+ public:
+  Progress(std::string name, int64_t total);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// One step done; `what` says what comes next.
+  void step(const std::string& what);
+  /// Takes the bar away, so that something else can be printed; the next step shows it again.
+  void clear();
+
+ private:
+  void draw(const std::string& what);
+
+  std::string name_;
+  int64_t total_, done_ = 0;
+  bool shown_;  // standard error is a terminal
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace diffattn::app

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators with names, types and documentation; no logic of their own."""
+from typing import Dict, Optional
+
+import torch
+from torch import Tensor
+
+STATS = ("visible", "abs_sum", "square_sum", "negative_mass", "max", "sparse", "focus", "coverage",
+         "entropy", "sink_mass", "cancelled", "overlap")
+
+
+def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Tensor, *,
+              scale: Optional[float] = None, scale2: Optional[float] = None, causal: bool = False,
+              window: Optional[int] = None, mask: Optional[Tensor] = None,
+              key_starts: Optional[Tensor] = None, key_lengths: Optional[Tensor] = None,
+              cu_seqlens_q: Optional[Tensor] = None, cu_seqlens_k: Optional[Tensor] = None,
+              norm_weight: Optional[Tensor] = None, norm_eps: Optional[float] = None,
+              out_scale: float = 1.0) -> Tensor:
+    """(softmax(scale q1 k1^T) - lam softmax(scale2 q2 k2^T)) v, with gradients.
+
+    q1, q2 [B, M, H, D]; k1, k2 [B, N, Hkv, D]; v [B, N, Hkv, Dv]; lam: one number, [H] or
+    [B, M, H]. Returns [B, M, H, Dv]. With cu_seqlens_* tensors are packed [total, H, D].
+    scale defaults to D**-0.5, scale2 to scale. causal: row m sees column n iff n <= m + N - M;
+    window=w: only the last w of these. key_starts, key_lengths [B]: left and right padding.
+    mask: boolean (true = may see) or additive, broadcasts to [B, H, M, N]. norm_eps: RMS norm of
+    each head's output, times norm_weight [Dv] if given. out_scale multiplies the result.
+    """
+    return torch.ops.diffattn.attention(
+        q1, q2, k1, k2, v, lam, scale=scale, scale2=scale2, causal=causal, window=window,
+        mask=mask, key_starts=key_starts, key_lengths=key_lengths, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k, norm_weight=norm_weight, norm_eps=norm_eps,
+        out_scale=out_scale)
+
+
+def decode(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Tensor, *,
+           scale: Optional[float] = None, scale2: Optional[float] = None,
+           window: Optional[int] = None, mask: Optional[Tensor] = None,
+           key_starts: Optional[Tensor] = None, key_lengths: Optional[Tensor] = None,
+           norm_weight: Optional[Tensor] = None, norm_eps: Optional[float] = None,
+           out_scale: float = 1.0) -> Tensor:
+    """The newest M queries of each sequence against its cache, of which the first key_lengths[b]
+    columns are filled. Causal; no gradients."""
+    return torch.ops.diffattn.decode(
+        q1, q2, k1, k2, v, lam, scale=scale, scale2=scale2, window=window, mask=mask,
+        key_starts=key_starts, key_lengths=key_lengths, norm_weight=norm_weight,
+        norm_eps=norm_eps, out_scale=out_scale)
+
+
+def attention_stats(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Tensor, *,
+                    sparse_threshold: float = 1e-3, **options) -> Dict[str, Tensor]:
+    """Statistics of every row of the map, each [B, M, H], differentiable where it makes sense;
+    names in STATS. Options are those of attention that say who sees whom, and the scales."""
+    stats = torch.ops.diffattn.attention_stats(q1, q2, k1, k2, lam,
+                                               sparse_threshold=sparse_threshold, **options)
+    return dict(zip(STATS, stats.unbind(-1)))
+
+
+def attention_map(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Tensor, *,
+                  row_begin: int = 0, row_end: Optional[int] = None, col_begin: int = 0,
+                  col_end: Optional[int] = None, rows: Optional[int] = None,
+                  cols: Optional[int] = None, **options) -> Tensor:
+    """Both maps and their difference, [B, H, 3, rows, cols], over a range of rows and columns. A
+    cell that covers several entries shows the one of largest magnitude, with its sign."""
+    row_end = q1.shape[1] if row_end is None else row_end
+    col_end = k1.shape[1] if col_end is None else col_end
+    return torch.ops.diffattn.attention_map(
+        q1, q2, k1, k2, lam, row_begin, row_end, col_begin, col_end,
+        row_end - row_begin if rows is None else rows,
+        col_end - col_begin if cols is None else cols, **options)
