@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "diffattn/kernels/error.h"
+#include "ops/cuda_fused.h"
 #include "ops/entry.h"
 
 namespace diffattn::ops {
@@ -156,13 +157,19 @@ class NoSecondDerivative : public torch::autograd::Function<NoSecondDerivative> 
   }
 };
 
+/// The fused CUDA backward would otherwise recompute O and O2. Decided by what fake tensors know too.
+bool backward_reads_outputs(const AttentionArguments& a) {
+  return cuda_fused() != nullptr && a.q1.is_cuda() && a.q1.scalar_type() != torch::kFloat64;
+}
+
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   if (!needs_gradient({a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask})) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call::attention_forward(a, save_outputs);
   }
   const variable_list r = AttentionFunction::apply(
-      a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask, a, save_outputs);
+      a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask, a,
+      save_outputs || backward_reads_outputs(a));
   return {r[0], r[1], r[2], r[3], r[4]};
 }
 

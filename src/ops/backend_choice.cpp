@@ -3,10 +3,11 @@
 
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 
 #include "diffattn/kernels/error.h"
 #include "diffattn/ops.h"
-#include "ops/arguments.h"
+#include "ops/cuda_fused.h"
 #include "ops/view_of.h"
 
 namespace diffattn {
@@ -14,45 +15,74 @@ namespace {
 
 struct Limit {
   std::mutex mutex;
-  std::string name;
+  std::optional<std::string> name;  // unset: DIFFATTN_BACKEND has not been read yet
 };
 
 Limit& limit() {
   static Limit instance;
-  static std::once_flag once;
-  std::call_once(once, [] {
-    if (const char* value = std::getenv("DIFFATTN_BACKEND")) instance.name = value;
-  });
   return instance;
 }
 
-}  // namespace
-
-std::vector<BackendInfo> backends() {
-  std::vector<BackendInfo> list;
+bool is_cpu_backend(const std::string& name) {
   for (const Backend& backend : cpu_backends()) {
-    list.push_back({backend.name, "cpu", backend.description, backend.available()});
+    if (name == backend.name) return true;
   }
-  const char* composed = "ATen operators, maps in memory";
-  list.push_back({ops::kComposed, "cpu", composed, true});
-  list.push_back({ops::kComposed, "cuda", composed, torch::cuda::is_available()});
-  return list;
+  return false;
 }
 
-std::string backend_for(torch::Device device, torch::ScalarType dtype) {
-  if (!device.is_cpu()) return ops::kComposed;
+void check_known(const std::string& name) {
+  if (name.empty()) return;
+  std::string names;
+  for (const BackendInfo& backend : backends()) {
+    if (name == backend.name) return;
+    if (names.find(" " + backend.name) == std::string::npos) names += " " + backend.name;
+  }
+  throw_argument_error("backend", "one of:" + names, "'" + name + "'");
+}
+
+/// A problem of the usual kind, to ask which backend would take it.
+Problem typical_problem(torch::ScalarType dtype) {
   Problem problem;
   problem.dtype = ops::dtype_of(torch::empty({0}, dtype));
   problem.batch = problem.heads = problem.kv_heads = 1;
   problem.seq_q = problem.seq_k = 1024;
   problem.head_dim = 64;
   problem.value_dim = 128;
-  const Backend* backend = ops::cpu_backend_or_composed(problem);
+  return problem;
+}
+
+}  // namespace
+
+std::vector<BackendInfo> backends() {
+  const bool has_gpu = torch::cuda::is_available();
+  std::vector<BackendInfo> list;
+  if (const ops::CudaFused* fused = ops::cuda_fused()) {
+    list.push_back({fused->name, "cuda", fused->description, has_gpu});
+  }
+  const char* composed = "ATen operators, maps in memory";
+  list.push_back({ops::kComposed, "cuda", composed, has_gpu});
+  for (const Backend& backend : cpu_backends()) {
+    list.push_back({backend.name, "cpu", backend.description, backend.available()});
+  }
+  list.push_back({ops::kComposed, "cpu", composed, true});
+  return list;
+}
+
+std::string backend_for(torch::Device device, torch::ScalarType dtype) {
+  if (!device.is_cpu()) {
+    const torch::Tensor q = torch::empty({1, 128, 1, 64}, torch::dtype(dtype).device(device));
+    const torch::Tensor lambda = torch::empty({}, torch::dtype(torch::kFloat32).device(device));
+    ops::ProblemArguments arguments;
+    arguments.q1 = arguments.q2 = arguments.k1 = arguments.k2 = q;
+    arguments.lambda = lambda;
+    return ops::cuda_fused_takes(arguments, 128) ? ops::cuda_fused()->name : ops::kComposed;
+  }
+  const Backend* backend = ops::cpu_backend_or_composed(typical_problem(dtype));
   return backend == nullptr ? ops::kComposed : backend->name;
 }
 
 void limit_backend(const std::string& name) {
-  if (!name.empty() && name != ops::kComposed) choose_cpu_backend({}, name);  // throws if unknown
+  check_known(name);
   const std::lock_guard lock(limit().mutex);
   limit().name = name;
 }
@@ -61,12 +91,24 @@ namespace ops {
 
 std::string backend_limit() {
   const std::lock_guard lock(limit().mutex);
-  return limit().name;
+  if (!limit().name) {
+    const char* value = std::getenv("DIFFATTN_BACKEND");
+    const std::string name = value == nullptr ? "" : value;
+    check_known(name);
+    limit().name = name;
+  }
+  return *limit().name;
 }
 
 const Backend* cpu_backend_or_composed(const Problem& problem) {
   const std::string name = backend_limit();
-  return name == kComposed ? nullptr : &choose_cpu_backend(problem, name);
+  if (name == kComposed) return nullptr;
+  return &choose_cpu_backend(problem, is_cpu_backend(name) ? name : "");
+}
+
+bool cuda_fused_takes(const ProblemArguments& arguments, int64_t value_dim) {
+  const CudaFused* fused = cuda_fused();
+  return fused != nullptr && backend_limit() != kComposed && fused->takes(arguments, value_dim);
 }
 
 }  // namespace ops

@@ -200,13 +200,11 @@ void check_grid(const MapGrid& grid, int64_t seq_q, int64_t seq_k) {
   check_range("columns", grid.col_begin, grid.col_end, grid.cols, seq_k);
 }
 
-void check_gradient(const char* name, const Tensor& grad, c10::SymIntArrayRef sizes,
-                    const Tensor& like) {
-  check_shape(name, grad, sizes, "");
-  check_device(name, grad, like);
-  if (grad.scalar_type() != like.scalar_type()) {
-    throw_argument_error(name, text(like.scalar_type()), text(grad.scalar_type()));
-  }
+void check_dout(const Tensor& dout, const AttentionArguments& a) {
+  auto sizes = a.q1.sym_sizes().vec();
+  sizes.back() = a.v.sym_size(-1);
+  check_activation("dout", dout, a.q1, a.packed());
+  check_shape("dout", dout, sizes, "like the output");
 }
 
 }  // namespace diffattn::ops

@@ -13,8 +13,7 @@ void check(const AttentionArguments& arguments);
 /// The grid lies within M x N and has between one cell and a cell per entry.
 void check_grid(const MapGrid& grid, int64_t seq_q, int64_t seq_k);
 
-/// `grad` has the shape, type and device of `like`, the tensor it is the gradient of.
-void check_gradient(const char* name, const Tensor& grad, c10::SymIntArrayRef sizes,
-                    const Tensor& like);
+/// `dout` has the shape, type and device of the output.
+void check_dout(const Tensor& dout, const AttentionArguments& arguments);
 
 }  // namespace diffattn::ops

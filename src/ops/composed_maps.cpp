@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "diffattn/kernels/params.h"
-#include "ops/host_problem.h"
+#include "ops/problem_views.h"
 
 namespace diffattn::ops::composed {
 namespace {

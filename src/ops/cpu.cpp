@@ -8,36 +8,12 @@
 #include "ops/checks.h"
 #include "ops/composed.h"
 #include "ops/entry.h"
-#include "ops/host_problem.h"
+#include "ops/gradient_views.h"
+#include "ops/problem_views.h"
 #include "ops/view_of.h"
 
 namespace diffattn::ops {
 namespace {
-
-Epilogue epilogue_of(const AttentionArguments& a, HostProblem& host) {
-  return {.norm = a.norm_eps.has_value(),
-          .norm_eps = a.norm_eps.value_or(0.0),
-          .norm_weight = host.accumulator_data(a.norm_weight),
-          .out_scale = a.out_scale};
-}
-
-/// A view of a gradient, null when it was not wanted.
-View<void> wanted_view(bool wanted, const Tensor& gradient) {
-  return wanted ? mutable_view_of(gradient) : View<void>{};
-}
-
-void set_input_gradients(ProblemGradients& params, const BackwardResult& r, int64_t heads,
-                         const StatsWanted& wanted) {
-  params.dq1 = wanted_view(wanted[0], r.dq1);
-  params.dq2 = wanted_view(wanted[1], r.dq2);
-  params.dk1 = wanted_view(wanted[2], r.dk1);
-  params.dk2 = wanted_view(wanted[3], r.dk2);
-  if (wanted[4]) params.dlambda = lambda_view(r.dlambda.mutable_data_ptr(), r.dlambda, heads);
-  if (wanted[5]) {
-    params.dmask = r.dmask.mutable_data_ptr();
-    params.dmask_strides = mask_strides(r.dmask);
-  }
-}
 
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   check(a);
@@ -50,14 +26,8 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
 
   const ForwardResult result = allocate_forward(a, save_outputs);
   params.v = view_of(a.v);
-  params.epilogue = epilogue_of(a, host);
-  params.out = mutable_view_of(result.out);
-  params.lse1 = mutable_rows_of(result.lse1);
-  params.lse2 = mutable_rows_of(result.lse2);
-  if (save_outputs) {
-    params.o = mutable_view_of(result.o);
-    params.o2 = mutable_view_of(result.o2);
-  }
+  params.epilogue = host.epilogue(a);
+  set_outputs(params, result, save_outputs);
   backend->forward(params);
   return result;
 }
@@ -65,9 +35,7 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
 BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const Saved& saved,
                         Wanted wanted) {
   check(a);
-  auto sizes = a.q1.sym_sizes().vec();
-  sizes.back() = a.v.sym_size(-1);
-  check_gradient("dout", dout, sizes, a.q1);
+  check_dout(dout, a);
   BackwardParams params;
   HostProblem host(a, params);
   params.value_dim = a.v.size(-1);
@@ -77,18 +45,10 @@ BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const S
 
   const BackwardResult result = allocate_backward(a, wanted);
   params.v = view_of(a.v);
-  params.epilogue = epilogue_of(a, host);
+  params.epilogue = host.epilogue(a);
   params.dout = view_of(dout);
-  params.lse1 = rows_of(saved.lse1);
-  params.lse2 = rows_of(saved.lse2);
-  if (saved.o.dim() > 1) {
-    params.o = view_of(saved.o);
-    params.o2 = view_of(saved.o2);
-  }
-  set_input_gradients(params, result, params.heads,
-                      {wanted[0], wanted[1], wanted[2], wanted[3], wanted[5], wanted[7]});
-  params.dv = wanted_view(wanted[4], result.dv);
-  if (wanted[6]) params.dnorm_weight = result.dnorm_weight.mutable_data_ptr();
+  set_saved(params, saved);
+  set_gradients(params, result, params.heads, wanted);
   backend->backward(params);
   return result;
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operators on CUDA tensors: the composed path, until a fused kernel takes them.
+// The operators on CUDA tensors: a fused kernel where one takes them, else the composed path.
 
+#include "diffattn/kernels/backend.h"
 #include "ops/checks.h"
 #include "ops/composed.h"
+#include "ops/cuda_fused.h"
 #include "ops/entry.h"
-#include "diffattn/kernels/backend.h"
-#include "ops/host_problem.h"
+#include "ops/problem_views.h"
 
 namespace diffattn::ops {
 namespace {
@@ -26,38 +27,40 @@ void check_values(const ProblemArguments& a) {
   validate(problem, /*host_arrays=*/true);
 }
 
-template <class Arguments>
-void check_all(const Arguments& a) {
-  check(a);
-  check_values(a);
-}
-
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
-  check_all(a);
+  check(a);
+  if (cuda_fused_takes(a, a.v.size(-1))) return cuda_fused()->forward(a, save_outputs);
+  check_values(a);
   return composed::forward(a, save_outputs);
 }
 
-BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const Saved&,
+BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const Saved& saved,
                         Wanted wanted) {
-  check_all(a);
+  check(a);
+  check_dout(dout, a);
+  if (cuda_fused_takes(a, a.v.size(-1))) return cuda_fused()->backward(dout, a, saved, wanted);
+  check_values(a);
   return composed::backward(dout, a, wanted);
 }
 
 Tensor decode(const AttentionArguments& a) { return forward(a, /*save_outputs=*/false).out; }
 
 Tensor stats(const ProblemArguments& a, double sparse_threshold) {
-  check_all(a);
+  check(a);
+  check_values(a);
   return composed::stats(a, sparse_threshold);
 }
 
 BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a,
                               StatsWanted wanted) {
-  check_all(a);
+  check(a);
+  check_values(a);
   return composed::stats_backward(dstats, a, wanted);
 }
 
 Tensor map(const ProblemArguments& a, const MapGrid& grid) {
-  check_all(a);
+  check(a);
+  check_values(a);
   return composed::map(a, grid);
 }
 

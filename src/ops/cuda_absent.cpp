@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A build without nvcc has no fused CUDA kernels: CUDA tensors take the composed path.
+
+#include "ops/cuda_fused.h"
+
+namespace diffattn::ops {
+
+const CudaFused* cuda_fused() { return nullptr; }
+
+}  // namespace diffattn::ops
