@@ -37,20 +37,22 @@ void check_sizes(const Problem& problem) {
   }
 }
 
+bool has_rows(const Problem& problem) {
+  return problem.batch > 0 && problem.heads > 0 && problem.seq_q > 0;
+}
+
+void check_pointer(const char* name, bool needed, const void* data) {
+  if (needed && data == nullptr) throw_argument_error(name, "a pointer", "null");
+}
+
 void check_pointers(const Problem& problem) {
-  const bool has_rows = problem.batch > 0 && problem.heads > 0 && problem.seq_q > 0;
-  const auto check = [](const char* name, bool wanted, const View<const void>& view) {
-    if (wanted && !view) throw_argument_error(name, "a pointer", "null");
-  };
-  check("q1", has_rows, problem.q1);
-  check("q2", has_rows, problem.q2);
-  check("k1", has_rows && problem.seq_k > 0, problem.k1);
-  check("k2", has_rows && problem.seq_k > 0, problem.k2);
-  check("lambda", has_rows, problem.lambda);
-  const bool has_mask = problem.mask.kind != MaskKind::kNone;
-  if (has_mask && has_rows && problem.seq_k > 0 && problem.mask.data == nullptr) {
-    throw_argument_error("mask", "a pointer", "null");
-  }
+  const bool rows = has_rows(problem), pairs = rows && problem.seq_k > 0;
+  check_pointer("q1", rows, problem.q1.data);
+  check_pointer("q2", rows, problem.q2.data);
+  check_pointer("k1", pairs, problem.k1.data);
+  check_pointer("k2", pairs, problem.k2.data);
+  check_pointer("lambda", rows, problem.lambda.data);
+  check_pointer("mask", pairs && problem.mask.kind != MaskKind::kNone, problem.mask.data);
   if ((problem.cu_seqlens_q == nullptr) != (problem.cu_seqlens_k == nullptr)) {
     const bool q_given = problem.cu_seqlens_q != nullptr;
     throw_argument_error(q_given ? "cu_seqlens_k" : "cu_seqlens_q", "both or neither of the pair",
@@ -127,6 +129,41 @@ void validate(const Problem& problem, bool host_arrays) {
                          std::to_string(problem.window));
   }
   if (host_arrays) check_host_arrays(problem);
+}
+
+void validate(const ForwardParams& params, bool host_arrays) {
+  validate(static_cast<const Problem&>(params), host_arrays);
+  const bool rows = has_rows(params) && params.value_dim > 0;
+  check_pointer("v", rows && params.seq_k > 0, params.v.data);
+  check_pointer("out", rows, params.out.data);
+  if (has_rows(params) && static_cast<bool>(params.lse1) != static_cast<bool>(params.lse2)) {
+    throw_argument_error(params.lse1 ? "lse2" : "lse1", "both or neither of lse1 and lse2", "one");
+  }
+}
+
+void validate(const BackwardParams& params, bool host_arrays) {
+  validate(static_cast<const Problem&>(params), host_arrays);
+  const bool rows = has_rows(params) && params.value_dim > 0;
+  check_pointer("v", rows && params.seq_k > 0, params.v.data);
+  check_pointer("dout", rows, params.dout.data);
+}
+
+void validate(const StatsParams& params, bool host_arrays) {
+  validate(static_cast<const Problem&>(params), host_arrays);
+  check_pointer("stats", has_rows(params), params.stats.data);
+}
+
+void validate(const StatsBackwardParams& params, bool host_arrays) {
+  validate(static_cast<const Problem&>(params), host_arrays);
+  check_pointer("dstats", has_rows(params), params.dstats.data);
+}
+
+void validate(const MapParams& params, bool host_arrays) {
+  validate(static_cast<const Problem&>(params), host_arrays);
+  check_range("rows", params.row_begin, params.row_end, params.rows, params.seq_q);
+  check_range("columns", params.col_begin, params.col_end, params.cols, params.seq_k);
+  const bool cells = params.batch > 0 && params.heads > 0 && params.rows > 0 && params.cols > 0;
+  check_pointer("map", cells, params.map);
 }
 
 }  // namespace diffattn

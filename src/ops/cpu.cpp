@@ -20,7 +20,7 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   ForwardParams params;
   HostProblem host(a, params);
   params.value_dim = a.v.size(-1);
-  validate(params, /*host_arrays=*/true);
+  validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
   const Backend* backend = cpu_backend_or_composed(params);
   if (backend == nullptr) return composed::forward(a, save_outputs);
 
@@ -39,7 +39,7 @@ BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const S
   BackwardParams params;
   HostProblem host(a, params);
   params.value_dim = a.v.size(-1);
-  validate(params, /*host_arrays=*/true);
+  validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
   const Backend* backend = cpu_backend_or_composed(params);
   if (backend == nullptr) return composed::backward(dout, a, wanted);
 
@@ -59,7 +59,7 @@ Tensor stats(const ProblemArguments& a, double sparse_threshold) {
   check(a);
   StatsParams params;
   HostProblem host(a, params);
-  validate(params, /*host_arrays=*/true);
+  validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
   const Backend* backend = cpu_backend_or_composed(params);
   if (backend == nullptr) return composed::stats(a, sparse_threshold);
   const Tensor result = allocate_stats(a);
@@ -74,7 +74,7 @@ BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a,
   check(a);
   StatsBackwardParams params;
   HostProblem host(a, params);
-  validate(params, /*host_arrays=*/true);
+  validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
   const Backend* backend = cpu_backend_or_composed(params);
   if (backend == nullptr) return composed::stats_backward(dstats, a, wanted);
   const BackwardResult result = allocate_input_gradients(a, wanted[0], wanted[1], wanted[2],
@@ -89,7 +89,7 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
   check(a);
   MapParams params;
   HostProblem host(a, params);
-  validate(params, /*host_arrays=*/true);
+  validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
   check_grid(grid, params.seq_q, params.seq_k);
   const Backend* backend = cpu_backend_or_composed(params);
   if (backend == nullptr) return composed::map(a, grid);

@@ -32,6 +32,13 @@ const Backend& choose_cpu_backend(const Problem& problem, std::string_view limit
 /// `host_arrays`, the index arrays (lengths, starts, cu_seqlens) are host memory and are read too.
 void validate(const Problem& problem, bool host_arrays);
 
+/// The same, and that the tensors a call needs beside the problem are there.
+void validate(const ForwardParams& params, bool host_arrays);
+void validate(const BackwardParams& params, bool host_arrays);
+void validate(const StatsParams& params, bool host_arrays);
+void validate(const StatsBackwardParams& params, bool host_arrays);
+void validate(const MapParams& params, bool host_arrays);
+
 /// Throws `Error` unless [begin, end) lies within [0, size) and `cells` is between 1 and its extent
 /// (0 for an empty range).
 void check_range(const char* name, int64_t begin, int64_t end, int64_t cells, int64_t size);

@@ -89,6 +89,7 @@ struct ForwardParams : Problem {
 };
 
 /// Gradients of what `Problem` holds. They are overwritten, never added to; a null one is not wanted.
+/// dlambda and dmask are dense: no gaps between their elements, no negative strides.
 struct ProblemGradients {
   View<void> dq1, dq2;    // [B, M, H, D]
   View<void> dk1, dk2;    // [B, N, Hkv, D]

@@ -53,7 +53,7 @@ struct Backward {
     inputs.end_kv_head(b, g);
     if (!params.dv) return;
     for (int64_t n = 0; n < seq.seq_k; ++n) {
-      store_row<T>(params.dv, b, seq.k_begin + n, g, &dv[n * params.value_dim], params.value_dim);
+      store_row<T>(params.dv, b, seq.k_begin + n, g, dv.data() + n * params.value_dim, params.value_dim);
     }
   }
 
@@ -61,7 +61,7 @@ struct Backward {
     const int64_t width = params.value_dim;
     std::vector<double> o(width, 0.0);
     for (int64_t n = maps.columns.begin; n < maps.columns.end; ++n) {
-      if (maps.visible[n]) add_scaled(o.data(), maps.difference(n), &v[n * width], width);  // (4)
+      if (maps.visible[n]) add_scaled(o.data(), maps.difference(n), v.data() + n * width, width);  // (4)
     }
     std::vector<double> dout =
         load_rows<T>(params.dout, b, maps.seq.q_begin + m, 1, h, width);  // (6): becomes dO
@@ -71,8 +71,8 @@ struct Backward {
     double dlambda = 0.0;
     for (int64_t n = maps.columns.begin; n < maps.columns.end; ++n) {  // (7)
       if (!maps.visible[n]) continue;
-      const double da = dot(dout.data(), &v[n * width], width);
-      add_scaled(&dv[n * width], maps.difference(n), dout.data(), width);
+      const double da = dot(dout.data(), v.data() + n * width, width);
+      add_scaled(dv.data() + n * width, maps.difference(n), dout.data(), width);
       dp1[n] = da;
       dp2[n] = -maps.lambda * da;
       dlambda -= da * maps.p2[n];

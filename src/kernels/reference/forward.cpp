@@ -45,8 +45,8 @@ struct Forward {
     std::vector<double> o(width, 0.0), o2(width, 0.0);
     for (int64_t n = maps.columns.begin; n < maps.columns.end; ++n) {
       if (!maps.visible[n]) continue;  // an unseen NaN in v stays unseen
-      add_scaled(o.data(), maps.difference(n), &v[n * width], width);  // (4)
-      add_scaled(o2.data(), maps.p2[n], &v[n * width], width);
+      add_scaled(o.data(), maps.difference(n), v.data() + n * width, width);  // (4)
+      add_scaled(o2.data(), maps.p2[n], v.data() + n * width, width);
     }
     if (params.o) store_row<T>(params.o, b, row, h, o.data(), width);
     if (params.o2) store_row<T>(params.o2, b, row, h, o2.data(), width);

@@ -62,8 +62,6 @@ struct Map {
 
 void map(const MapParams& params) {
   validate(params, /*host_arrays=*/true);
-  check_range("rows", params.row_begin, params.row_end, params.rows, params.seq_q);
-  check_range("columns", params.col_begin, params.col_end, params.cols, params.seq_k);
   with_dtype(params.dtype, [&]<class T>() { Map<T>{params}.run(); });
 }
 

@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// NaN and infinity go where they are seen and nowhere else; rows that see nothing are zero; sizes,
+// strides, addresses and magnitudes at the ends of what is allowed.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "support/check.h"
+#include "support/compare.h"
+#include "support/oracle.h"
+
+namespace diffattn::testing {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class SpecialValues : public ::testing::TestWithParam<Target> {
+ protected:
+  const Backend& backend() const { return *GetParam().backend; }
+  Case make(const Spec& spec) const { return Case(spec, GetParam().dtype); }
+};
+
+/// Some columns hidden in every way there is, memory not shared.
+Spec partly_hidden_spec(uint64_t seed) {
+  Spec spec = random_spec(seed, {.seq = 12, .head_dim = 8, .value_dim = 8, .work = 20000});
+  Rng rng(seed);
+  spec.batch = 2;
+  spec.shared_k = spec.shared_q = false;
+  spec.query_layout = spec.key_layout = spec.value_layout = Layout::kSlice;
+  if (spec.mask == MaskKind::kNone && rng.chance(0.5)) spec.causal = true;
+  return spec;
+}
+
+/// One poisoned number and who may notice it.
+struct Poison {
+  const char* name;
+  std::vector<double> Values::*values;
+};
+constexpr Poison kPoisons[] = {
+    {"q1", &Values::q1},
+    {"q2", &Values::q2},
+    {"k1", &Values::k1},
+    {"k2", &Values::k2},
+    {"v", &Values::v},
+    {"lambda", &Values::lambda},
+    {"norm_weight", &Values::norm_weight},
+    {"mask", &Values::mask},
+};
+
+/// Does row (b, m, h), which sees `oracle`'s columns, depend on element i of that input?
+bool depends(const Case& c, const Oracle<double>& oracle, const Poison& poison, int64_t i,
+             int64_t b, int64_t h, int64_t m) {
+  const Spec& s = c.spec;
+  const int64_t row = c.row_q(b, m);
+  if (oracle.seen[row * s.heads + h] == 0) return false;
+  const auto sees_key = [&](int64_t width) {
+    const int64_t key = i / (s.kv_heads * width), g = i / width % s.kv_heads;
+    const int64_t n = key - c.row_k(b, 0);
+    return n >= 0 && n < c.len_k(b) && g == c.kv_head(h) && oracle.visible(b, h, m, n);
+  };
+  if (poison.values == &Values::q1 || poison.values == &Values::q2) {
+    return i / s.head_dim == row * s.heads + h;
+  }
+  if (poison.values == &Values::k1 || poison.values == &Values::k2) return sees_key(s.head_dim);
+  if (poison.values == &Values::v) return sees_key(s.value_dim);
+  if (poison.values == &Values::lambda) return i == c.lambda_index(b, m, h);
+  if (poison.values == &Values::mask) {
+    for (int64_t n = 0; n < c.len_k(b); ++n) {
+      if (oracle.visible(b, h, m, n) && c.mask_index(b, h, m, n) == i) return true;
+    }
+    return false;
+  }
+  return true;  // the norm weight
+}
+
+TEST_P(SpecialValues, NanAndInfinityReachOnlyThoseWhoSeeThem) {
+  int64_t poisoned = 0;
+  for (uint64_t seed = 0; seed < static_cast<uint64_t>(scaled(10)); ++seed) {
+    for (const Poison& poison : kPoisons) {
+      for (const double value : {kNan, kInfinity}) {
+        Spec spec = partly_hidden_spec(seed * 8 + 100);
+        if (poison.values == &Values::norm_weight) spec.norm = spec.norm_weight = true;
+        if (poison.values == &Values::mask) {
+          spec.mask = MaskKind::kAdditive;
+          spec.mask_row = spec.mask_column = true;
+        }
+        Case c = make(spec);
+        std::vector<double>& input = c.values.*poison.values;
+        if (input.empty()) continue;
+        const std::vector<double> before = run_forward(backend(), c).out;
+        const auto i = static_cast<int64_t>(Rng(seed).next() % input.size());
+        if (std::isinf(input[i])) continue;  // a hidden entry of the mask would become visible
+        const Oracle<double> oracle(c);
+        input[i] = value;
+        c.store();
+        ++poisoned;
+        const std::vector<double> after = run_forward(backend(), c).out;
+        oracle.for_each_row([&](int64_t b, int64_t h, int64_t m) {
+          const bool affected = depends(c, oracle, poison, i, b, h, m);
+          const int64_t width = c.spec.value_dim;
+          const int64_t at = (c.row_q(b, m) * c.spec.heads + h) * width;
+          for (int64_t d = 0; d < width; ++d) {
+            if (!affected) {
+              ASSERT_TRUE(after[at + d] == before[at + d])
+                  << poison.name << "[" << i << "] = " << value << " reached row " << m
+                  << " of head " << h << ", entry " << b << ": " << after[at + d] << ", without it "
+                  << before[at + d] << "\n  " << c.describe();
+            }
+            const bool whole_row = poison.values != &Values::norm_weight &&
+                                   (poison.values != &Values::v || c.spec.norm);
+            const int64_t column = poison.values == &Values::v ? i % width : i;
+            if (affected && std::isnan(value) && (whole_row || d == column)) {
+              ASSERT_TRUE(std::isnan(after[at + d]))
+                  << poison.name << "[" << i << "] = NaN is hidden from row " << m << " of head "
+                  << h << ", entry " << b << ": " << after[at + d] << "\n  " << c.describe();
+            }
+          }
+        });
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(poisoned, scaled(10) * 10);
+}
+
+TEST_P(SpecialValues, NanInDoutReachesOnlyWhatItsRowSees) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Case c = make(partly_hidden_spec(seed + 900));
+    if (c.values.dout.empty()) continue;
+    const BackwardResult before = run_backward(backend(), c);
+    const Oracle<double> oracle(c);
+    const Spec& s = c.spec;
+    const auto i = static_cast<int64_t>(Rng(seed).next() % c.values.dout.size());
+    const int64_t poisoned = i / s.value_dim;  // row * heads + h
+    c.values.dout[i] = kNan;
+    c.store();
+    const BackwardResult after = run_backward(backend(), c);
+    for (int64_t row = 0; row < c.rows_q() * s.heads; ++row) {
+      const bool affected = row == poisoned && oracle.seen[row] > 0;
+      for (int64_t d = 0; d < s.head_dim; ++d) {
+        const int64_t at = row * s.head_dim + d;
+        ASSERT_TRUE(affected ? std::isnan(after.dq1[at]) : after.dq1[at] == before.dq1[at])
+            << "dq1[" << at << "] = " << after.dq1[at] << "\n  " << c.describe();
+        ASSERT_TRUE(affected ? std::isnan(after.dq2[at]) : after.dq2[at] == before.dq2[at])
+            << "dq2[" << at << "] = " << after.dq2[at] << "\n  " << c.describe();
+      }
+    }
+    for (int64_t b = 0; b < s.batch; ++b) {
+      for (int64_t n = 0; n < c.len_k(b); ++n) {
+        for (int64_t g = 0; g < s.kv_heads; ++g) {
+          const int64_t h = poisoned % s.heads, m = poisoned / s.heads - c.row_q(b, 0);
+          const bool affected =
+              m >= 0 && m < c.len_q(b) && c.kv_head(h) == g && oracle.visible(b, h, m, n);
+          const int64_t at = (c.row_k(b, n) * s.kv_heads + g) * s.head_dim;
+          for (int64_t d = at; d < at + s.head_dim; ++d) {
+            ASSERT_TRUE(affected ? std::isnan(after.dk1[d]) : after.dk1[d] == before.dk1[d])
+                << "dk1[" << d << "] = " << after.dk1[d] << "\n  " << c.describe();
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SpecialValues, RowsThatSeeNothingAreZeroWhateverTheInputs) {
+  // Every way to hide everything, with inputs that are NaN throughout.
+  for (uint64_t way = 0; way < 5; ++way) {
+    for (uint64_t seed = 0; seed < 8; ++seed) {
+      Spec spec;
+      spec.seed = seed;
+      spec.batch = 2;
+      spec.heads = 4;
+      spec.kv_heads = 2;
+      spec.seq_q = 3 + static_cast<int64_t>(seed);
+      spec.seq_k = 5;
+      spec.norm = seed % 2 == 0;
+      spec.norm_weight = seed % 4 == 0;
+      spec.norm_eps = seed % 3 == 0 ? 0.0 : 1e-5;  // 0: the norm of a zero row would be 0 / 0
+      spec.save_o = seed % 2 == 1;
+      spec.lambda_shape = static_cast<LambdaShape>(seed % 3);
+      spec.key_lengths = way == 0;
+      spec.key_starts = way == 1;
+      if (way == 2) spec.window = 0;
+      if (way >= 3) spec.mask = way == 3 ? MaskKind::kBoolean : MaskKind::kAdditive;
+      spec.mask_hidden = 1.0;
+      spec.mask_column = true;
+      Case c = make(spec);
+      if (way == 0) c.values.key_lengths = {0, 0};
+      if (way == 1) c.values.key_starts = {5, 5};
+      for (auto* x : {&c.values.q1, &c.values.q2, &c.values.k1, &c.values.k2, &c.values.v,
+                      &c.values.dout, &c.values.lambda}) {
+        std::fill(x->begin(), x->end(), kNan);
+      }
+      c.store();
+      const ForwardResult forward = run_forward(backend(), c);
+      for (const auto* x : {&forward.out, &forward.o, &forward.o2}) {
+        for (const double y : *x) ASSERT_EQ(y, 0.0) << c.describe();
+      }
+      for (const auto* x : {&forward.lse1, &forward.lse2}) {
+        for (const double y : *x) ASSERT_EQ(y, -kInfinity) << c.describe();
+      }
+      const BackwardResult backward = run_backward(backend(), c);
+      for (const NamedGradient& gradient : kGradients) {
+        for (const double y : backward.*gradient.values) {
+          ASSERT_EQ(y, 0.0) << gradient.name << "; " << c.describe();
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SpecialValues, HugeLogitsPickOneColumn) {
+  // q1 and k1 are multiples of unit vectors, so that a score is either huge or 0 and both maps are
+  // one-hot: out = v[n1] - lambda v[n2], in every type and without overflow.
+  const bool is_half = GetParam().dtype == Dtype::kFloat16;
+  for (const double size : {100.0, 3e4, is_half ? 6e4 : 1e18}) {
+    for (uint64_t seed = 0; seed < 8; ++seed) {
+      Spec spec;
+      spec.seed = seed;
+      spec.heads = 2;
+      spec.seq_q = 7;
+      spec.seq_k = 16;
+      spec.head_dim = 16;
+      spec.value_dim = 8;
+      spec.scale = 1.0;
+      spec.scale2 = 0.5;
+      Case c = make(spec);
+      std::vector<double> want;
+      Rng rng(seed);
+      for (auto* x : {&c.values.q1, &c.values.q2, &c.values.k1, &c.values.k2}) {
+        std::fill(x->begin(), x->end(), 0.0);
+      }
+      for (int64_t n = 0; n < 16; ++n) {
+        c.values.k1[n * 16 + n] = c.values.k2[n * 16 + n] = size;
+      }
+      for (int64_t row = 0; row < 7 * 2; ++row) {
+        const int64_t n1 = rng.integer(0, 15), n2 = rng.integer(0, 15);
+        c.values.q1[row * 16 + n1] = c.values.q2[row * 16 + n2] = size;
+        for (int64_t d = 0; d < 8; ++d) {
+          want.push_back(c.values.v[n1 * 8 + d] -
+                         c.values.lambda[row % 2] * c.values.v[n2 * 8 + d]);
+        }
+      }
+      c.store();
+      const ForwardResult got = run_forward(backend(), c);
+      const double unit = unit_roundoff(c.dtype);
+      EXPECT_TRUE(all_close(got.out, want, 16 * unit, c.query_dims(8))) << c.describe();
+      const double logit = rounded(c.dtype, size) * rounded(c.dtype, size);
+      for (const double x : got.lse1)
+        ASSERT_NEAR(x, logit, 4 * unit_roundoff(c.accumulator) * logit);
+      for (const double x : run_backward(backend(), c).dq1) ASSERT_TRUE(std::isfinite(x));
+    }
+  }
+}
+
+TEST_P(SpecialValues, TheLowestFiniteMaskHidesWithoutNan) {
+  // What other frameworks write instead of -inf. Rows with nothing else in sight fall back to equal
+  // weights there; the others must not notice.
+  const double lowest = -static_cast<double>(std::numeric_limits<float>::max());
+  for (uint64_t seed = 0; seed < 16; ++seed) {
+    Spec spec = partly_hidden_spec(seed + 300);
+    spec.varlen = false;
+    spec.mask = MaskKind::kAdditive;
+    spec.mask_dtype = Dtype::kFloat32;
+    spec.mask_row = spec.mask_column = true;
+    spec.mask_hidden = 0.4;
+    Case c = make(spec);
+    const ForwardResult want = run_forward(backend(), c);
+    const Oracle<double> hidden(c);
+    for (double& x : c.values.mask) x = std::isinf(x) ? lowest : x;
+    c.store();
+    const ForwardResult got = run_forward(backend(), c);
+    const int64_t width = c.spec.value_dim;
+    for (int64_t row = 0; row < c.rows_q() * c.spec.heads; ++row) {
+      for (int64_t d = row * width; d < (row + 1) * width; ++d) {
+        ASSERT_TRUE(std::isfinite(got.out[d])) << c.describe();
+        if (hidden.seen[row] > 0) {
+          ASSERT_NEAR(got.out[d], want.out[d], ulp(c.dtype, want.out[d])) << c.describe();
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SpecialValues, SubnormalNumbers) {
+  // Half's subnormals are ordinary floats and must survive. The other types' may be flushed, as
+  // matrix units do, but nothing worse.
+  const bool is_half = GetParam().dtype == Dtype::kFloat16;
+  const double smallest_normal = GetParam().dtype == Dtype::kFloat64 ? 0x1p-1022
+                                 : is_half                           ? 0x1p-14
+                                                                     : 0x1p-126;
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    Spec spec = partly_hidden_spec(seed + 500);
+    spec.norm = spec.norm_weight = false;
+    Case c = make(spec);
+    Rng rng(seed);
+    for (double& x : c.values.v) x = smallest_normal * rng.uniform(-1.0, 1.0);
+    if (seed % 2 == 0) {
+      for (double& x : c.values.k1) x = smallest_normal * rng.uniform(-1.0, 1.0);
+    }
+    c.store();
+    Oracle<double> oracle(c);
+    const ForwardTruth truth = oracle.forward();
+    const double flushed = is_half ? 0.0 : 4 * smallest_normal;
+    const Comparison result =
+        compare(run_forward(backend(), c).out, truth.out.value, [&](int64_t i) {
+          return flushed + 2 * ulp(c.dtype, truth.out.value[i]) +
+                 64 * unit_roundoff(c.dtype) * truth.out.magnitude[i];
+        });
+    EXPECT_TRUE(result.ok()) << describe(result, c.query_dims(c.spec.value_dim)) << c.describe();
+  }
+}
+
+TEST_P(SpecialValues, EmptySizes) {
+  int64_t cases = 0;
+  for (const bool norm : {false, true}) {
+    for (int64_t which = 0; which < 6; ++which) {
+      for (const bool varlen : {false, true}) {
+        Spec spec;
+        spec.batch = which == 0 ? 0 : 2;
+        spec.heads = spec.kv_heads = which == 1 ? 0 : 2;
+        spec.seq_q = which == 2 || which == 5 ? 0 : 3;
+        spec.seq_k = which == 3 || which == 5 ? 0 : 4;
+        spec.value_dim = which == 4 ? 0 : 8;
+        spec.norm = norm;
+        spec.save_o = norm;
+        spec.varlen = varlen && (which == 0 || which == 1);
+        Case c = make(spec);
+        const ForwardResult forward = run_forward(backend(), c);
+        for (const double x : forward.out) {
+          ASSERT_TRUE(which != 3 || x == 0.0) << x << "; " << c.describe();
+        }
+        // No rows or no columns: every gradient that has elements is zero, and was written.
+        const BackwardResult backward = run_backward(backend(), c);
+        if (which == 4) continue;
+        for (const NamedGradient& gradient : kGradients) {
+          for (const double x : backward.*gradient.values) {
+            ASSERT_EQ(x, 0.0) << gradient.name << "; " << c.describe();
+          }
+        }
+        ++cases;
+      }
+    }
+  }
+  EXPECT_GT(cases, 0);
+}
+
+TEST_P(SpecialValues, AnyAddressAndAnyStride) {
+  constexpr Layout kInputLayouts[] = {
+      Layout::kBmhd,     Layout::kBhmd,           Layout::kSlice,         Layout::kGapped,
+      Layout::kReversed, Layout::kBroadcastBatch, Layout::kBroadcastHead, Layout::kOverlapping};
+  Tally tally;
+  uint64_t seed = 700;
+  for (const Layout input : kInputLayouts) {
+    for (const Layout output : {Layout::kBmhd, Layout::kBhmd, Layout::kSlice, Layout::kReversed}) {
+      Spec spec = random_spec(++seed, {.seq = 20, .head_dim = 24, .value_dim = 24, .work = 60000});
+      spec.query_layout = spec.key_layout = spec.value_layout = input;
+      spec.out_layout = output;
+      spec.offset = static_cast<int64_t>(seed % 8);
+      ASSERT_TRUE(check_forward(GetParam(), spec, tally));
+      ASSERT_TRUE(check_backward(GetParam(), spec, tally));
+    }
+  }
+}
+
+TEST_P(SpecialValues, GradientsThatAreNotWantedChangeNothing) {  // bitwise
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const Case c = make(random_spec(seed + 4000, {.seq = 12, .head_dim = 8, .value_dim = 8}));
+    const BackwardResult all = run_backward(backend(), c);
+    const auto wanted = static_cast<unsigned>(Rng(seed).next() & kAllGradients);
+    const BackwardResult some = run_backward(backend(), c, wanted);
+    for (size_t i = 0; i < std::size(kGradients); ++i) {
+      const auto& got = some.*kGradients[i].values;
+      if ((wanted >> i & 1u) == 0) {
+        EXPECT_TRUE(got.empty());
+      } else {
+        EXPECT_TRUE(same_bits(got, all.*kGradients[i].values, {}))
+            << kGradients[i].name << "; " << c.describe();
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, SpecialValues, ::testing::ValuesIn(targets()), target_name);
+
+}  // namespace
+}  // namespace diffattn::testing
