@@ -22,6 +22,11 @@ cuda::Stream current_stream(const torch::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
 }
 
+/// torch's allocator aligns to 512 bytes; no bytes give a null pointer.
+Tensor workspace_on(const Tensor& like, size_t bytes) {
+  return at::empty({static_cast<int64_t>(bytes)}, like.options().dtype(torch::kByte));
+}
+
 bool takes(const ProblemArguments& a, int64_t value_dim) {
   Problem problem;
   const DeviceProblem views(a, problem);
@@ -39,7 +44,8 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   params.v = view_of(a.v);
   params.epilogue = views.epilogue(a);
   set_outputs(params, result, save_outputs);
-  cuda::forward(params, current_stream(a.q1.device()));
+  const Tensor workspace = workspace_on(a.q1, cuda::forward_workspace_bytes(params));
+  cuda::forward(params, workspace.mutable_data_ptr(), current_stream(a.q1.device()));
   return result;
 }
 
@@ -55,8 +61,7 @@ BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const S
   params.dout = view_of(dout);
   set_saved(params, saved);
   set_gradients(params, result, params.heads, wanted);
-  const auto bytes = static_cast<int64_t>(cuda::backward_workspace_bytes(params));
-  const Tensor workspace = at::empty({bytes}, a.q1.options().dtype(torch::kByte));
+  const Tensor workspace = workspace_on(a.q1, cuda::backward_workspace_bytes(params));
   cuda::backward(params, workspace.mutable_data_ptr(), current_stream(a.q1.device()));
   return result;
 }

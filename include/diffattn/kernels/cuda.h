@@ -7,9 +7,9 @@
 
 /// The operations on an NVIDIA GPU, sm_80 and later. Every pointer in the parameters is device
 /// memory, the index arrays (key_starts, key_lengths, cu_seqlens) too. Calls only enqueue work on
-/// `stream`: they allocate nothing, never wait, and may be captured in a graph. The same inputs give
-/// the same bits, in every run and at every place in a batch. Throws `Error` for wrong parameters or
-/// a failed launch.
+/// `stream`: they allocate nothing, never wait, and may be captured in a graph. The same inputs
+/// give the same bits, in every run and at every place in a batch. Throws `Error` for wrong
+/// parameters or a failed launch.
 namespace diffattn::cuda {
 
 using Stream = void*;  // a cudaStream_t of the current device

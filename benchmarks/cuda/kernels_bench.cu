@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Times the CUDA kernels by themselves. One line per shape: median and spread of kRepeats launches
+// between events, and TFLOP/s by the count of useful work: per visible (query, key) pair
+// 4 D + 4 Dv forward (both maps' scores, and P1 v and P2 v), 12 D + 4 Dv backward.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "diffattn/kernels/cuda.h"
+#include "diffattn/kernels/error.h"
+#include "kernels/cuda/element.cuh"
+
+namespace diffattn::cuda {
+namespace {
+
+constexpr int kWarmUps = 3;
+constexpr int kRepeats = 20;
+
+void check(cudaError_t status) {
+  if (status != cudaSuccess) throw Error(cudaGetErrorString(status));
+}
+
+/// Uniform in [-1.73, 1.73): deviation 1. Never zeros: they run faster than data does.
+template <class T>
+__global__ void fill_kernel(T* data, int64_t count, uint64_t seed) {
+  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (i >= count) return;
+  uint64_t z = seed + static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  data[i] = narrow<T>((static_cast<float>(z >> 40) * 0x1p-24f - 0.5f) * 3.4641f);
+}
+
+/// [B, L, H, W], dense, on the device.
+struct Buffer {
+  void* data = nullptr;
+  int64_t batch_stride = 0, seq_stride = 0, head_stride = 0;
+
+  Buffer(Dtype dtype, int64_t batch, int64_t seq, int64_t heads, int64_t width)
+      : batch_stride(seq * heads * width), seq_stride(heads * width), head_stride(width) {
+    static uint64_t seed = 0;
+    const int64_t count = batch * seq * heads * width;
+    check(cudaMalloc(&data, count * (dtype == Dtype::kFloat32 ? 4 : 2)));
+    const auto blocks = static_cast<unsigned>((count + 255) / 256);
+    ++seed;
+    switch (dtype) {
+      case Dtype::kFloat32: fill<float>(blocks, count, seed << 40); break;
+      case Dtype::kFloat16: fill<float16>(blocks, count, seed << 40); break;
+      default: fill<bfloat16>(blocks, count, seed << 40); break;
+    }
+    check(cudaGetLastError());
+  }
+  ~Buffer() { cudaFree(data); }
+
+  template <class T>
+  void fill(unsigned blocks, int64_t count, uint64_t seed) {
+    fill_kernel<<<blocks, 256, 0, nullptr>>>(static_cast<T*>(data), count, seed);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  operator View<void>() const { return {data, batch_stride, seq_stride, head_stride}; }
+  operator View<const void>() const { return {data, batch_stride, seq_stride, head_stride}; }
+};
+
+struct Setting {
+  Dtype dtype;
+  int64_t batch, heads, kv_heads, seq_q, seq_k, head_dim, value_dim;
+  bool causal, backward;
+};
+
+const char* name_of(Dtype dtype) {
+  return dtype == Dtype::kFloat32 ? "float32" : dtype == Dtype::kFloat16 ? "float16" : "bfloat16";
+}
+
+std::string label_of(const Setting& s) {
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "%-8s %-8s B%-3lld H%lld/%lld M%-6lld N%-6lld D%-3lld Dv%-3lld %-6s",
+                s.backward ? "backward" : "forward", name_of(s.dtype), (long long)s.batch,
+                (long long)s.heads, (long long)s.kv_heads, (long long)s.seq_q, (long long)s.seq_k,
+                (long long)s.head_dim, (long long)s.value_dim, s.causal ? "causal" : "full");
+  return text;
+}
+
+template <class Launch>
+void time_and_print(const Setting& s, double work, Launch launch) {
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin));
+  check(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < kWarmUps + kRepeats; ++i) {
+    check(cudaEventRecord(begin, nullptr));
+    launch();
+    check(cudaEventRecord(end, nullptr));
+    check(cudaEventSynchronize(end));
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= kWarmUps) times.push_back(ms);
+  }
+  check(cudaEventDestroy(begin));
+  check(cudaEventDestroy(end));
+  std::sort(times.begin(), times.end());
+  const double median = times[times.size() / 2];
+  std::printf("%s %9.4f ms [%.4f, %.4f] %7.1f TFLOP/s\n", label_of(s).c_str(), median,
+              times.front(), times.back(), work / median * 1e-9);
+  std::fflush(stdout);
+}
+
+/// Only settings whose line contains this are run.
+std::string wanted;
+
+void run(const Setting& s) {
+  if (label_of(s).find(wanted) == std::string::npos) return;
+  const Buffer q1(s.dtype, s.batch, s.seq_q, s.heads, s.head_dim);
+  const Buffer q2(s.dtype, s.batch, s.seq_q, s.heads, s.head_dim);
+  const Buffer k1(s.dtype, s.batch, s.seq_k, s.kv_heads, s.head_dim);
+  const Buffer k2(s.dtype, s.batch, s.seq_k, s.kv_heads, s.head_dim);
+  const Buffer v(s.dtype, s.batch, s.seq_k, s.kv_heads, s.value_dim);
+  const Buffer lambda(Dtype::kFloat32, 1, 1, s.heads, 1);
+  const Buffer out(s.dtype, s.batch, s.seq_q, s.heads, s.value_dim);
+  const Buffer lse1(Dtype::kFloat32, s.batch, s.seq_q, s.heads, 1);
+  const Buffer lse2(Dtype::kFloat32, s.batch, s.seq_q, s.heads, 1);
+  ForwardParams f;
+  f.dtype = s.dtype;
+  f.batch = s.batch, f.heads = s.heads, f.kv_heads = s.kv_heads;
+  f.seq_q = s.seq_q, f.seq_k = s.seq_k, f.head_dim = s.head_dim, f.value_dim = s.value_dim;
+  f.q1 = q1, f.q2 = q2, f.k1 = k1, f.k2 = k2, f.v = v;
+  f.lambda = {lambda.data, 0, 0, 1};
+  f.scale = f.scale2 = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
+  f.causal = s.causal;
+  f.epilogue.norm = true;
+  f.epilogue.norm_eps = 1e-5;
+  f.epilogue.out_scale = 0.8;
+  f.out = out, f.lse1 = lse1, f.lse2 = lse2;
+  double pairs = static_cast<double>(s.seq_q) * s.seq_k;
+  if (s.causal) pairs -= static_cast<double>(s.seq_q) * (s.seq_q - 1) / 2;
+  pairs *= static_cast<double>(s.batch * s.heads);
+  if (!s.backward) {
+    const auto bytes = static_cast<int64_t>(forward_workspace_bytes(f));
+    const Buffer workspace(Dtype::kFloat32, 1, 1, 1, bytes / 4 + 1);
+    time_and_print(s, pairs * (4 * s.head_dim + 4 * s.value_dim),
+                   [&] { forward(f, bytes == 0 ? nullptr : workspace.data, nullptr); });
+    return;
+  }
+  const Buffer dout(s.dtype, s.batch, s.seq_q, s.heads, s.value_dim);
+  const Buffer o(s.dtype, s.batch, s.seq_q, s.heads, s.value_dim);
+  const Buffer o2(s.dtype, s.batch, s.seq_q, s.heads, s.value_dim);
+  f.o = o, f.o2 = o2;
+  forward(f, nullptr);
+  const Buffer dq1(s.dtype, s.batch, s.seq_q, s.heads, s.head_dim);
+  const Buffer dq2(s.dtype, s.batch, s.seq_q, s.heads, s.head_dim);
+  const Buffer dk1(s.dtype, s.batch, s.seq_k, s.kv_heads, s.head_dim);
+  const Buffer dk2(s.dtype, s.batch, s.seq_k, s.kv_heads, s.head_dim);
+  const Buffer dv(s.dtype, s.batch, s.seq_k, s.kv_heads, s.value_dim);
+  const Buffer dlambda(Dtype::kFloat32, 1, 1, s.heads, 1);
+  BackwardParams g;
+  static_cast<Problem&>(g) = f;
+  g.v = v, g.epilogue = f.epilogue, g.dout = dout;
+  g.lse1 = lse1, g.lse2 = lse2, g.o = o, g.o2 = o2;
+  g.dq1 = dq1, g.dq2 = dq2, g.dk1 = dk1, g.dk2 = dk2, g.dv = dv;
+  g.dlambda = {dlambda.data, 0, 0, 1};
+  const Buffer workspace(Dtype::kFloat32, 1, 1, 1,
+                         static_cast<int64_t>(backward_workspace_bytes(g) / 4));
+  time_and_print(s, pairs * (12 * s.head_dim + 4 * s.value_dim),
+                 [&] { backward(g, workspace.data, nullptr); });
+}
+
+}  // namespace
+}  // namespace diffattn::cuda
+
+int main(int argc, char** argv) {
+  if (argc > 1) diffattn::cuda::wanted = argv[1];
+  using diffattn::Dtype;
+  using diffattn::cuda::run;
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    std::puts("skipped: no GPU");
+    return 0;
+  }
+  cudaDeviceProp properties;
+  cudaGetDeviceProperties(&properties, 0);
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  std::printf("%s, sm_%d%d, driver CUDA %d, runtime CUDA %d; median [min, max] of 20 launches\n",
+              properties.name, properties.major, properties.minor, driver, runtime);
+  try {
+    for (const bool backward : {false, true}) {
+      for (const int64_t seq : {2048, 4096, 16384}) {
+        const int64_t batch = 32768 / seq;
+        run({Dtype::kBFloat16, batch, 16, 16, seq, seq, 64, 128, true, backward});
+        run({Dtype::kBFloat16, batch, 8, 8, seq, seq, 128, 256, true, backward});
+      }
+      run({Dtype::kBFloat16, 8, 16, 16, 4096, 4096, 64, 128, false, backward});
+      run({Dtype::kBFloat16, 8, 8, 8, 4096, 4096, 128, 256, false, backward});
+      run({Dtype::kBFloat16, 8, 16, 16, 4096, 4096, 32, 64, true, backward});
+      run({Dtype::kBFloat16, 8, 16, 16, 4096, 4096, 64, 64, true, backward});
+      run({Dtype::kBFloat16, 8, 8, 8, 4096, 4096, 96, 192, true, backward});
+      run({Dtype::kBFloat16, 8, 16, 4, 4096, 4096, 128, 128, true, backward});
+      run({Dtype::kFloat16, 8, 16, 16, 4096, 4096, 64, 128, true, backward});
+      if (!backward) {  // decoding
+        run({Dtype::kBFloat16, 1, 32, 8, 1, 32768, 64, 128, true, false});
+        run({Dtype::kBFloat16, 8, 32, 8, 1, 8192, 64, 128, true, false});
+        run({Dtype::kBFloat16, 8, 16, 4, 1, 16384, 128, 256, true, false});
+        run({Dtype::kBFloat16, 1, 8, 8, 16, 32768, 64, 128, true, false});
+      }
+      run({Dtype::kFloat32, 2, 16, 16, 4096, 4096, 64, 128, true, backward});
+      run({Dtype::kBFloat16, 1, 8, 8, 2048, 2048, 256, 256, true, backward});
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# The CUDA kernels and their tests. Included when nvcc was found.
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc 13 has it
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+
+# One pass of the front end, three outputs: code for sm_80 and sm_90, and PTX that the driver
+# compiles for every later GPU. The kernels use nothing beyond compute_80.
+set(DIFFATTN_CUDA_ARCHITECTURES "compute_80,sm_80,sm_90" CACHE STRING
+  "What the CUDA kernels are compiled for, from compute_80")
+set(DIFFATTN_CUDA_FLAGS -O3 -gencode "arch=compute_80,code=[${DIFFATTN_CUDA_ARCHITECTURES}]")
+
+set(kernels ${PROJECT_SOURCE_DIR}/src/kernels/cuda)
+add_library(diffattn_kernels_cuda STATIC
+  ${kernels}/backward/backward.cu
+  ${kernels}/backward/dlambda.cu
+  ${kernels}/backward/dmask.cu
+  ${kernels}/backward/rows.cu
+  ${kernels}/backward/workspace.cu
+  ${kernels}/forward.cu
+  ${kernels}/simt/backward.cu
+  ${kernels}/simt/forward.cu
+  ${kernels}/sm80/backward/instances/d128_v128.cu
+  ${kernels}/sm80/backward/instances/d128_v256.cu
+  ${kernels}/sm80/backward/instances/d32_v64.cu
+  ${kernels}/sm80/backward/instances/d64_v128.cu
+  ${kernels}/sm80/backward/instances/d64_v64.cu
+  ${kernels}/sm80/backward/instances/d96_v192.cu
+  ${kernels}/sm80/backward/launch.cu
+  ${kernels}/sm80/decode/combine.cu
+  ${kernels}/sm80/decode/instances/d128_v128.cu
+  ${kernels}/sm80/decode/instances/d128_v256.cu
+  ${kernels}/sm80/decode/instances/d64_v128.cu
+  ${kernels}/sm80/decode/instances/d64_v64.cu
+  ${kernels}/sm80/decode/launch.cu
+  ${kernels}/sm80/forward/instances/d128_v128.cu
+  ${kernels}/sm80/forward/instances/d128_v256.cu
+  ${kernels}/sm80/forward/instances/d32_v64.cu
+  ${kernels}/sm80/forward/instances/d64_v128.cu
+  ${kernels}/sm80/forward/instances/d64_v64.cu
+  ${kernels}/sm80/forward/instances/d96_v192.cu
+  ${kernels}/sm80/forward/launch.cu
+  ${kernels}/takes.cu)
+add_library(diffattn::kernels_cuda ALIAS diffattn_kernels_cuda)
+set_target_properties(diffattn_kernels_cuda PROPERTIES CUDA_ARCHITECTURES OFF)
+target_include_directories(diffattn_kernels_cuda PRIVATE ${PROJECT_SOURCE_DIR}/src)
+target_compile_options(diffattn_kernels_cuda PRIVATE ${DIFFATTN_CUDA_FLAGS} -Xptxas=-v)
+target_link_libraries(diffattn_kernels_cuda PUBLIC diffattn_kernels PRIVATE CUDA::cudart_static)
+
+# What ptxas says of each kernel goes to a report beside the build, for the spill test.
+set(DIFFATTN_PTXAS_REPORTS ${PROJECT_BINARY_DIR}/ptxas)
+file(MAKE_DIRECTORY ${DIFFATTN_PTXAS_REPORTS})
+set_property(TARGET diffattn_kernels_cuda PROPERTY RULE_LAUNCH_COMPILE
+  "${CMAKE_COMMAND} -E env REPORTS=${DIFFATTN_PTXAS_REPORTS} \
+sh ${PROJECT_SOURCE_DIR}/tests/kernels/cuda/keep_report.sh")
+
+add_executable(cuda_kernels_bench ${PROJECT_SOURCE_DIR}/benchmarks/cuda/kernels_bench.cu)
+set_target_properties(cuda_kernels_bench PROPERTIES CUDA_ARCHITECTURES OFF EXCLUDE_FROM_ALL ON)
+target_compile_options(cuda_kernels_bench PRIVATE ${DIFFATTN_CUDA_FLAGS})
+target_include_directories(cuda_kernels_bench PRIVATE ${PROJECT_SOURCE_DIR}/src)
+target_link_libraries(cuda_kernels_bench PRIVATE diffattn_kernels_cuda CUDA::cudart_static)
+
+if(DIFFATTN_TESTS)
+  enable_testing()
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+  # The shared kernel tests, with the GPU as one more backend; only its part is registered here.
+  set(tests ${PROJECT_SOURCE_DIR}/tests/kernels)
+  add_executable(cuda_kernel_tests
+    ${tests}/cuda/backend.cpp
+    ${tests}/cuda/behaviour_test.cpp
+    ${tests}/cuda/widths_test.cpp
+    ${tests}/grid_test.cpp
+    ${tests}/repeatability_test.cpp
+    ${tests}/sequence_laws_test.cpp
+    ${tests}/special_values_test.cpp
+    ${tests}/value_laws_test.cpp)
+  target_include_directories(cuda_kernel_tests PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(cuda_kernel_tests PRIVATE diffattn_kernels_cuda diffattn_test_support
+    GTest::gtest_main CUDA::cudart_static)
+  gtest_discover_tests(cuda_kernel_tests TEST_PREFIX cuda. TEST_FILTER "Cuda*:*/cuda_*"
+    DISCOVERY_TIMEOUT 60)
+  add_test(NAME cuda.spills COMMAND ${CMAKE_COMMAND} -DREPORTS=${DIFFATTN_PTXAS_REPORTS}
+    -P ${tests}/cuda/check_spills.cmake)
+endif()

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The order of a backward: O and o2 again where the forward did not keep them, the pass over rows,
+// the passes over keys and queries, and the sums of what was broadcast.
+
+#include "diffattn/kernels/backend.h"
+#include "diffattn/kernels/cuda.h"
+#include "diffattn/kernels/error.h"
+#include "kernels/cuda/backward/rows.cuh"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/forward.h"
+#include "kernels/cuda/simt/launch.h"
+#include "kernels/cuda/sm80/backward/launch.h"
+
+namespace diffattn::cuda {
+namespace {
+
+/// Fills workspace.o and workspace.o2. `out` must go somewhere: to d_o, which is written later.
+void recompute_outputs(const BackwardParams& params, const BackwardWorkspace& workspace,
+                       cudaStream_t stream) {
+  ForwardParams forward_params;
+  static_cast<Problem&>(forward_params) = params;
+  forward_params.v = params.v;
+  forward_params.out = workspace.d_o;
+  run_forward(forward_params, {workspace.o, workspace.o2}, stream);
+}
+
+}  // namespace
+
+size_t backward_workspace_bytes(const BackwardParams& params) {
+  return BackwardWorkspace(params, nullptr).bytes;
+}
+
+void backward(const BackwardParams& params, void* memory, Stream stream) {
+  validate(params, /*host_arrays=*/false);
+  require_taken(params);
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  const BackwardWorkspace workspace(params, memory);
+  const bool has_rows = params.batch * params.heads * params.seq_q > 0;
+  if (has_rows && (!params.lse1 || !params.lse2)) {
+    throw_argument_error("lse1, lse2", "what the forward wrote", "null");
+  }
+  if (workspace.bytes != 0 && memory == nullptr) {
+    throw_argument_error("workspace", std::to_string(workspace.bytes) + " bytes", "null");
+  }
+  if (!params.o || !params.o2) recompute_outputs(params, workspace, cuda_stream);
+  prepare_rows(params, workspace, cuda_stream);
+  if (sm80::takes_backward(params)) {
+    sm80::backward(params, workspace, cuda_stream);
+  } else {
+    simt::backward(params, workspace, cuda_stream);
+  }
+  reduce_dlambda(params, workspace, cuda_stream);
+  reduce_dmask(params, workspace, cuda_stream);
+}
+
+}  // namespace diffattn::cuda

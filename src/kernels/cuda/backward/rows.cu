@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The pass over rows, one warp per row (b, m, h). With g = out_scale weight o dout and
+// rstd = 1 / sqrt(mean(O^2) + eps) (1 without norm):
+//
+//   dO     = rstd (g - O rstd^2 mean(g o O))      (the second term only with norm)
+//   delta2 = dO.o2,  delta1 = dO.O + lambda delta2
+//   dnorm_weight = sum over rows of out_scale dout o O rstd: per warp in registers, per block in
+//                  shared memory, over blocks by a second kernel, each in a fixed order
+//
+// Everything in float; dO is rounded to T when it is stored, and delta uses the rounded one, which
+// is what the products with keys will see.
+
+#include "kernels/cuda/backward/rows.cuh"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/epilogue.cuh"
+
+namespace diffattn::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kMaxWidth = 256;
+constexpr int kPerLane = kMaxWidth / kWarpSize;
+
+/// U: of o and o2, T as the forward saved them or float as the backward recomputed them.
+template <class T, class U>
+struct RowsArguments {
+  Shape shape;
+  Rows<const T> dout;               // [B, M, H, Dv]
+  Rows<const U> o, o2;              // [B, M, H, Dv]
+  Rows<const float> lse1, lse2;     // [B, M, H], natural
+  Rows<const float> lambda;         // [B, M, H]
+  HeadEpilogue epilogue;
+  Rows<T> d_o;                      // [B, M, H, Dv]
+  RowState state;
+  float* dnorm_parts;               // [kRowBlocks, Dv] or null
+};
+
+template <class T, class U>
+struct PrepareRow {
+  const RowsArguments<T, U>& args;
+  const int lane = threadIdx.x % kWarpSize;
+  float dweight[kPerLane] = {};  // columns lane, lane + 32, ...
+
+  __device__ void run(int b, int m, int h) {
+    const Sequence seq = args.shape.sequence(b);
+    if (m >= seq.seq_q) return;
+    const int64_t l = seq.q_begin + m;
+    const int width = args.shape.value_dim;
+    const float lse1 = *args.lse1.at(b, l, h), lse2 = *args.lse2.at(b, l, h);
+    const bool dead = lse1 == -INFINITY;
+    const T* const dout_row = args.dout.at(b, l, h);
+    const U* const o_row = args.o.at(b, l, h);
+    const U* const o2_row = args.o2.at(b, l, h);
+
+    float o[kPerLane], g[kPerLane];
+    float squares = 0.0f, inner = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int c = lane + i * kWarpSize;
+      o[i] = g[i] = 0.0f;
+      if (dead || c >= width) continue;
+      o[i] = widen(o_row[c]);
+      g[i] = widen(dout_row[c]);
+      squares += o[i] * o[i];
+      inner += g[i] * args.epilogue.gain(c) * o[i];
+    }
+    float rstd = 1.0f, pull = 0.0f;
+    if (args.epilogue.norm && !dead) {
+      rstd = 1.0f / sqrtf(warp_sum(squares) / width + args.epilogue.eps);
+      pull = rstd * rstd * warp_sum(inner) / width;
+    }
+    T* const d_o_row = args.d_o.at(b, l, h);
+    float delta = 0.0f, delta2 = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int c = lane + i * kWarpSize;
+      if (c >= width) continue;
+      dweight[i] += args.epilogue.out_scale * g[i] * o[i] * rstd;
+      const T d_o = narrow<T>(dead ? 0.0f : rstd * (g[i] * args.epilogue.gain(c) - o[i] * pull));
+      d_o_row[c] = d_o;
+      delta += widen(d_o) * o[i];
+      if (!dead) delta2 += widen(d_o) * widen(o2_row[c]);
+    }
+    delta = warp_sum(delta);
+    delta2 = warp_sum(delta2);
+    if (lane != 0) return;
+    const float lambda = dead ? 0.0f : *args.lambda.at(b, l, h);
+    *args.state.lse1.at(b, l, h) = dead ? INFINITY : lse1 * kLog2E;
+    *args.state.lse2.at(b, l, h) = dead ? INFINITY : lse2 * kLog2E;
+    *args.state.delta1.at(b, l, h) = delta + lambda * delta2;
+    *args.state.delta2.at(b, l, h) = delta2;
+    *args.state.lambda.at(b, l, h) = lambda;
+  }
+};
+
+template <class T, class U>
+__global__ void __launch_bounds__(kWarps* kWarpSize)
+    prepare_rows_kernel(const __grid_constant__ RowsArguments<T, U> args) {
+  __shared__ float parts[kWarps][kMaxWidth];
+  PrepareRow<T, U> row{args};
+  const Shape& shape = args.shape;
+  const int64_t count = static_cast<int64_t>(shape.batch) * shape.seq_q * shape.heads;
+  const int warp = threadIdx.x / kWarpSize;
+  for (int64_t i = blockIdx.x * kWarps + warp; i < count; i += kRowBlocks * kWarps) {
+    const int64_t position = i / shape.heads;
+    row.run(static_cast<int>(position / shape.seq_q), static_cast<int>(position % shape.seq_q),
+            static_cast<int>(i % shape.heads));
+  }
+  if (args.dnorm_parts == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) parts[warp][row.lane + i * kWarpSize] = row.dweight[i];
+  __syncthreads();  // every warp's part is there
+  for (int c = threadIdx.x; c < shape.value_dim; c += kWarps * kWarpSize) {
+    float sum = 0.0f;
+    for (int w = 0; w < kWarps; ++w) sum += parts[w][c];
+    args.dnorm_parts[static_cast<int64_t>(blockIdx.x) * shape.value_dim + c] = sum;
+  }
+}
+
+/// dnorm_weight [width] = sum over blocks; one block per column, a fixed tree.
+__global__ void __launch_bounds__(kWarpSize)
+    reduce_dnorm_kernel(const float* parts, float* dnorm_weight, int width) {
+  float sum = 0.0f;
+  for (int block = threadIdx.x; block < kRowBlocks; block += kWarpSize) {
+    sum += parts[static_cast<int64_t>(block) * width + blockIdx.x];
+  }
+  sum = warp_sum(sum);
+  if (threadIdx.x == 0) dnorm_weight[blockIdx.x] = sum;
+}
+
+template <class T, class U>
+void prepare(const BackwardParams& params, const View<const void>& o, const View<const void>& o2,
+             const BackwardWorkspace& workspace, cudaStream_t stream) {
+  const RowsArguments<T, U> args{
+      .shape = shape_of(params),
+      .dout = rows_of<const T>(params.dout),
+      .o = rows_of<const U>(o),
+      .o2 = rows_of<const U>(o2),
+      .lse1 = rows_of<const float>(params.lse1),
+      .lse2 = rows_of<const float>(params.lse2),
+      .lambda = rows_of<const float>(params.lambda),
+      .epilogue = epilogue_of(params.epilogue),
+      .d_o = rows_of<T>(workspace.d_o),
+      .state = workspace.state,
+      .dnorm_parts = workspace.dnorm_parts};
+  prepare_rows_kernel<T, U><<<kRowBlocks, kWarps * kWarpSize, 0, stream>>>(args);
+  check_launch("backward over rows", params);
+  if (params.dnorm_weight == nullptr) return;
+  const auto width = static_cast<unsigned>(params.value_dim);
+  reduce_dnorm_kernel<<<width, kWarpSize, 0, stream>>>(
+      workspace.dnorm_parts, static_cast<float*>(params.dnorm_weight), static_cast<int>(width));
+  check_launch("sum of dnorm_weight", params);
+}
+
+template <class T>
+void prepare_from(const BackwardParams& params, const BackwardWorkspace& workspace,
+                  cudaStream_t stream) {
+  if (params.o && params.o2) {
+    prepare<T, T>(params, params.o, params.o2, workspace, stream);
+  } else {
+    const auto input = [](const View<void>& view) {
+      return View<const void>{view.data, view.batch_stride, view.seq_stride, view.head_stride};
+    };
+    prepare<T, float>(params, input(workspace.o), input(workspace.o2), workspace, stream);
+  }
+}
+
+}  // namespace
+
+void prepare_rows(const BackwardParams& params, const BackwardWorkspace& workspace,
+                  cudaStream_t stream) {
+  switch (params.dtype) {
+    case Dtype::kBFloat16: return prepare_from<bfloat16>(params, workspace, stream);
+    case Dtype::kFloat16: return prepare_from<float16>(params, workspace, stream);
+    default: return prepare_from<float>(params, workspace, stream);
+  }
+}
+
+}  // namespace diffattn::cuda

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the backward knows of every row before it meets the keys, kept in the workspace:
+//
+//   dO = gradient of the epilogue at dout            [rows, H, Dv], in T
+//   delta2 = dO.o2,  delta1 = dO.O + lambda delta2   the softmax gradients' row sums
+//   lse1, lse2 in base 2; +inf for a row that sees nothing, so that its P is 0
+//
+// "rows" is B * M, or the packed total, which B * M bounds.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "diffattn/kernels/params.h"
+#include "kernels/cuda/problem.cuh"
+
+namespace diffattn::cuda {
+
+/// Arrays of one float per (b, m, h), rows of a head adjacent: [H, rows].
+struct RowState {
+  Rows<float> lse1, lse2, delta1, delta2, lambda;
+};
+
+/// The workspace of one backward, cut into its arrays.
+struct BackwardWorkspace {
+  size_t bytes = 0;
+  View<void> d_o;      // [B, M, H, Dv] in the problem's type
+  View<void> o, o2;    // the same in float, only when the forward did not save them
+  RowState state;
+  float* dnorm_parts = nullptr;  // [kRowBlocks, Dv]
+
+  /// With `memory` null only `bytes` is meaningful.
+  BackwardWorkspace(const BackwardParams& params, void* memory);
+};
+
+/// Blocks of the pass over rows: fixed, so that the sum of dnorm_weight has one order everywhere.
+inline constexpr int kRowBlocks = 1024;
+
+/// Fills the workspace from dout, o, o2, lse and lambda, and dnorm_weight where it is wanted.
+void prepare_rows(const BackwardParams& params, const BackwardWorkspace& workspace,
+                  cudaStream_t stream);
+
+/// dlambda, each entry the sum of -delta2 over the rows it was broadcast to, in a fixed order.
+void reduce_dlambda(const BackwardParams& params, const BackwardWorkspace& workspace,
+                    cudaStream_t stream);
+
+/// dmask, each entry the sum of ds1 + ds2 over what it was broadcast to, in a fixed order.
+void reduce_dmask(const BackwardParams& params, const BackwardWorkspace& workspace,
+                  cudaStream_t stream);
+
+}  // namespace diffattn::cuda

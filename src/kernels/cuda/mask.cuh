@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the mask says of one entry (b, h, m, n). Same meaning as kernels/visible.h.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "diffattn/kernels/params.h"
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/problem.cuh"
+
+namespace diffattn::cuda {
+
+/// What a mask says at offset `at`: added to both scores, natural units; -inf: may not be seen.
+__device__ inline float mask_bias(const Mask& mask, int64_t at) {
+  if (mask.kind == MaskKind::kBoolean) {
+    return static_cast<const uint8_t*>(mask.data)[at] != 0 ? 0.0f : -INFINITY;
+  }
+  switch (mask.dtype) {
+    case Dtype::kFloat64: return static_cast<float>(static_cast<const double*>(mask.data)[at]);
+    case Dtype::kFloat32: return static_cast<const float*>(mask.data)[at];
+    case Dtype::kBFloat16: return widen(static_cast<const bfloat16*>(mask.data)[at]);
+    case Dtype::kFloat16: return widen(static_cast<const float16*>(mask.data)[at]);
+  }
+  return 0.0f;
+}
+
+/// Who may see whom in one (batch entry, head).
+struct HeadMask {
+  const Shape& shape;
+  const Sequence seq;
+  const int64_t head = 0;  // offset of the mask's entry (b, h, 0, 0)
+
+  __device__ HeadMask(const Shape& shape, const Sequence& seq, int b, int h)
+      : shape(shape),
+        seq(seq),
+        head(b * shape.mask.strides.batch + h * shape.mask.strides.head) {}
+
+  /// Added to both scores of (m, n), base 2; -inf when the row may not see the column, or is none.
+  __device__ float bias(int m, int n) const {
+    const bool inside = m < seq.seq_q && n >= seq.first_visible(m) && n < seq.end_visible(m);
+    if (!inside) return -INFINITY;
+    if (shape.mask.kind == MaskKind::kNone) return 0.0f;
+    const MaskStrides& strides = shape.mask.strides;
+    const float bias = mask_bias(shape.mask, head + m * strides.row + n * strides.column);
+    if (bias == -INFINITY) return bias;
+    // The lowest finite numbers, which some write for -inf, must not become it. NaN stays NaN.
+    return bias * kLog2E < -FLT_MAX ? -FLT_MAX : bias * kLog2E;
+  }
+
+  /// May every row of [m, end_m) see every column of [n, end_n)?
+  __device__ bool all_visible(int m, int end_m, int n, int end_n) const {
+    return shape.mask.kind == MaskKind::kNone && n >= seq.first_visible(end_m - 1) &&
+           end_n <= seq.end_visible(m);
+  }
+};
+
+}  // namespace diffattn::cuda

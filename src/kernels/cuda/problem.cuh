@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `Problem` as kernels receive it: 32-bit sizes, typed rows, and where each sequence lies. Steps
+// and names as in kernels/visible.h.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "diffattn/kernels/params.h"
+#include "kernels/cuda/element.cuh"
+
+namespace diffattn::cuda {
+
+/// `View` with device-side addressing; offsets are 64-bit.
+template <class T>
+struct Rows {
+  T* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t seq_stride = 0;
+  int64_t head_stride = 0;
+
+  __device__ T* at(int64_t b, int64_t l, int64_t h) const {
+    return data + b * batch_stride + l * seq_stride + h * head_stride;
+  }
+  /// Null where there is no tensor.
+  __device__ T* at_or_null(int64_t b, int64_t l, int64_t h) const {
+    return data == nullptr ? nullptr : at(b, l, h);
+  }
+};
+
+template <class T, class U>
+Rows<T> rows_of(const View<U>& view) {
+  return {static_cast<T*>(view.data), view.batch_stride, view.seq_stride, view.head_stride};
+}
+
+/// May rows of `width` 16-bit elements be read 16 bytes at a time?
+template <class U>
+bool has_aligned_rows(const View<U>& view, int64_t width) {
+  constexpr int64_t kElements = 8;  // 16 bytes
+  return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && width % kElements == 0 &&
+         view.batch_stride % kElements == 0 && view.seq_stride % kElements == 0 &&
+         view.head_stride % kElements == 0;
+}
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr int kFarAway = 1 << 30;  // beyond every column, and safe to add to a column
+
+/// Where batch entry b lies and which columns its rows may see before any mask.
+struct Sequence {
+  int q_begin, seq_q;      // rows in the tensor
+  int k_begin, seq_k;      // columns in the tensor
+  int first_key, end_key;  // columns that are not padding
+  int diagonal;            // m' - m
+  int window;              // kFarAway without one
+  bool bounded;            // n <= m'
+
+  __device__ int first_visible(int m) const {
+    return max(first_key, m + diagonal - window + 1);
+  }
+  __device__ int end_visible(int m) const {
+    return bounded ? min(end_key, m + diagonal + 1) : end_key;
+  }
+  /// The rows that see column n, before any mask: [first_row, end_row). Both grow with n.
+  __device__ int first_row(int n) const { return bounded ? max(0, n - diagonal) : 0; }
+  __device__ int end_row(int n) const {
+    return window == kFarAway ? seq_q : min(seq_q, n - diagonal + window);
+  }
+};
+
+struct Shape {
+  int batch, heads, kv_heads, seq_q, seq_k, head_dim, value_dim;
+  int window;
+  bool bounded, align_to_key_lengths;
+  const int32_t* key_starts;    // [B]
+  const int32_t* key_lengths;   // [B]
+  const int32_t* cu_seqlens_q;  // [B + 1]
+  const int32_t* cu_seqlens_k;  // [B + 1]
+  Mask mask;
+
+  __device__ int kv_head(int h) const { return h / (heads / kv_heads); }
+
+  __device__ Sequence sequence(int b) const {
+    Sequence seq{.q_begin = 0, .seq_q = seq_q, .k_begin = 0, .seq_k = seq_k};
+    if (cu_seqlens_q != nullptr) {
+      seq.q_begin = cu_seqlens_q[b];
+      seq.seq_q = cu_seqlens_q[b + 1] - seq.q_begin;
+      seq.k_begin = cu_seqlens_k[b];
+      seq.seq_k = cu_seqlens_k[b + 1] - seq.k_begin;
+    }
+    seq.first_key = key_starts == nullptr ? 0 : max(0, key_starts[b]);
+    seq.end_key = key_lengths == nullptr ? seq.seq_k : min(seq.seq_k, key_lengths[b]);
+    seq.diagonal = (align_to_key_lengths ? seq.end_key : seq.seq_k) - seq.seq_q;
+    seq.window = window;
+    seq.bounded = bounded;
+    return seq;
+  }
+};
+
+inline Shape shape_of(const Problem& problem) {
+  const auto narrow_size = [](int64_t size) { return static_cast<int>(size); };
+  const bool has_window = problem.window != kNoWindow;
+  return {.batch = narrow_size(problem.batch),
+          .heads = narrow_size(problem.heads),
+          .kv_heads = narrow_size(problem.kv_heads),
+          .seq_q = narrow_size(problem.seq_q),
+          .seq_k = narrow_size(problem.seq_k),
+          .head_dim = narrow_size(problem.head_dim),
+          .value_dim = narrow_size(problem.value_dim),
+          .window = has_window ? static_cast<int>(std::min<int64_t>(problem.window, kFarAway - 1))
+                               : kFarAway,
+          .bounded = problem.causal || has_window,
+          .align_to_key_lengths = problem.align_to_key_lengths && problem.key_lengths != nullptr,
+          .key_starts = problem.key_starts,
+          .key_lengths = problem.key_lengths,
+          .cu_seqlens_q = problem.cu_seqlens_q,
+          .cu_seqlens_k = problem.cu_seqlens_k,
+          .mask = problem.mask};
+}
+
+/// Which (batch entry, head, tile) a block of a one-dimensional grid computes. Tiles of one head
+/// are neighbours, so that its keys and values stay in the second-level cache.
+struct BlockPlace {
+  int b, h, tile;
+
+  __device__ BlockPlace(int64_t block, int heads, int tiles)
+      : b(static_cast<int>(block / tiles / heads)),
+        h(static_cast<int>(block / tiles % heads)),
+        tile(static_cast<int>(block % tiles)) {}
+};
+
+}  // namespace diffattn::cuda

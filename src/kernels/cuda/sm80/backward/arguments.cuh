@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/cuda/backward/rows.cuh"
+#include "kernels/cuda/problem.cuh"
+
+namespace diffattn::cuda::sm80 {
+
+template <class T>
+struct BackwardArguments {
+  Shape shape;
+  Rows<const T> q1, q2;  // [B, M, H, D]
+  Rows<const T> k1, k2;  // [B, N, Hkv, D]
+  Rows<const T> v;       // [B, N, Hkv, Dv]
+  Rows<const T> d_o;     // [B, M, H, Dv]
+  RowState state;
+  float scale, scale2;
+  float scale_log2, scale2_log2;
+  bool q_aligned, k_aligned, v_aligned, d_o_aligned;
+  Rows<T> dq1, dq2;  // [B, M, H, D]
+  Rows<T> dk1, dk2;  // [B, N, Hkv, D]
+  Rows<T> dv;        // [B, N, Hkv, Dv]
+};
+
+/// Stores a warp's C fragments, times `scale`, to rows [row, end_row) of a tensor. Neighbours go
+/// out as one word where the address allows it.
+template <int kN8, class T>
+__device__ inline void store_fragments(const float (&c)[kN8][4], float scale, T* first_row,
+                                       int64_t stride, int row, int end_row, int width) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int at = row + r * 8 + lane / 4;
+    if (at >= end_row) continue;
+    T* const out = first_row + at * stride;
+    const bool words = reinterpret_cast<uintptr_t>(out) % 4 == 0;
+#pragma unroll
+    for (int j = 0; j < kN8; ++j) {
+      const int col = j * 8 + lane % 4 * 2;
+      const float x = c[j][2 * r] * scale, y = c[j][2 * r + 1] * scale;
+      if (words && col + 1 < width) {
+        *reinterpret_cast<uint32_t*>(out + col) = pack<T>(x, y);
+      } else {
+        if (col < width) out[col] = narrow<T>(x);
+        if (col + 1 < width) out[col + 1] = narrow<T>(y);
+      }
+    }
+  }
+}
+
+}  // namespace diffattn::cuda::sm80

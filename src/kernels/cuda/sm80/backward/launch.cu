@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Picks the smallest padded widths that hold a problem; the same table as the forward's.
+
+#include "kernels/cuda/sm80/backward/launch.h"
+
+namespace diffattn::cuda::sm80 {
+namespace {
+
+template <class T>
+void backward_of(const BackwardParams& params, const BackwardWorkspace& workspace,
+                 cudaStream_t stream) {
+  const int64_t d = params.head_dim, dv = params.value_dim;
+  if (d <= 32 && dv <= 64) return launch_backward<T, 32, 64>(params, workspace, stream);
+  if (d <= 64 && dv <= 64) return launch_backward<T, 64, 64>(params, workspace, stream);
+  if (d <= 64 && dv <= 128) return launch_backward<T, 64, 128>(params, workspace, stream);
+  if (dv <= 128) return launch_backward<T, 128, 128>(params, workspace, stream);
+  if (d <= 96 && dv <= 192) return launch_backward<T, 96, 192>(params, workspace, stream);
+  launch_backward<T, 128, 256>(params, workspace, stream);
+}
+
+}  // namespace
+
+bool takes_backward(const Problem& problem) {
+  return (problem.dtype == Dtype::kBFloat16 || problem.dtype == Dtype::kFloat16) &&
+         problem.head_dim <= 128 && problem.value_dim <= 256;
+}
+
+void backward(const BackwardParams& params, const BackwardWorkspace& workspace,
+              cudaStream_t stream) {
+  if (params.dtype == Dtype::kBFloat16) {
+    backward_of<bfloat16>(params, workspace, stream);
+  } else {
+    backward_of<float16>(params, workspace, stream);
+  }
+}
+
+}  // namespace diffattn::cuda::sm80

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/sm80/backward/keys.cuh"
+#include "kernels/cuda/sm80/backward/launch.h"
+#include "kernels/cuda/sm80/backward/queries.cuh"
+
+namespace diffattn::cuda::sm80 {
+
+template <class T>
+BackwardArguments<T> backward_arguments(const BackwardParams& params,
+                                        const BackwardWorkspace& workspace) {
+  const int64_t d = params.head_dim, dv = params.value_dim;
+  return {.shape = shape_of(params),
+          .q1 = rows_of<const T>(params.q1),
+          .q2 = rows_of<const T>(params.q2),
+          .k1 = rows_of<const T>(params.k1),
+          .k2 = rows_of<const T>(params.k2),
+          .v = rows_of<const T>(params.v),
+          .d_o = rows_of<const T>(workspace.d_o),
+          .state = workspace.state,
+          .scale = static_cast<float>(params.scale),
+          .scale2 = static_cast<float>(params.scale2),
+          .scale_log2 = static_cast<float>(params.scale * kLog2E),
+          .scale2_log2 = static_cast<float>(params.scale2 * kLog2E),
+          .q_aligned = has_aligned_rows(params.q1, d) && has_aligned_rows(params.q2, d),
+          .k_aligned = has_aligned_rows(params.k1, d) && has_aligned_rows(params.k2, d),
+          .v_aligned = has_aligned_rows(params.v, dv),
+          .d_o_aligned = has_aligned_rows(workspace.d_o, dv),
+          .dq1 = rows_of<T>(params.dq1),
+          .dq2 = rows_of<T>(params.dq2),
+          .dk1 = rows_of<T>(params.dk1),
+          .dk2 = rows_of<T>(params.dk2),
+          .dv = rows_of<T>(params.dv)};
+}
+
+/// One block per tile of `rows` rows of each of `heads` heads.
+template <class T, class Config>
+void launch_tiles(void (*kernel)(BackwardArguments<T>, int), const char* name,
+                  const BackwardArguments<T>& args, int64_t heads, int64_t rows, int64_t block_rows,
+                  const BackwardParams& params, cudaStream_t stream) {
+  const int64_t tiles = (rows + block_rows - 1) / block_rows;
+  const auto blocks = static_cast<unsigned>(params.batch * heads * tiles);
+  if (blocks == 0) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             Config::kSmemBytes),
+        name, params);
+  kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(args, static_cast<int>(tiles));
+  check_launch(name, params);
+}
+
+template <class T, int kD, int kValue, int kOutputs>
+void launch_keys(const BackwardParams& params, const BackwardArguments<T>& args,
+                 cudaStream_t stream) {
+  using Config = KeysConfig<kD, kValue, kOutputs>;
+  launch_tiles<T, Config>(backward_keys_kernel<T, Config>, "sm80 backward over keys", args,
+                          params.kv_heads, params.seq_k, Config::kBlockN, params, stream);
+}
+
+template <class T, int kD, int kValue>
+void launch_backward(const BackwardParams& params, const BackwardWorkspace& workspace,
+                     cudaStream_t stream) {
+  constexpr bool kOneLaunch = 2 * kD + kValue <= 256;  // 128 registers of sums
+  const BackwardArguments<T> args = backward_arguments<T>(params, workspace);
+  const bool want_dk = params.dk1 || params.dk2, want_dv = static_cast<bool>(params.dv);
+  if constexpr (kOneLaunch) {
+    if (want_dk || want_dv) launch_keys<T, kD, kValue, kDvAndDk>(params, args, stream);
+  } else {
+    if (want_dv) launch_keys<T, kD, kValue, kDv>(params, args, stream);
+    if (want_dk) launch_keys<T, kD, kValue, kDk>(params, args, stream);
+  }
+  if (params.dq1 || params.dq2) {
+    using Config = QueriesConfig<kD, kValue>;
+    launch_tiles<T, Config>(backward_queries_kernel<T, Config>, "sm80 backward over queries", args,
+                            params.heads, params.seq_q, Config::kBlockM, params, stream);
+  }
+}
+
+}  // namespace diffattn::cuda::sm80

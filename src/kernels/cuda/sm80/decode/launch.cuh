@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/sm80/decode/kernel.cuh"
+#include "kernels/cuda/sm80/decode/launch.h"
+
+namespace diffattn::cuda::sm80 {
+
+template <class T, int kD, int kDv>
+void launch_decode(const ForwardParams& params, const Partials& partials, cudaStream_t stream) {
+  using Config = DecodeConfig<kD, kDv>;
+  const int64_t d = params.head_dim;
+  const DecodeArguments<T> args{
+      .shape = shape_of(params),
+      .q1 = rows_of<const T>(params.q1),
+      .q2 = rows_of<const T>(params.q2),
+      .k1 = rows_of<const T>(params.k1),
+      .k2 = rows_of<const T>(params.k2),
+      .v = rows_of<const T>(params.v),
+      .scale_log2 = static_cast<float>(params.scale * kLog2E),
+      .scale2_log2 = static_cast<float>(params.scale2 * kLog2E),
+      .q_aligned = has_aligned_rows(params.q1, d) && has_aligned_rows(params.q2, d),
+      .k_aligned = has_aligned_rows(params.k1, d) && has_aligned_rows(params.k2, d),
+      .v_aligned = has_aligned_rows(params.v, params.value_dim),
+      .partials = partials};
+  const auto kernel = decode_kernel<T, Config>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             Config::kSmemBytes),
+        "sm80 decode: shared memory", params);
+  const int64_t rows = params.seq_q * (params.heads / params.kv_heads);
+  const int64_t row_tiles = (rows + Config::kRows - 1) / Config::kRows;
+  const auto blocks =
+      static_cast<unsigned>(params.batch * params.kv_heads * partials.splits * row_tiles);
+  kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(
+      args, static_cast<int>(row_tiles), partials.splits);
+  check_launch("sm80 decode", params);
+}
+
+}  // namespace diffattn::cuda::sm80

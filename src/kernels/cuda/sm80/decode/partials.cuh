@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/problem.cuh"
+#include "kernels/cuda/sm80/decode/config.h"
+
+namespace diffattn::cuda::sm80 {
+
+/// What the blocks over parts of the keys leave in the workspace: the softmax state of each row of
+/// both maps, base 2, o not yet divided by l.
+struct Partials {
+  float* m;  // [2, splits, B, M, H]
+  float* l;  // [2, splits, B, M, H]
+  float* o;  // [2, splits, B, M, H, Dv]
+  int splits, batch, seq_q, heads;
+
+  __host__ __device__ int64_t count() const {
+    return int64_t{2} * splits * batch * seq_q * heads;
+  }
+  __device__ int64_t slot(int map, int split, int b, int m_row, int h) const {
+    return (((int64_t{map} * splits + split) * batch + b) * seq_q + m_row) * heads + h;
+  }
+};
+
+/// The parts of the keys that any row of the sequence sees: [begin, end). Others are neither
+/// written nor read.
+struct UsedSplits {
+  int begin, end;
+
+  __device__ explicit UsedSplits(const Sequence& seq)
+      : begin(max(0, seq.first_visible(0)) / kSplitKeys),
+        end((max(0, seq.end_visible(seq.seq_q - 1)) + kSplitKeys - 1) / kSplitKeys) {}
+};
+
+}  // namespace diffattn::cuda::sm80

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward with warp-wide matrix instructions, for every GPU since sm_80. One block computes kBlockM
+// query rows of one (batch entry, head); the first half of its warps does map 1, the second map 2:
+//
+//   (1) load q of both maps and the first tile of k1, k2, v
+//   for each key tile that any row may see (the next one is loading meanwhile):
+//     (2) s = q k^T                                    [kBlockM, kBlockN], float
+//     (3) s = scale log2(e) s + mask; -inf where the row may not see
+//     (4) m, l, o rescaled; p = exp2(s - m)            online softmax, base 2
+//     (5) o += p v                                     p rounded to T, o in float
+//   (6) lse = m ln 2 + log l;  o2 = o / l of map 2 through shared memory
+//   (7) O = o1 / l1 - lambda o2;  out = epilogue(O)    one rounding
+//
+// Columns that a row may not see never reach it, be they NaN: scores are replaced, not added to,
+// padding is loaded as 0, and a partly visible tile of v with such values is multiplied entry by
+// entry.
+#pragma once
+
+#include "kernels/cuda/epilogue.cuh"
+#include "kernels/cuda/mask.cuh"
+#include "kernels/cuda/problem.cuh"
+#include "kernels/cuda/sm80/forward/config.h"
+#include "kernels/cuda/sm80/online_softmax.cuh"
+#include "kernels/cuda/sm80/tile.cuh"
+
+namespace diffattn::cuda::sm80 {
+
+template <class T>
+struct ForwardArguments {
+  Shape shape;
+  Rows<const T> q1, q2;      // [B, M, H, D]
+  Rows<const T> k1, k2;      // [B, N, Hkv, D]
+  Rows<const T> v;           // [B, N, Hkv, Dv]
+  Rows<const float> lambda;  // [B, M, H]
+  float scale_log2, scale2_log2;
+  bool q_aligned, k_aligned, v_aligned;
+  bool shared_k;  // k1 and k2 are the same memory: load it once
+  HeadEpilogue epilogue;
+  Rows<T> out, o, o2;       // [B, M, H, Dv]
+  Rows<float> lse1, lse2;   // [B, M, H]
+  Rows<float> o_exact, o2_exact;  // [B, M, H, Dv]
+};
+
+template <class T, class Config>
+struct Forward {
+  static constexpr int kD = Config::kHeadDim, kDv = Config::kValueDim;
+  static constexpr int kM = Config::kMTiles, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  static constexpr int kThreads = Config::kThreads;
+  static_assert(Config::kStages == 2);
+
+  const ForwardArguments<T>& args;
+  char* smem;
+  const BlockPlace place;
+  const Sequence seq = args.shape.sequence(place.b);
+  const int row0 = place.tile * kBlockM;
+  const int kv_head = args.shape.kv_head(place.h);
+  const HeadMask mask{args.shape, seq, place.b, place.h};
+  const int lane = threadIdx.x % kWarpSize;
+  const int map = threadIdx.x / (kThreads / 2);  // 0: map 1, 1: map 2
+  const int warp_row = threadIdx.x / kWarpSize % Config::kWarpsPerMap * kM * 16;
+  const float scale = map == 0 ? args.scale_log2 : args.scale2_log2;
+
+  T* const q_smem = reinterpret_cast<T*>(smem);                // [2, kBlockM, kD]
+  T* const stages_smem = q_smem + 2 * Config::kQElements;      // [2] x {k1, k2, v}
+  float* const o_smem = reinterpret_cast<float*>(smem);        // [kBlockM, kOPitch], after the loop
+  float* const l_smem = o_smem + kBlockM * Config::kOPitch;    // [2, kBlockM]
+
+  Accumulator<kM, kDv / 8> o_reg;
+  OnlineSoftmax<kM> softmax;
+
+  __device__ void run() {
+    if (row0 >= seq.seq_q) return;
+    const int end_row = min(row0 + kBlockM, seq.seq_q);
+    const int begin = max(0, seq.first_visible(row0)) / kBlockN * kBlockN;
+    const int end = seq.end_visible(end_row - 1);
+    softmax.reset();
+    for (int i = 0; i < kM; ++i) {
+      for (int j = 0; j < kDv / 8; ++j) {
+        for (int e = 0; e < 4; ++e) o_reg[i][j][e] = 0.0f;
+      }
+    }
+    load_q();  // (1)
+    load_stage(0, begin, end);
+    ptx::commit_copies();
+    for (int n0 = begin, stage = 0; n0 < end; n0 += kBlockN, stage ^= 1) {
+      if (n0 + kBlockN < end) load_stage(stage ^ 1, n0 + kBlockN, end);
+      ptx::commit_copies();
+      ptx::wait_copies<1>();
+      __syncthreads();  // this stage has landed for every thread
+      step(stage, n0, end_row);
+      __syncthreads();  // nobody reads it any more: the next round may overwrite it
+    }
+    ptx::wait_copies<0>();
+    __syncthreads();  // q and stages become o_smem
+    finish(end_row);
+  }
+
+  __device__ void load_q() {
+    const int rows = seq.seq_q - row0;
+    for (int i = 0; i < 2; ++i) {
+      const Rows<const T>& q = i == 0 ? args.q1 : args.q2;
+      load_tile<kBlockM, kD, kThreads>(
+          q_smem + i * Config::kQElements,
+          TileSource<T>{q.at(place.b, seq.q_begin + row0, place.h), q.seq_stride, 0, rows,
+                        args.shape.head_dim, args.q_aligned});
+    }
+  }
+
+  __device__ void load_stage(int stage, int n0, int end) {
+    T* const k_smem = stages_smem + stage * Config::kStageElements;
+    const int first = seq.first_key - n0, last = end - n0;
+    for (int i = 0; i < (args.shared_k ? 1 : 2); ++i) {
+      const Rows<const T>& k = i == 0 ? args.k1 : args.k2;
+      load_tile<kBlockN, kD, kThreads>(
+          k_smem + i * Config::kKElements,
+          TileSource<T>{k.at(place.b, seq.k_begin + n0, kv_head), k.seq_stride, first, last,
+                        args.shape.head_dim, args.k_aligned});
+    }
+    load_tile<kBlockN, kDv, kThreads>(
+        k_smem + 2 * Config::kKElements,
+        TileSource<T>{args.v.at(place.b, seq.k_begin + n0, kv_head), args.v.seq_stride, first,
+                      last, args.shape.value_dim, args.v_aligned});
+  }
+
+  __device__ void step(int stage, int n0, int end_row) {
+    const T* const stage_smem = stages_smem + stage * Config::kStageElements;
+    const T* const k_smem = stage_smem + (args.shared_k ? 0 : map) * Config::kKElements;
+    const T* const v_smem = stage_smem + 2 * Config::kKElements;
+    const bool all_visible = mask.all_visible(row0, end_row, n0, n0 + kBlockN);
+    // The vote is a barrier too; every thread of the block agrees on all_visible.
+    const bool skip_zeros =
+        !all_visible && __syncthreads_or(has_non_finite<kBlockN, kDv, kThreads>(v_smem)) != 0;
+
+    Accumulator<kM, kBlockN / 8> s_reg = {};
+    multiply_transposed<kM, kBlockN, kD>(s_reg, q_smem + map * Config::kQElements, warp_row,
+                                         k_smem);  // (2)
+    // A wholly visible tile is scaled inside the exponential, unless the scale turns maxima around.
+    const bool scale_late = all_visible && scale > 0.0f;
+    if (!scale_late) scale_and_mask(s_reg, n0);             // (3)
+    softmax.update(s_reg, scale_late ? scale : 1.0f, o_reg);  // (4)
+    uint32_t p_reg[kM][kBlockN / 16][4];
+    for (int i = 0; i < kM; ++i) round_to_operand<T>(p_reg[i], s_reg[i]);
+    if (skip_zeros) {
+      multiply_skipping_zeros<kM, kDv, kBlockN>(o_reg, p_reg, v_smem);
+    } else {
+      multiply<kM, kDv, kBlockN>(o_reg, p_reg, v_smem);  // (5)
+    }
+  }
+
+  /// Scores of a partly visible tile in base 2.
+  __device__ void scale_and_mask(Accumulator<kM, kBlockN / 8>& s, int n0) const {
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int m = row0 + warp_row + i * 16 + e / 2 * 8 + lane / 4;
+#pragma unroll
+        for (int j = 0; j < kBlockN / 8; ++j) {
+          const float bias = mask.bias(m, n0 + j * 8 + lane % 4 * 2 + e % 2);
+          s[i][j][e] = bias == -INFINITY ? bias : s[i][j][e] * scale + bias;  // replaces a NaN
+        }
+      }
+    }
+  }
+
+  __device__ void finish(int end_row) {
+    softmax.finish();
+    store_statistics(end_row);  // (6)
+    if (map == 1) {
+      exchange([](float x, float, float& slot) { slot = x; });
+    }
+    __syncthreads();  // o2 is there for everyone
+    if (args.o2.data != nullptr || args.o2_exact.data != nullptr) store_o2(end_row);
+    __syncthreads();  // o2 was stored: map 1 may overwrite it with O
+    if (map == 0) {
+      exchange([](float x, float lambda, float& slot) { slot = x - lambda * slot; });  // (7)
+    }
+    __syncthreads();  // O is there for everyone
+    for (int r = threadIdx.x / kWarpSize; r < end_row - row0; r += kThreads / kWarpSize) {
+      const int64_t l = seq.q_begin + row0 + r;
+      finish_row(args.epilogue, o_smem + r * Config::kOPitch, args.shape.value_dim,
+                 l_smem[r] == 0.0f, args.out.at(place.b, l, place.h),
+                 args.o.at_or_null(place.b, l, place.h),
+                 args.o_exact.at_or_null(place.b, l, place.h));
+    }
+  }
+
+  /// Row sums of both maps to shared memory, log sum exp to where it is wanted.
+  __device__ void store_statistics(int end_row) {
+    const Rows<float>& lse = map == 0 ? args.lse1 : args.lse2;
+    if (lane % 4 != 0) return;
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = warp_row + i * 16 + r * 8 + lane / 4;
+        l_smem[map * kBlockM + row] = softmax.l[i][r];
+        if (lse.data != nullptr && row0 + row < end_row) {
+          *lse.at(place.b, seq.q_begin + row0 + row, place.h) = softmax.lse(i, r);
+        }
+      }
+    }
+  }
+
+  /// Calls body(o / l, lambda, slot of o_smem) for each of this thread's entries of o.
+  template <class Body>
+  __device__ void exchange(Body body) {
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = warp_row + i * 16 + r * 8 + lane / 4;
+        const bool dead = softmax.l[i][r] == 0.0f;
+        const float inverse = dead ? 0.0f : 1.0f / softmax.l[i][r];
+        float lambda = 0.0f;  // of a row that sees nothing, so that an infinite one is not used
+        if (!dead && row0 + row < seq.seq_q) {
+          lambda = *args.lambda.at(place.b, seq.q_begin + row0 + row, place.h);
+        }
+#pragma unroll
+        for (int j = 0; j < kDv / 8; ++j) {
+          float* const slot = o_smem + row * Config::kOPitch + j * 8 + lane % 4 * 2;
+          body(o_reg[i][j][2 * r] * inverse, lambda, slot[0]);
+          body(o_reg[i][j][2 * r + 1] * inverse, lambda, slot[1]);
+        }
+      }
+    }
+  }
+
+  __device__ void store_o2(int end_row) {
+    const int width = args.shape.value_dim;
+    for (int r = threadIdx.x / kWarpSize; r < end_row - row0; r += kThreads / kWarpSize) {
+      const int64_t l = seq.q_begin + row0 + r;
+      T* const o2 = args.o2.at_or_null(place.b, l, place.h);
+      float* const exact = args.o2_exact.at_or_null(place.b, l, place.h);
+      for (int c = lane; c < width; c += kWarpSize) {
+        const float x = o_smem[r * Config::kOPitch + c];
+        if (o2 != nullptr) o2[c] = narrow<T>(x);
+        if (exact != nullptr) exact[c] = x;
+      }
+    }
+  }
+};
+
+template <class T, class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    forward_kernel(const __grid_constant__ ForwardArguments<T> args, int tiles) {
+  extern __shared__ __align__(128) char smem[];
+  BlockPlace place(blockIdx.x, args.shape.heads, tiles);
+  place.tile = tiles - 1 - place.tile;  // causal: the rows that see most come first
+  Forward<T, Config>{args, smem, place}.run();
+}
+
+}  // namespace diffattn::cuda::sm80

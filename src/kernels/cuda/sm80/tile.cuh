@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiles of 16-bit elements in shared memory and the three matrix products made of them.
+//
+// A tile [rows, kCols] is stored in 16-byte chunks; chunk c of row r lies at slot c ^ swizzle(r),
+// so that the eight rows that one 8x8 matrix load touches fall into different banks.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/epilogue.cuh"
+#include "kernels/cuda/ptx/async_copy.cuh"
+#include "kernels/cuda/ptx/mma.cuh"
+
+namespace diffattn::cuda::sm80 {
+
+inline constexpr int kChunk = 8;  // elements in 16 bytes
+
+/// The accumulator of one warp: [16 kM, 8 kN8], as C fragments.
+template <int kM, int kN8>
+using Accumulator = float[kM][kN8][4];
+
+template <int kCols>
+struct TileLayout {
+  static_assert(kCols % 32 == 0);
+  static constexpr int kChunks = kCols / kChunk;
+
+  // Rows whose length is not a multiple of 128 bytes already start at two different banks, so for
+  // them four slots and every other row are enough.
+  static constexpr int kSlots = kChunks % 8 == 0 ? 8 : 4;
+
+  /// Byte offset of chunk `fixed + odd`, `fixed` even and known to the compiler, `odd` 0 or 1: of
+  /// the sum only fixed % kSlots meets the row's swizzle, the rest is an offset in the instruction.
+  __device__ static uint32_t offset(int row, int fixed, int odd) {
+    const int swizzle = kSlots == 8 ? row & 7 : (row >> 1) & 3;
+    const int slot = (fixed % kSlots) ^ (odd ^ swizzle);
+    return static_cast<uint32_t>(row * kChunks + slot) * 16 + fixed / kSlots * kSlots * 16;
+  }
+  __device__ static uint32_t offset(int row, int chunk) {
+    return offset(row, chunk & ~1, chunk & 1);
+  }
+};
+
+/// Rows of a tensor that a tile is filled from: row 0 of the tile and the stride to the next one.
+/// Tile rows outside [begin, end) and columns from `cols` on become 0 and are not read.
+template <class T>
+struct TileSource {
+  const T* row0;
+  int64_t stride;
+  int begin, end;
+  int cols;
+  bool aligned;  // 16-byte loads are allowed
+};
+
+/// Fills one chunk of a tile from the `cols` > 0 elements left in its row, or with zeros when not
+/// `inside`; asynchronous where 16-byte loads are allowed. `any` is an address that may be named.
+template <class T>
+__device__ inline void load_chunk(uint32_t smem, const T* from, bool inside, int cols, bool aligned,
+                                  const T* any) {
+  if (aligned) {
+    ptx::copy_16_or_zero(smem, inside ? from : any, inside);
+    return;
+  }
+  alignas(16) T chunk_reg[kChunk];
+  for (int e = 0; e < kChunk; ++e) {
+    chunk_reg[e] = inside && e < cols ? from[e] : narrow<T>(0.0f);
+  }
+  ptx::store_16(smem, *reinterpret_cast<const uint4*>(chunk_reg));
+}
+
+/// Fills a tile with all kThreads threads of the block.
+template <int kRows, int kCols, int kThreads, class T>
+__device__ inline void load_tile(T* tile, const TileSource<T>& source) {
+  constexpr int kChunks = kCols / kChunk;
+  for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const bool inside = row >= source.begin && row < source.end && chunk * kChunk < source.cols;
+    const T* from = source.row0 + row * source.stride + chunk * kChunk;
+    load_chunk(ptx::smem_address(tile) + TileLayout<kCols>::offset(row, chunk), from, inside,
+               source.cols - chunk * kChunk, source.aligned, source.row0);
+  }
+}
+
+/// acc [16 kM, kN] += A B^T, A [16 kM, kK] from row `a_row` of a tile, B [kN, kK] from row 0.
+template <int kM, int kN, int kK, class T>
+__device__ inline void multiply_transposed(Accumulator<kM, kN / 8>& acc, const T* a, int a_row,
+                                           const T* b) {
+  using Layout = TileLayout<kK>;
+  const int lane = threadIdx.x % kWarpSize;
+  const uint32_t a_smem = ptx::smem_address(a), b_smem = ptx::smem_address(b);
+#pragma unroll
+  for (int k = 0; k < kK / 16; ++k) {
+    uint32_t a_reg[kM][4];
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+      ptx::load_matrix_x4(
+          a_reg[i], a_smem + Layout::offset(a_row + i * 16 + lane % 16, k * 2, lane / 16));
+    }
+#pragma unroll
+    for (int j = 0; j < kN / 16; ++j) {
+      uint32_t b_reg[4];
+      const int row = j * 16 + lane % 8 + lane / 16 * 8;
+      ptx::load_matrix_x4(b_reg, b_smem + Layout::offset(row, k * 2, lane / 8 % 2));
+#pragma unroll
+      for (int i = 0; i < kM; ++i) {
+        ptx::mma_m16n8k16<T>(acc[i][2 * j], a_reg[i], b_reg[0], b_reg[1]);
+        ptx::mma_m16n8k16<T>(acc[i][2 * j + 1], a_reg[i], b_reg[2], b_reg[3]);
+      }
+    }
+  }
+}
+
+/// Fragments of C, rounded to T, as an A operand: two 16x8 neighbours make one 16x16.
+template <class T, int kN8>
+__device__ inline void round_to_operand(uint32_t (&a)[kN8 / 2][4], const float (&c)[kN8][4]) {
+#pragma unroll
+  for (int k = 0; k < kN8 / 2; ++k) {
+    a[k][0] = pack<T>(c[2 * k][0], c[2 * k][1]);
+    a[k][1] = pack<T>(c[2 * k][2], c[2 * k][3]);
+    a[k][2] = pack<T>(c[2 * k + 1][0], c[2 * k + 1][1]);
+    a[k][3] = pack<T>(c[2 * k + 1][2], c[2 * k + 1][3]);
+  }
+}
+
+/// acc [16 kM, kN] += A B, A [16 kM, kK] in registers, B [kK, kN] from a tile.
+template <int kM, int kN, int kK, class T>
+__device__ inline void multiply(Accumulator<kM, kN / 8>& acc,
+                                const uint32_t (&a)[kM][kK / 16][4], const T* b) {
+  const int lane = threadIdx.x % kWarpSize;
+  const uint32_t b_smem = ptx::smem_address(b);
+#pragma unroll
+  for (int k = 0; k < kK / 16; ++k) {
+#pragma unroll
+    for (int j = 0; j < kN / 16; ++j) {
+      uint32_t b_reg[4];
+      ptx::load_matrix_x4_transposed(
+          b_reg, b_smem + TileLayout<kN>::offset(k * 16 + lane % 16, j * 2, lane / 16));
+#pragma unroll
+      for (int i = 0; i < kM; ++i) {
+        ptx::mma_m16n8k16<T>(acc[i][2 * j], a[i][k], b_reg[0], b_reg[1]);
+        ptx::mma_m16n8k16<T>(acc[i][2 * j + 1], a[i][k], b_reg[2], b_reg[3]);
+      }
+    }
+  }
+}
+
+/// `multiply` for tiles where A has zeros that stand for "may not see" and B holds infinities or
+/// NaN: 0 * inf would reach rows that must not notice. Skips zero entries of A; slow, and rare.
+/// Inlined like the rest: a call would move the accumulators to local memory.
+template <int kM, int kN, int kK, class T>
+__device__ inline void multiply_skipping_zeros(Accumulator<kM, kN / 8>& acc,
+                                               const uint32_t (&a)[kM][kK / 16][4],
+                                               const T* b) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll 1
+  for (int n = 0; n < kK; ++n) {  // row n of B
+    const int owner = lane / 4 * 4 + n % 8 / 2;
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+      uint32_t low = 0, high = 0;  // A at (g, n) and (g + 8, n), with its neighbour
+#pragma unroll
+      for (int k8 = 0; k8 < kK / 8; ++k8) {
+        const uint32_t chosen = k8 == n / 8 ? 0xffffffffu : 0u;  // no run-time register index
+        low |= a[i][k8 / 2][k8 % 2 * 2] & chosen;
+        high |= a[i][k8 / 2][k8 % 2 * 2 + 1] & chosen;
+      }
+      const float2 top = unpack<T>(__shfl_sync(0xffffffffu, low, owner));
+      const float2 bottom = unpack<T>(__shfl_sync(0xffffffffu, high, owner));
+      const float a_top = n % 2 == 0 ? top.x : top.y, a_bottom = n % 2 == 0 ? bottom.x : bottom.y;
+#pragma unroll
+      for (int j = 0; j < kN / 8; ++j) {
+        const char* at = reinterpret_cast<const char*>(b) + TileLayout<kN>::offset(n, j);
+        const float2 x = unpack<T>(reinterpret_cast<const uint32_t*>(at)[lane % 4]);
+        if (a_top != 0.0f) {
+          acc[i][j][0] += a_top * x.x;
+          acc[i][j][1] += a_top * x.y;
+        }
+        if (a_bottom != 0.0f) {
+          acc[i][j][2] += a_bottom * x.x;
+          acc[i][j][3] += a_bottom * x.y;
+        }
+      }
+    }
+  }
+}
+
+/// Does a tile hold an infinity or a NaN? Each thread looks at its share; combine with
+/// __syncthreads_or.
+template <int kRows, int kCols, int kThreads, class T>
+__device__ inline bool has_non_finite(const T* tile) {
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(tile);
+  bool found = false;
+  for (int i = threadIdx.x; i < kRows * kCols / 2; i += kThreads) {
+    found |= any_non_finite<T>(words[i]);
+  }
+  return found;
+}
+
+}  // namespace diffattn::cuda::sm80

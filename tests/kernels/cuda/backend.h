@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "support/run.h"
+
+/// The CUDA kernels as one more backend of the shared kernel tests. Test memory is page-locked host
+/// memory, which kernels read and write through the same pointers; calls wait for the device.
+namespace diffattn::testing {
+
+/// Compute capability of device 0, 10 * major + minor; 0 where there is none.
+int device_capability();
+
+/// Throws `Error` with what went wrong.
+void check_cuda(cudaError_t status);
+
+/// The targets of the CUDA backend; none without a GPU.
+std::vector<Target> cuda_targets();
+
+/// Device memory for the length of a scope, filled with NaN.
+class Workspace {
+ public:
+  explicit Workspace(size_t bytes);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
+}  // namespace diffattn::testing

@@ -1,0 +1,16 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Runs a compiler command and keeps what ptxas said of registers and spills in
+# $REPORTS/<object>.ptxas; everything else is printed as usual.
+object=
+previous=
+for argument in "$@"; do
+  if [ "$previous" = -o ]; then object=$argument; fi
+  previous=$argument
+done
+report=$REPORTS/$(echo "$object" | tr / _).ptxas
+"$@" > "$report" 2>&1
+status=$?
+grep -vE 'ptxas info|bytes stack frame|bytes gmem' "$report"
+if [ $status -ne 0 ]; then rm -f "$report"; fi
+exit $status

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every padded width that kernels are built for, at and around its limits, and random options at
+// sizes of several tiles.
+
+#include <cmath>
+
+#include "backend.h"
+#include "support/check.h"
+
+namespace diffattn::testing {
+namespace {
+
+constexpr int64_t kHeadDims[] = {1, 8, 20, 32, 33, 64, 72, 96, 128, 136, 256};
+
+class CudaWidths : public ::testing::TestWithParam<Target> {};
+
+/// Sequences of several tiles, so that loops, the last tile and the diagonal all run.
+Spec several_tiles(int64_t head_dim, int64_t value_dim) {
+  Spec spec;
+  spec.seed = static_cast<uint64_t>(head_dim * 1000 + value_dim);
+  spec.batch = spec.heads = 2;
+  spec.seq_q = 150;
+  spec.seq_k = 170;
+  spec.head_dim = head_dim;
+  spec.value_dim = value_dim;
+  spec.scale = spec.scale2 = 1.0 / std::sqrt(static_cast<double>(head_dim));
+  spec.causal = true;
+  spec.norm = spec.norm_weight = true;
+  return spec;
+}
+
+TEST_P(CudaWidths, Forward) {
+  Tally tally;
+  for (const int64_t d : kHeadDims) {
+    for (const int64_t dv : {d, std::min<int64_t>(2 * d, 256)}) {
+      Spec spec = several_tiles(d, dv);
+      spec.save_o = true;
+      if (!check_forward(GetParam(), spec, tally)) return;
+    }
+  }
+  std::printf("cases %ld, worst share of a bound %.2f, mean error / naive %.2f\n",
+              static_cast<long>(tally.cases), tally.worst_share, tally.error / tally.naive_error);
+}
+
+TEST_P(CudaWidths, Backward) {
+  Tally tally;
+  for (const int64_t d : kHeadDims) {
+    for (const int64_t dv : {d, std::min<int64_t>(2 * d, 256)}) {
+      for (const bool save_o : {false, true}) {
+        Spec spec = several_tiles(d, dv);
+        spec.save_o = save_o;
+        if (!check_backward(GetParam(), spec, tally)) return;
+      }
+    }
+  }
+  std::printf("cases %ld, worst share of a bound %.2f, mean error / naive %.2f\n",
+              static_cast<long>(tally.cases), tally.worst_share, tally.error / tally.naive_error);
+}
+
+/// Few rows against many keys: split over keys and combined.
+TEST_P(CudaWidths, Decode) {
+  Tally tally{.yardstick = false};
+  const uint64_t seed = run_seed() ^ 0xdec;
+  for (int64_t i = 0; i < scaled(50); ++i) {
+    Rng rng(seed + static_cast<uint64_t>(i));
+    Spec spec = random_spec(seed + static_cast<uint64_t>(i));
+    spec.head_dim = rng.pick<int64_t>({24, 64, 64, 80, 128});
+    spec.value_dim = rng.pick<int64_t>({spec.head_dim, 2 * spec.head_dim, 50});
+    spec.scale = spec.scale2 = 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
+    spec.batch = rng.integer(1, 2);
+    spec.seq_q = rng.pick<int64_t>({1, 1, 2, 5, 16});
+    spec.seq_k = rng.pick<int64_t>({1024, 1025, 1300, 2100});
+    if (spec.window != kNoWindow) spec.window = rng.integer(0, spec.seq_k);
+    if (!check_forward(GetParam(), spec, tally)) return;
+  }
+}
+
+/// Any options, at the widths that models have.
+Spec wide_spec(uint64_t seed) {
+  SizeLimits limits;
+  limits.seq = 200;
+  limits.work = 4000000;
+  Spec spec = random_spec(seed, limits);
+  Rng rng(seed ^ 0x31de);
+  const double unit = spec.scale * std::sqrt(static_cast<double>(spec.head_dim));
+  const double ratio = spec.scale2 / spec.scale;
+  spec.head_dim = rng.pick<int64_t>({16, 32, 40, 64, 64, 64, 72, 96, 128, 128});
+  spec.value_dim =
+      rng.pick<int64_t>({spec.head_dim, 2 * spec.head_dim, 2 * spec.head_dim, 48, 136});
+  spec.scale = unit / std::sqrt(static_cast<double>(spec.head_dim));
+  spec.scale2 = ratio * spec.scale;
+  return spec;
+}
+
+TEST_P(CudaWidths, RandomForward) {
+  Tally tally{.yardstick = false};
+  const uint64_t seed = run_seed();
+  for (int64_t i = 0; i < scaled(100); ++i) {
+    if (!check_forward(GetParam(), wide_spec(seed + static_cast<uint64_t>(i)), tally)) return;
+  }
+}
+
+TEST_P(CudaWidths, RandomBackward) {
+  Tally tally{.yardstick = false};
+  const uint64_t seed = run_seed() ^ 0xbac;
+  for (int64_t i = 0; i < scaled(60); ++i) {
+    if (!check_backward(GetParam(), wide_spec(seed + static_cast<uint64_t>(i)), tally)) return;
+  }
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaWidths);
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaWidths, ::testing::ValuesIn(cuda_targets()), target_name);
+
+}  // namespace
+}  // namespace diffattn::testing
