@@ -32,7 +32,23 @@ void forward(const ForwardParams& params);
 void backward(const BackwardParams& params);
 }  // namespace avx512
 
-/// The same with tiles of 6 x 16, for processors without AVX-512.
+/// bf16 alone, on vdpbf16ps: probabilities are rounded to bf16 for their product with v.
+namespace avx512_bf16 {
+bool available();
+bool takes(const Problem& problem);
+void forward(const ForwardParams& params);
+void backward(const BackwardParams& params);
+}  // namespace avx512_bf16
+
+/// bf16 alone, on tile registers.
+namespace amx {
+bool available();
+bool takes(const Problem& problem);
+void forward(const ForwardParams& params);
+void backward(const BackwardParams& params);
+}  // namespace amx
+
+/// As avx512 with tiles of 6 x 16, for processors without AVX-512.
 namespace avx2 {
 bool available();
 bool takes(const Problem& problem);

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/block.h"
+#include "kernels/cpu/fma_tile.h"
+#include "kernels/cpu/gradient_operands.h"
+#include "kernels/cpu/pack.h"
+
+/// AVX2: 16 registers of 8 floats. Needs FMA and F16C.
+namespace diffattn::cpu::avx2 {
+
+struct Isa {
+  using Vec = __m256;
+  using Operand = float;
+  using Tile = FmaTile<Isa>;
+  using Pack = FloatPack<Isa>;
+  using Gradients = FloatGradients<Isa>;
+  static constexpr int kLanes = 8;
+  static constexpr int kRows = 6;  // 6 x 2 sums + 2 right vectors + 1 broadcast = 15 of 16 registers
+  static constexpr bool kOverlap = false;
+  static constexpr int kCols = 2 * kLanes;
+  static constexpr int kPair = 1;
+
+  struct Session {};
+
+  static Vec zero() { return _mm256_setzero_ps(); }
+  static Vec set1(float x) { return _mm256_set1_ps(x); }
+  static Vec load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
+  static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+  static Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+  /// The second operand where either is NaN.
+  static Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+  static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+  static float sum(Vec x) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+  static float maximum(Vec x) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  }
+
+  /// x where a bit is set, else `other`.
+  static Vec select(uint32_t bits, Vec x, Vec other) {
+    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lane);
+    return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lane)));
+  }
+  /// x where `map` is not zero, else 0: an entry nobody sees must not turn a NaN into 0 * NaN.
+  static Vec where_seen(Vec map, Vec x) {
+    return _mm256_and_ps(_mm256_cmp_ps(map, zero(), _CMP_NEQ_UQ), x);
+  }
+  static float lane0(Vec x) { return _mm256_cvtss_f32(x); }
+  /// One bit per byte, from the first of `count` <= 16.
+  static uint32_t nonzero_bytes(const uint8_t* p, int64_t count) {
+    __m128i bytes = _mm_setzero_si128();
+    __builtin_memcpy(&bytes, p, static_cast<size_t>(count));
+    const __m128i none = _mm_cmpeq_epi8(bytes, _mm_setzero_si128());
+    return ~static_cast<uint32_t>(_mm_movemask_epi8(none)) & 0xffffu;
+  }
+  static uint32_t not_equal_bits(Vec x, float value) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, set1(value), _CMP_NEQ_UQ)));
+  }
+  static bool all_below(Vec x, float limit) {  // false for NaN
+    return _mm256_movemask_ps(_mm256_cmp_ps(x, set1(limit), _CMP_LT_OQ)) == 0xff;
+  }
+
+  /// 2^x with relative error below 1e-7: minimax polynomial of degree 6 on [-1/2, 1/2], times a
+  /// power of two made from its exponent bits: 0 below 2^-126, infinity from 2^128 on.
+  static Vec exp2(Vec x) {
+    x = _mm256_min_ps(set1(128.0f), max(set1(-127.0f), x));  // NaN stays
+    const Vec n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Vec f = sub(x, n);
+    Vec p = set1(1.534581200e-04f);
+    p = fma(p, f, set1(1.339993122e-03f));
+    p = fma(p, f, set1(9.618488957e-03f));
+    p = fma(p, f, set1(5.550328777e-02f));
+    p = fma(p, f, set1(2.402264689e-01f));
+    p = fma(p, f, set1(6.931472057e-01f));
+    p = fma(p, f, set1(1.0f));
+    const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return mul(p, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+  }
+
+  /// Elements [at, at + 8) of an array, widened; 0 from `at + count` on, which is not read.
+  static Vec load_elements(const void* data, Dtype dtype, int64_t at, int64_t count) {
+    if (dtype == Dtype::kFloat32) {
+      const float* p = static_cast<const float*>(data) + at;
+      return count >= kLanes ? load(p) : _mm256_maskload_ps(p, first(count));
+    }
+    const uint16_t* p = static_cast<const uint16_t*>(data) + at;
+    __m128i half = _mm_setzero_si128();
+    __builtin_memcpy(&half, p, count >= kLanes ? 16 : 2 * static_cast<size_t>(count));
+    if (dtype == Dtype::kFloat16) return _mm256_cvtph_ps(half);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+  }
+  static void store_elements(void* data, Dtype dtype, int64_t at, int64_t count, Vec x) {
+    if (dtype == Dtype::kFloat32) {
+      float* p = static_cast<float*>(data) + at;
+      if (count >= kLanes) return store(p, x);
+      return _mm256_maskstore_ps(p, first(count), x);
+    }
+    const __m128i half = dtype == Dtype::kFloat16
+                             ? _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+                             : to_bfloat16(x);
+    __builtin_memcpy(static_cast<uint16_t*>(data) + at, &half,
+                     count >= kLanes ? 16 : 2 * static_cast<size_t>(count));
+  }
+  /// Round to nearest even; NaN stays a NaN.
+  static __m128i to_bfloat16(Vec x) {
+    const __m256i word = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(word, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(word, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(word, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+  }
+  static void store_operands(Operand* p, Vec x0, Vec x1) {
+    store(p, x0);
+    store(p + kLanes, x1);
+  }
+
+  /// 8 x 8 floats, in place.
+  static void transpose(Vec r[kLanes]) {
+    Vec u[kLanes];
+    for (int j = 0; j < 8; j += 4) {
+      const Vec a = _mm256_unpacklo_ps(r[j], r[j + 1]), b = _mm256_unpackhi_ps(r[j], r[j + 1]);
+      const Vec c = _mm256_unpacklo_ps(r[j + 2], r[j + 3]);
+      const Vec d = _mm256_unpackhi_ps(r[j + 2], r[j + 3]);
+      u[j] = _mm256_shuffle_ps(a, c, 0x44);
+      u[j + 1] = _mm256_shuffle_ps(a, c, 0xee);
+      u[j + 2] = _mm256_shuffle_ps(b, d, 0x44);
+      u[j + 3] = _mm256_shuffle_ps(b, d, 0xee);
+    }
+    for (int j = 0; j < 4; ++j) {
+      r[j] = _mm256_permute2f128_ps(u[j], u[j + 4], 0x20);
+      r[j + 4] = _mm256_permute2f128_ps(u[j], u[j + 4], 0x31);
+    }
+  }
+
+ private:
+  static __m256i first(int64_t count) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lane);
+  }
+};
+
+}  // namespace diffattn::cpu::avx2

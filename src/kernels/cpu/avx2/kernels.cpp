@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tile code for AVX2. Compiled with the flags of cmake/isa_flags.cmake.
+
+#include "kernels/cpu/avx2/isa.h"
+#include "kernels/cpu/tile_code.h"
+
+namespace diffattn::cpu::avx2 {
+
+const TileCode& tile_code() {
+  static constexpr TileCode kCode = make_tile_code<Isa>();
+  return kCode;
+}
+
+}  // namespace diffattn::cpu::avx2

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/cpu/fma_tile.h"
+
+namespace diffattn::cpu {
+
+/// FmaTile over pairs of bf16: one step broadcasts R dwords, loads two vectors of dwords and sums two
+/// elements of the inner dimension.
+template <class Isa>
+struct DotTile {
+  using Vec = __m512;
+  static constexpr int kRows = Isa::kRows, kLanes = Isa::kLanes, kCols = Isa::kCols;
+  Vec c[kRows][2];
+
+  DIFFATTN_INLINE void zero() {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) c[i][0] = c[i][1] = Isa::zero();
+  }
+  DIFFATTN_INLINE void load(const float* p, int64_t stride) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      c[i][0] = Isa::load(p + i * stride);
+      c[i][1] = Isa::load(p + i * stride + kLanes);
+    }
+  }
+  DIFFATTN_INLINE void store(float* p, int64_t stride) const {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      Isa::store(p + i * stride, c[i][0]);
+      Isa::store(p + i * stride + kLanes, c[i][1]);
+    }
+  }
+  DIFFATTN_INLINE Vec row(int i, int h) const { return c[i][h]; }
+
+  DIFFATTN_INLINE void multiply_packed(const uint32_t* a, const uint32_t* b, int64_t steps) {
+    multiply<1, kRows>(a, b, kCols, steps);
+  }
+  template <int Stride>
+  DIFFATTN_INLINE void multiply_rows(const uint32_t* a, const uint32_t* b, int64_t steps) {
+    multiply<Stride, 1>(a, b, kCols, steps);
+  }
+  template <int Stride>
+  DIFFATTN_INLINE void multiply_columns(const uint32_t* a, const uint32_t* b, int64_t b_stride,
+                                        int64_t steps) {
+    multiply<1, Stride>(a, b, b_stride, steps);
+  }
+
+ private:
+  template <int RowStride, int StepStride>
+  DIFFATTN_INLINE void multiply(const uint32_t* a, const uint32_t* b, int64_t b_stride,
+                                int64_t steps) {
+    for (int64_t k = 0; k < steps; ++k, a += StepStride, b += b_stride) {
+      const __m512bh b0 = (__m512bh)_mm512_loadu_si512(b);
+      const __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + kLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) {
+        const __m512bh x = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[i * RowStride]));
+        c[i][0] = _mm512_dpbf16_ps(c[i][0], x, b0);
+        c[i][1] = _mm512_dpbf16_ps(c[i][1], x, b1);
+      }
+    }
+  }
+};
+
+}  // namespace diffattn::cpu

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/cpu/avx512_bf16/convert.h"
+#include "kernels/cpu/avx512_bf16/dot_tile.h"
+#include "kernels/cpu/gradient_operands.h"
+#include "kernels/cpu/avx512_bf16/pair_pack.h"
+
+/// AVX512-BF16: vdpbf16ps adds the products of two bf16 pairs to an fp32 lane, twice the rate of FMA.
+namespace diffattn::cpu::avx512_bf16 {
+
+struct Isa : PairOperands<Isa> {
+  using Tile = DotTile<Isa>;
+  using Pack = PairPack<Isa, 1>;
+  using Gradients = PairGradients<Isa>;
+  static constexpr int kRows = 12;  // registers as in fp32
+  static constexpr bool kOverlap = false;
+
+  struct Session {};
+};
+
+}  // namespace diffattn::cpu::avx512_bf16

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/cpu/block.h"
+
+namespace diffattn::cpu {
+
+/// FloatPack for bf16 operands: an operand is a dword of two bf16 that are neighbours along the
+/// summed dimension, as vdpbf16ps and TDPBF16PS take them. Nothing is converted. A product takes
+/// kDepth operands at a time; what an odd width leaves open is zero.
+template <class Isa, int kDepth>
+struct PairPack {
+  static constexpr int kLanes = Isa::kLanes, kCols = Isa::kCols, kRows = Isa::kRows;
+
+  static int64_t steps(int64_t width) { return (width + 2 * kDepth - 1) / (2 * kDepth) * kDepth; }
+  static int64_t transposed_operands(int64_t width) { return steps(width) * kCols; }
+  static int64_t strip_operands(int64_t width) { return steps(width) * kRows; }
+
+  /// Rows [panel * W, (panel + 1) * W) as columns: out [steps][W].
+  static void transposed(const Matrix* in, int64_t first, int64_t end, int64_t panel, void* out) {
+    const int64_t depth = steps(in->width);
+    for (int h = 0; h < kCols; h += kLanes) {
+      const int64_t row0 = panel * kCols + h;
+      for (int64_t k = 0; k < depth; k += kLanes) {
+        __m512 r[kLanes];
+        for (int j = 0; j < kLanes; ++j) {
+          const bool used = row0 + j >= first && row0 + j < end;
+          r[j] = used ? load_pairs(row(in, row0 + j), in->width, k) : _mm512_setzero_ps();
+        }
+        Isa::transpose(r);
+        for (int64_t j = 0; j < kLanes && k + j < depth; ++j) {
+          _mm512_storeu_ps(static_cast<float*>(out) + (k + j) * kCols + h, r[j]);
+        }
+      }
+    }
+  }
+
+  /// The same rows, two by two: out [ceil(width / W)] x column_stride, each [W / 2 pairs][W].
+  /// Returns the rows that are not finite, which become zeros.
+  static uint32_t rows(const Matrix* in, int64_t first, int64_t end, int64_t panel,
+                       int64_t column_stride, void* out) {
+    uint32_t* to = static_cast<uint32_t*>(out);
+    const int64_t padded = (in->width + kCols - 1) / kCols * kCols;
+    uint32_t odd = 0;
+    for (int j = 0; j < kCols; j += 2) {
+      const uint16_t* pair[2];
+      for (int i = 0; i < 2; ++i) {
+        const int64_t n = panel * kCols + j + i;
+        pair[i] = n >= first && n < end ? row(in, n) : nullptr;
+        if (pair[i] == nullptr || is_finite(pair[i], in->width)) continue;
+        odd |= 1u << (j + i);
+        pair[i] = nullptr;
+      }
+      for (int64_t c = 0; c < padded; c += kLanes) {
+        const __m512i low = load_words(pair[0], in->width, c);
+        const __m512i high = _mm512_slli_epi32(load_words(pair[1], in->width, c), 16);
+        _mm512_storeu_si512(to + c / kCols * column_stride + j / 2 * kCols + c % kCols,
+                            _mm512_or_si512(low, high));
+      }
+    }
+    return odd;
+  }
+
+  /// Rows of a strip, interleaved: out [steps][R], with a vector to spare.
+  static void strip(const void* const* rows, Dtype, int64_t width, uint32_t* out) {
+    for (int64_t k = 0; k < steps(width); k += kLanes) {
+      __m512 r[kLanes];
+      for (int j = 0; j < kLanes; ++j) {
+        const bool used = j < kRows && rows[j] != nullptr;
+        r[j] = used ? load_pairs(static_cast<const uint16_t*>(rows[j]), width, k)
+                    : _mm512_setzero_ps();
+      }
+      Isa::transpose(r);
+      for (int64_t j = 0; j < kLanes && k + j < steps(width); ++j) {
+        _mm512_storeu_ps(reinterpret_cast<float*>(out + (k + j) * kRows), r[j]);
+      }
+    }
+  }
+
+  /// Operands [k, k + 16) of a row; 0 beyond its width.
+  static __m512 load_pairs(const uint16_t* row, int64_t width, int64_t k) {
+    const int64_t count = width - 2 * k;
+    const __mmask32 mask = count >= 32 ? 0xffffffffu : count <= 0 ? 0u : (1u << count) - 1u;
+    return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(mask, row + 2 * k));
+  }
+
+ private:
+  static const uint16_t* row(const Matrix* in, int64_t n) {
+    return static_cast<const uint16_t*>(in->data) + n * in->stride;
+  }
+  /// Elements [c, c + 16) as dwords; 0 beyond the width or without a row.
+  static __m512i load_words(const uint16_t* row, int64_t width, int64_t c) {
+    if (row == nullptr || c >= width) return _mm512_setzero_si512();
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(Isa::first(width - c), row + c));
+  }
+  static bool is_finite(const uint16_t* row, int64_t width) {
+    const __m512i exponent = _mm512_set1_epi32(0x7f80);
+    for (int64_t c = 0; c < width; c += kLanes) {
+      const __m512i bits = _mm512_and_si512(load_words(row, width, c), exponent);
+      if (_mm512_cmpeq_epi32_mask(bits, exponent) != 0) return false;
+    }
+    return true;
+  }
+};
+
+}  // namespace diffattn::cpu

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backward of one block of query rows of one kv head: docs/algorithm.md, "Backward". All keys of
+// these rows are held at once, so nothing but q, k, v and dout is needed:
+//
+//   (1) (2) (3)  e1, e2 and their row sums                                      Maps
+//   (4)          O = A v, only where the head norm needs it and it was not saved
+//   (6)          dO = gradient of the epilogue at dout
+//   (7)          dA = dO v^T,  delta = sum_n p dA for both maps,  dlambda = -delta2
+//   for each key block
+//     (7) (8)    A = p1 - lambda p2,  ds1 = p1 (dA - delta1),  ds2 = -lambda p2 (dA - delta2)
+//     (7)        dv += A^T dO
+//     (9)        dk += ds^T q,  dq += ds k,  dmask += ds1 + ds2
+//
+// 20 D FLOP per pair (Dv = 2 D). p is e divided by the row sum found here, not exp(s - lse): a saved
+// lse is rounded, and that would show where dA - delta cancels. It only serves as the first ref.
+// dk and dv are sums over blocks; the caller says where and adds them up in a fixed order.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/backward_rows.h"
+#include "kernels/cpu/block.h"
+#include "kernels/cpu/gradient_operands.h"
+#include "kernels/cpu/maps.h"
+#include "kernels/cpu/value_product.h"
+
+namespace diffattn::cpu {
+
+template <class Isa>
+struct Backward {
+  using Vec = typename Isa::Vec;
+  using Operand = typename Isa::Operand;
+  using Tile = typename Isa::Tile;
+  static constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
+  static constexpr int kBlockPanels = kKeyBlock / kCols;
+  static constexpr int kTile = kRows * kCols;
+  static_assert(kRows % 2 == 0, "rows are handled two at a time");
+
+  const BackwardBlock& block;
+  Carver<Isa> carver;
+  Maps<Isa> maps{block.maps, carver};
+  ValueProduct<Isa> product{maps, block.value_dim, carver};
+  BackwardRows<Isa> rows{block, maps, product, carver};
+
+  // Scratch.
+  MapGradients<Isa> gradients{maps, product};
+  typename Isa::Gradients operands;  // A, ds1, ds2 of one key block
+  float* part[2];    // [rows][lanes]: sum of e dA over one key block, then over all
+  float* whole[2];
+  float* dq[2];      // [rows][q_stride]
+
+  Backward(const BackwardBlock& in, void* memory)
+      : block(in), carver{static_cast<char*>(memory), 0} {
+    gradients.da = carver.template take<float>(in.maps.map_panels * maps.rows * kCols);
+    operands.carve(maps.rows, carver);
+    for (int m = 0; m < 2; ++m) {
+      gradients.delta[m] = carver.template take<float>(maps.rows);
+      part[m] = carver.template take<float>(maps.rows * kLanes);
+      whole[m] = carver.template take<float>(maps.rows * kLanes);
+      dq[m] = carver.template take<float>(maps.rows * rows.q_stride);
+    }
+  }
+
+  static int64_t scratch(int block_rows, int64_t map_panels, int64_t d, int64_t dv) {
+    BackwardBlock sizes{};
+    sizes.maps.count = block_rows;
+    sizes.maps.map_panels = map_panels;
+    sizes.maps.head_dim = d;
+    sizes.value_dim = dv;
+    return Backward(sizes, nullptr).carver.used;
+  }
+
+  void run() {
+    maps.begin();
+    int64_t first, end;
+    maps.range(first, end);
+    maps.compute(first, end);  // (1) (2) (3)
+    rows.prepare();            // (4) (6)
+    compute_da();              // (7)
+    for (int m = 0; m < 2; ++m) fill_zero(dq[m], maps.rows * rows.q_stride);
+    for (int64_t p = 0; p < maps.panels; p += kBlockPanels) {
+      run_key_block(p, p + kBlockPanels < maps.panels ? p + kBlockPanels : maps.panels);
+    }
+    if (block.products) store_dq();
+  }
+
+  /// Row n of the sum over slabs, times factor.
+  static void store_sum(const float* tiles, int64_t slabs, int64_t slab_stride, int64_t n,
+                        float factor, int64_t width, Dtype dtype, void* out) {
+    const int64_t column_panels = (width + kCols - 1) / kCols;
+    for (int64_t c = 0; c < width; c += kLanes) {
+      const float* at = tiles + (n / kRows * column_panels + c / kCols) * kTile +
+                        n % kRows * kCols + c % kCols;
+      Vec sum = Isa::load(at);
+      for (int64_t s = 1; s < slabs; ++s) sum = Isa::add(sum, Isa::load(at + s * slab_stride));
+      Isa::store_elements(out, dtype, c, width - c, Isa::mul(sum, Isa::set1(factor)));
+    }
+  }
+
+ private:
+  static void fill_zero(float* x, int64_t count) {
+    for (int64_t i = 0; i < count; i += kLanes) Isa::store(x + i, Isa::zero());
+  }
+
+  void compute_da() {
+    for (int m = 0; m < 2; ++m) fill_zero(whole[m], maps.rows * kLanes);
+    for (int64_t first = 0; first < maps.panels; first += kBlockPanels) {
+      const int64_t last = first + kBlockPanels < maps.panels ? first + kBlockPanels : maps.panels;
+      for (int m = 0; m < 2; ++m) fill_zero(part[m], maps.rows * kLanes);
+      for (int64_t p = first; p < last; ++p) {
+        for (int s = 0; s < maps.strips; ++s) {
+          if (maps.kind(p, s) == kTileFull) da_tile<false>(p, s);
+          if (maps.kind(p, s) == kTileMasked) da_tile<true>(p, s);
+        }
+      }
+      for (int m = 0; m < 2; ++m) {
+        for (int i = 0; i < maps.rows; ++i) {
+          const int at = i * kLanes;
+          Isa::store(whole[m] + at,
+                     Isa::fma(Isa::load(part[m] + at), Isa::set1(maps.catch_up(m, first, i)),
+                              Isa::load(whole[m] + at)));
+        }
+      }
+    }
+    for (int i = 0; i < maps.rows; ++i) {
+      for (int m = 0; m < 2; ++m) {
+        gradients.delta[m][i] = Isa::sum(Isa::load(whole[m] + i * kLanes)) * maps.softmax[m].inverse(i);
+      }
+      if (i < block.maps.count && block.rows[i].dlambda != nullptr) {
+        *block.rows[i].dlambda = -gradients.delta[1][i];
+      }
+    }
+  }
+
+  template <bool kMasked>
+  void da_tile(int64_t p, int s) {
+    Tile t;
+    t.zero();
+    t.multiply_packed(rows.dout_packed + s * Isa::Pack::strip_operands(block.value_dim),
+                      static_cast<const Operand*>(block.maps.keys->vt) +
+                          (maps.origin + p) * Isa::Pack::transposed_operands(block.value_dim),
+                      Isa::Pack::steps(block.value_dim));
+    float* out = gradients.da + (p * maps.rows + s * kRows) * kCols;
+    const float* e[2] = {maps.tile(0, p, s), maps.tile(1, p, s)};
+    const uint32_t* bits = maps.seen_bits + p * maps.rows + s * kRows;
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      Vec x[2];
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        x[h] = t.row(i, h);
+        // v or dO may be NaN where the row may not look
+        if constexpr (kMasked) x[h] = Isa::select(bits[i] >> (h * kLanes), x[h], Isa::zero());
+        Isa::store(out + i * kCols + h * kLanes, x[h]);
+      }
+#pragma GCC unroll 2
+      for (int m = 0; m < 2; ++m) {
+        float* sum = part[m] + (s * kRows + i) * kLanes;
+        const Vec e0 = Isa::load(e[m] + i * kCols), e1 = Isa::load(e[m] + i * kCols + kLanes);
+        Isa::store(sum, Isa::fma(e1, x[1], Isa::fma(e0, x[0], Isa::load(sum))));
+      }
+    }
+  }
+
+  void run_key_block(int64_t first, int64_t last) {
+    product.set_weights(rows.norm, first);
+    for (int s = 0; s < maps.strips; ++s) {
+      for (int64_t p = first; p < last; ++p) {
+        switch (maps.kind(p, s)) {
+          case kTileUnseen: clear_tile((p - first) * kCols, s); break;
+          case kTileFull: gradient_tile<false>(p, s, first); break;
+          case kTileMasked: gradient_tile<true>(p, s, first); break;
+        }
+      }
+      // the last key strip may reach beyond the last panel
+      if (last - first < kBlockPanels) clear_tile((last - first) * kCols, s);
+    }
+    rows.add_dmask(gradients, first, last);
+    if (!block.products) return;
+    add_key_gradients(first, last);
+    rows.add_odd_dout(gradients, first, last);
+    add_dq(first, last);
+    rows.add_odd_keys(gradients, dq, first, last);
+  }
+
+  void clear_tile(int64_t col, int s) {
+    const Vec none[2][2] = {{Isa::zero(), Isa::zero()}, {Isa::zero(), Isa::zero()}};
+    for (int m = 0; m < kGradientMatrices; ++m) {
+      for (int i = 0; i < kRows; i += 2) operands.store(m, s * kRows + i, col, none);
+      operands.finish_tile(m, s, col);
+    }
+  }
+
+  /// (7) (8)
+  template <bool kMasked>
+  void gradient_tile(int64_t p, int s, int64_t first) {
+    const int64_t col = (p - first) * kCols;
+    for (int i = 0; i < kRows; i += 2) {
+      Vec a[2][2], ds1[2][2], ds2[2][2];
+#pragma GCC unroll 2
+      for (int k = 0; k < 2; ++k) {
+        const int r = s * kRows + i + k;
+        const uint32_t bits = maps.seen_bits[p * maps.rows + r];
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+          const auto x = gradients.at(r, (p * maps.rows + r) * kCols + h * kLanes);
+          a[k][h] = x.a;
+          ds1[k][h] = x.ds1;
+          ds2[k][h] = x.ds2;
+          if constexpr (kMasked) {  // weights and delta of a row may be NaN
+            const uint32_t seen = bits >> (h * kLanes);
+            a[k][h] = Isa::select(seen, x.a, Isa::zero());
+            ds1[k][h] = Isa::select(seen, x.ds1, Isa::zero());
+            ds2[k][h] = Isa::select(seen, x.ds2, Isa::zero());
+          }
+        }
+      }
+      const int r = s * kRows + i;
+      operands.store(kA, r, col, a);
+      operands.store(kDs1, r, col, ds1);
+      operands.store(kDs2, r, col, ds2);
+    }
+    for (int m = 0; m < kGradientMatrices; ++m) operands.finish_tile(m, s, col);
+  }
+
+  /// dv += A^T dO, dk += ds^T q, a strip of R keys at a time, over the query strips that see it.
+  void add_key_gradients(int64_t first, int64_t last) {
+    const int64_t keys = (last - first) * kCols;
+    for (int64_t key = 0; key < keys; key += kRows) {
+      const int64_t p0 = first + key / kCols;
+      int64_t p1 = first + (key + kRows - 1) / kCols;
+      p1 = p1 < last ? p1 : last - 1;
+      const auto sees = [&](int s) {
+        return maps.kind(p0, s) != kTileUnseen || maps.kind(p1, s) != kTileUnseen;
+      };
+      int begin = 0, end = maps.strips;
+      while (begin < end && !sees(begin)) ++begin;
+      while (end > begin && !sees(end - 1)) --end;
+      if (begin == end) continue;
+      const int64_t strip = ((maps.origin + first) * kCols + key) / kRows;
+      const int from = begin * kRows, count = (end - begin) * kRows;
+      add_keys(kA, key, from, count, rows.dout, block.dv + strip * rows.dout.panels * kTile);
+      for (int m = 0; m < 2; ++m) {
+        add_keys(kDs1 + m, key, from, count, rows.q[m],
+                 block.dk[m] + strip * rows.q[m].panels * kTile);
+      }
+    }
+  }
+
+  void add_keys(int m, int64_t key, int from, int count, const RightRows<Isa>& right, float* out) {
+    for (int64_t c = 0; c < right.panels; ++c) {
+      Tile t;
+      t.load(out + c * kTile, kCols);
+      operands.multiply_keys(t, m, key, from, count, right.at(from, c * kCols), right.stride);
+      t.store(out + c * kTile, kCols);
+    }
+  }
+
+  /// dq += ds k over runs of panels that a strip sees.
+  void add_dq(int64_t first, int64_t last) {
+    const int64_t padded = block.maps.keys->panels * kCols;
+    for (int m = 0; m < 2; ++m) {
+      const Operand* k = static_cast<const Operand*>(block.maps.keys->k[m]);
+      for (int64_t c = 0; c < rows.q[m].panels; ++c) {
+        for (int s = 0; s < maps.strips; ++s) {
+          float* out = dq[m] + s * kRows * rows.q_stride + c * kCols;
+          for (int64_t begin = first; begin < last;) {
+            int64_t end = begin;
+            while (end < last && maps.kind(end, s) != kTileUnseen) ++end;
+            if (end > begin) {
+              const int64_t key = (maps.origin + begin) * kCols;
+              Tile t;
+              t.load(out, rows.q_stride);
+              t.template multiply_rows<kMapStride / Isa::kPair>(
+                  operands.rows(kDs1 + m, s * kRows, (begin - first) * kCols),
+                  k + (c * padded + key) / Isa::kPair * kCols,
+                  Isa::Pack::steps(maps.run_columns(s, begin, end)));
+              t.store(out, rows.q_stride);
+            }
+            begin = end + 1;
+          }
+        }
+      }
+    }
+  }
+
+  void store_dq() {
+    const int64_t width = block.maps.head_dim;
+    for (int i = 0; i < block.maps.count; ++i) {
+      for (int m = 0; m < 2; ++m) {
+        if (block.rows[i].dq[m] == nullptr) continue;
+        const Vec scale = Isa::set1(block.scale[m]);
+        for (int64_t c = 0; c < width; c += kLanes) {
+          const Vec x = Isa::load(dq[m] + i * rows.q_stride + c);
+          Isa::store_elements(block.rows[i].dq[m], block.maps.dtype, c, width - c,
+                              Isa::mul(x, scale));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace diffattn::cpu

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/block.h"
+#include "kernels/cpu/epilogue.h"
+#include "kernels/cpu/gradient_operands.h"
+#include "kernels/cpu/maps.h"
+#include "kernels/cpu/value_product.h"
+
+namespace diffattn::cpu {
+
+/// Query rows as the right operand of a product that is summed over them: [rows / pair][stride].
+template <class Isa>
+struct RightRows {
+  using Operand = typename Isa::Operand;
+  int64_t panels;  // of W columns
+  int64_t stride;
+  Operand* data;
+
+  void carve(int rows, int64_t width, Carver<Isa>& carver) {
+    panels = (width + Isa::kCols - 1) / Isa::kCols;
+    stride = panels * Isa::kCols + 16;
+    data = carver.template take<Operand>(rows / Isa::kPair * stride);
+  }
+  /// x0, x1: columns [c, c + lanes) of rows r and r + 1. r is even.
+  void set(int r, int64_t c, typename Isa::Vec x0, typename Isa::Vec x1) {
+    if constexpr (Isa::kPair == 1) {
+      Isa::store(data + r * stride + c, x0);
+      Isa::store(data + (r + 1) * stride + c, x1);
+    } else {
+      Isa::store_row_pair(data + r / 2 * stride + c, x0, x1);
+    }
+  }
+  const Operand* at(int r, int64_t c) const { return data + r / Isa::kPair * stride + c; }
+};
+
+/// Step (8) from what is held: A and the gradients of both scores.
+template <class Isa>
+struct MapGradients {
+  using Vec = typename Isa::Vec;
+  struct Values {
+    Vec a, ds1, ds2;
+  };
+  const Maps<Isa>& maps;
+  const ValueProduct<Isa>& product;  // for the weights of the current key block
+  float* da = nullptr;   // [panels][rows][W]
+  float* delta[2] = {};  // [rows]
+
+  /// Of `lanes` entries of row r that start at `entry` of the maps.
+  Values at(int r, int64_t entry) const {
+    const Vec p1 = Isa::mul(Isa::load(maps.e[0] + entry), Isa::set1(product.weight[0][r]));
+    const Vec p2 = Isa::mul(Isa::load(maps.e[1] + entry), Isa::set1(product.weight[1][r]));
+    const Vec g = Isa::load(da + entry);  // p2: lambda p2
+    return {Isa::sub(p1, p2), Isa::mul(p1, Isa::sub(g, Isa::set1(delta[0][r]))),
+            Isa::mul(p2, Isa::sub(Isa::set1(delta[1][r]), g))};
+  }
+
+  /// Of column j of a panel, in that order.
+  void entry(int64_t panel, int r, int j, float (&x)[3]) const {
+    const int first = j / Isa::kLanes * Isa::kLanes;
+    const Values values = at(r, (panel * maps.rows + r) * Isa::kCols + first);
+    float lanes[Isa::kLanes];
+    const Vec all[3] = {values.a, values.ds1, values.ds2};
+    for (int m = 0; m < 3; ++m) {
+      Isa::store(lanes, all[m]);
+      x[m] = lanes[j - first];
+    }
+  }
+};
+
+/// The row side of the backward: q and dO of a block as right operands, step (6), and whatever is
+/// done row by row because it is rare: dmask, and rows that are not finite.
+///
+/// A product over a whole tile would let NaN * 0 reach entries that the row may not see. So rows of
+/// q, dO and k that are not finite are zero in the operands; where they are seen they are added
+/// here, one by one. (q needs no adding: its map is NaN wherever it may look.)
+template <class Isa>
+struct BackwardRows {
+  using Vec = typename Isa::Vec;
+  static constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
+
+  const BackwardBlock& block;
+  const Maps<Isa>& maps;
+  ValueProduct<Isa>& product;
+  const int64_t q_stride = (block.maps.head_dim + kCols - 1) / kCols * kCols + 16;
+
+  // Scratch.
+  RightRows<Isa> q[2], dout;  // finite
+  float* true_dout;           // [rows][acc_stride]: dO
+  uint16_t* low_dout;         // [rows][acc_stride]: dO in bf16, for operands of that
+  typename Isa::Operand* dout_packed;  // [strips]: dO, for dO v^T
+  float* o;                            // [rows][acc_stride]
+  float* norm[2];                      // [rows]: 1 / l1, lambda / l2
+  uint8_t* odd;                        // [rows]: is dO not finite?
+
+  BackwardRows(const BackwardBlock& in, const Maps<Isa>& of, ValueProduct<Isa>& with,
+               Carver<Isa>& carver)
+      : block(in), maps(of), product(with) {
+    for (int m = 0; m < 2; ++m) {
+      q[m].carve(maps.rows, block.maps.head_dim, carver);
+      norm[m] = carver.template take<float>(maps.rows);
+    }
+    dout.carve(maps.rows, block.value_dim, carver);
+    low_dout = carver.template take<uint16_t>(Isa::kPair == 1 ? 0 : product.acc_floats());
+    true_dout = carver.template take<float>(product.acc_floats());
+    o = carver.template take<float>(product.acc_floats());
+    dout_packed = carver.template take<typename Isa::Operand>(
+        maps.strips * Isa::Pack::strip_operands(block.value_dim) + kLanes);
+    odd = carver.template take<uint8_t>(maps.rows);
+  }
+
+  void prepare() {
+    for (int i = 0; i < maps.rows; ++i) {
+      norm[0][i] = i < block.maps.count ? maps.softmax[0].inverse(i) : 0.0f;
+      norm[1][i] = i < block.maps.count ? maps.softmax[1].inverse(i) * maps.row(i).lambda : 0.0f;
+    }
+    for (int m = 0; m < 2; ++m) {
+      for (int i = 0; i < maps.rows; i += 2) load_q(m, i);
+    }
+    if (block.epilogue.norm || block.dgain != nullptr) load_o();
+    for (int i = 0; i < maps.rows; ++i) load_dout(i);
+    for (int i = 0; i < maps.rows; i += 2) {
+      for (int64_t c = 0; c < product.column_panels * kCols; c += kLanes) {
+        dout.set(i, c, finite_dout(i, c), finite_dout(i + 1, c));
+      }
+    }
+    for (int s = 0; s < maps.strips; ++s) pack_dout(s);
+  }
+
+  /// (9) dmask += ds1 + ds2
+  void add_dmask(const MapGradients<Isa>& gradients, int64_t first, int64_t last) const {
+    for (int i = 0; i < block.maps.count; ++i) {
+      float* out = block.rows[i].dmask;
+      if (out == nullptr) continue;
+      for_each_seen(i, first, last, [&](int64_t p, int j) {
+        float x[3];
+        gradients.entry(p, i, j, x);
+        out[((maps.origin + p) * kCols + j) * block.dmask_stride] += x[kDs1] + x[kDs2];
+      });
+    }
+  }
+
+  /// dv += A dO for rows of dO that are not finite.
+  void add_odd_dout(const MapGradients<Isa>& gradients, int64_t first, int64_t last) const {
+    for (int i = 0; i < block.maps.count; ++i) {
+      if (odd[i] == 0) continue;
+      for_each_seen(i, first, last, [&](int64_t p, int j) {
+        const int64_t n = (maps.origin + p) * kCols + j;
+        float x[3];
+        gradients.entry(p, i, j, x);
+        for (int64_t c = 0; c < block.value_dim; c += kLanes) {
+          float* out = block.dv + (n / kRows * dout.panels + c / kCols) * kRows * kCols +
+                       n % kRows * kCols + c % kCols;
+          const Vec row = Isa::load(true_dout + i * product.acc_stride + c);
+          Isa::store(out, Isa::fma(Isa::set1(x[kA]), row, Isa::load(out)));
+        }
+      });
+    }
+  }
+
+  /// dq += ds k for rows of k that are not finite.
+  void add_odd_keys(const MapGradients<Isa>& gradients, float* const dq[2], int64_t first,
+                    int64_t last) const {
+    for (int m = 0; m < 2; ++m) {
+      const Matrix& k = block.maps.keys->k_rows[m];
+      for (int64_t p = first; p < last; ++p) {
+        const uint32_t bits = block.maps.keys->odd_k[m][maps.origin + p];
+        for (int j = 0; bits >> j != 0; ++j) {
+          if ((bits >> j & 1u) == 0) continue;
+          const int64_t from = ((maps.origin + p) * kCols + j) * k.stride;
+          for (int i = 0; i < block.maps.count; ++i) {
+            if (!maps.sees(p, i, j)) continue;
+            float x[3];
+            gradients.entry(p, i, j, x);
+            for (int64_t c = 0; c < k.width; c += kLanes) {
+              float* out = dq[m] + i * q_stride + c;
+              const Vec row = Isa::load_elements(k.data, k.dtype, from + c, k.width - c);
+              Isa::store(out, Isa::fma(Isa::set1(x[kDs1 + m]), row, Isa::load(out)));
+            }
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  /// Copies a row, padded with zeros to `padded`. Returns whether it is finite.
+  static bool copy(const void* from, Dtype dtype, int64_t width, int64_t padded, float* to) {
+    Vec check = Isa::zero();
+    for (int64_t c = 0; c < padded; c += kLanes) {
+      const Vec x = from != nullptr && c < width
+                        ? Isa::load_elements(from, dtype, c, width - c)
+                        : Isa::zero();
+      check = Isa::fma(x, Isa::zero(), check);
+      Isa::store(to + c, x);
+    }
+    return Isa::sum(check) == 0.0f;
+  }
+
+  /// body(panel, column) for what row i sees of panels [first, last).
+  template <class Body>
+  void for_each_seen(int i, int64_t first, int64_t last, const Body& body) const {
+    for (int64_t p = first; p < last; ++p) {
+      for (int j = 0; j < kCols; ++j) {
+        if (maps.sees(p, i, j)) body(p, j);
+      }
+    }
+  }
+
+  /// Rows i and i + 1 of q.
+  void load_q(int m, int i) {
+    const int64_t width = block.maps.head_dim, padded = q[m].panels * kCols;
+    const void* rows[2];
+    for (int k = 0; k < 2; ++k) {
+      rows[k] = i + k < block.maps.count ? block.maps.rows[i + k].q[m] : nullptr;
+      Vec check = Isa::zero();
+      for (int64_t c = 0; rows[k] != nullptr && c < width; c += kLanes) {
+        const Vec x = Isa::load_elements(rows[k], block.maps.dtype, c, width - c);
+        check = Isa::fma(x, Isa::zero(), check);
+      }
+      if (Isa::sum(check) != 0.0f) rows[k] = nullptr;
+    }
+    const auto load = [&](const void* row, int64_t c) {
+      return row == nullptr || c >= width
+                 ? Isa::zero()
+                 : Isa::load_elements(row, block.maps.dtype, c, width - c);
+    };
+    for (int64_t c = 0; c < padded; c += kLanes) q[m].set(i, c, load(rows[0], c), load(rows[1], c));
+  }
+
+  Vec finite_dout(int i, int64_t c) const {
+    return odd[i] != 0 ? Isa::zero() : Isa::load(true_dout + i * product.acc_stride + c);
+  }
+
+  void pack_dout(int s) {
+    const int64_t stride = product.acc_stride, width = block.value_dim;
+    const void* pointers[kRows];
+    for (int i = 0; i < kRows; ++i) {
+      const int r = s * kRows + i;
+      pointers[i] = true_dout + r * stride;
+      if constexpr (Isa::kPair == 2) {
+        for (int64_t c = 0; c < width; c += kLanes) {
+          Isa::store_elements(low_dout + r * stride, Dtype::kBFloat16, c, kLanes,
+                              Isa::load(true_dout + r * stride + c));
+        }
+        pointers[i] = low_dout + r * stride;
+      }
+    }
+    Isa::Pack::strip(pointers, Dtype::kFloat32, width,
+                     dout_packed + s * Isa::Pack::strip_operands(width));
+  }
+
+  void load_o() {
+    const bool saved = block.rows[0].o != nullptr;
+    for (int i = 0; i < maps.rows; ++i) {
+      float* to = o + i * product.acc_stride;
+      const void* from = saved && i < block.maps.count ? block.rows[i].o : nullptr;
+      copy(from, block.maps.dtype, block.value_dim, product.acc_stride, to);
+    }
+    if (!saved) product.template add<Weights::kDifference>(norm, o);  // (4)
+  }
+
+  /// (6)
+  void load_dout(int i) {
+    const int64_t width = block.value_dim, padded = product.column_panels * kCols;
+    float* to = true_dout + i * product.acc_stride;
+    const bool used = i < block.maps.count && maps.softmax[0].seen(i);
+    copy(used ? block.rows[i].dout : nullptr, block.maps.dtype, width, padded, to);
+    const float* row_o = o + i * product.acc_stride;
+    const float rstd = used ? row_rstd<Isa>(block.epilogue, row_o, width) : 0.0f;
+    Vec inner = Isa::zero();  // of gain o dout and O
+    for (int64_t c = 0; used && c < width; c += kLanes) {
+      const Vec gain = Isa::load_elements(block.epilogue.gain, Dtype::kFloat32, c, width - c);
+      if (block.dgain != nullptr) add_dgain(c, to, row_o, rstd);
+      const Vec g = Isa::mul(Isa::load(to + c), gain);
+      Isa::store(to + c, g);
+      if (block.epilogue.norm) inner = Isa::fma(g, Isa::load(row_o + c), inner);
+    }
+    if (block.epilogue.norm && used) {
+      const float mean = Isa::sum(inner) / static_cast<float>(width);
+      const Vec r = Isa::set1(rstd), back = Isa::set1(rstd * rstd * mean);
+      for (int64_t c = 0; c < width; c += kLanes) {
+        const Vec x = Isa::sub(Isa::load(to + c), Isa::mul(Isa::load(row_o + c), back));
+        Isa::store(to + c, Isa::mul(r, x));
+      }
+    }
+    odd[i] = !copy(to, Dtype::kFloat32, padded, padded, to);
+  }
+
+  void add_dgain(int64_t c, const float* dout_row, const float* row_o, float rstd) {
+    float x[kLanes];
+    Isa::store(x, Isa::mul(Isa::mul(Isa::load(dout_row + c), Isa::load(row_o + c)),
+                           Isa::set1(rstd)));
+    const int64_t count = block.value_dim - c < kLanes ? block.value_dim - c : kLanes;
+    for (int64_t j = 0; j < count; ++j) block.dgain[c + j] += static_cast<double>(x[j]);
+  }
+};
+
+}  // namespace diffattn::cpu

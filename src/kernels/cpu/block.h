@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "diffattn/kernels/params.h"
+
+/// What the host side (src/kernels/cpu/host, baseline instructions) hands to the tile code (per-ISA
+/// translation units): plain structs of pointers and numbers. They have no member functions and no
+/// constructors, because such a function would be compiled once with and once without wide
+/// instructions under one name, and the linker would pick either.
+namespace diffattn::cpu {
+
+inline constexpr int kMaxBlockRows = 96;
+
+/// Rows of one head: row n starts at data + n * stride elements.
+struct Matrix {
+  const void* data;
+  int64_t stride;
+  Dtype dtype;
+  int64_t rows;
+  int64_t width;
+};
+
+/// One kv head, packed for tiles of W columns; keys padded with zeros to whole panels of W.
+/// Operand: float, or a pair of bf16 that are neighbours along the summed dimension.
+struct PackedKeys {
+  int64_t panels;       // of W keys
+  const void* kt[2];    // [panels][D][W]: the right side of q k^T
+  const void* v;        // [ceil(Dv / W)][panels * W][W]: the right side of p v
+  const void* vt;       // backward: [panels][Dv][W], of dO v^T
+  const void* k[2];     // backward: [ceil(D / W)][panels * W][W], of ds k
+  const uint32_t* odd_v;     // [panels]: bit j is set where row j of a panel is not finite. Such a
+  const uint32_t* odd_k[2];  // row is zero in `v`, `k`, and is added to those rows that see it.
+  Matrix v_rows;
+  Matrix k_rows[2];
+};
+
+/// One (head, query) row of a block.
+struct Row {
+  const void* q[2];    // [D]
+  int64_t begin, end;  // columns it may see before any mask
+  const void* mask;    // its row of the mask, or null
+  float lambda;
+  float ref[2];        // where its exponentials start: log2-units, e.g. a known lse; else 0
+};
+
+/// The part of a block that the two maps are made from. All rows read the same kv head.
+struct MapsBlock {
+  const Row* rows;
+  int count;
+  Dtype dtype;
+  int64_t head_dim;
+  const PackedKeys* keys;
+  float scale[2];  // of scores, times log2 e
+  MaskKind mask_kind;
+  Dtype mask_dtype;
+  int64_t mask_stride;  // from column to column
+  int64_t map_panels;   // how many panels of the maps the scratch memory holds
+};
+
+/// The part that says what happens between O and out.
+struct EpilogueBlock {
+  bool norm;
+  float eps;
+  const float* gain;  // [Dv]: out_scale * weight
+};
+
+struct ForwardRow {
+  void *out, *o, *o2;  // [Dv]; o and o2 may be null
+  float* lse[2];       // may be null
+};
+
+struct ForwardBlock {
+  MapsBlock maps;
+  const ForwardRow* rows;
+  int64_t value_dim;
+  EpilogueBlock epilogue;
+  bool stretches;  // the maps of all keys do not fit at once
+};
+
+struct BackwardRow {
+  const void* dout;  // [Dv]
+  const void* o;     // [Dv], or null
+  void* dq[2];       // [D], or null
+  float* dlambda;    // of this row alone
+  float* dmask;      // this row of dmask, or null
+};
+
+struct BackwardBlock {
+  MapsBlock maps;
+  const BackwardRow* rows;
+  int64_t value_dim;
+  EpilogueBlock epilogue;
+  float scale[2];
+  int64_t dmask_stride;  // from column to column
+  bool products;         // false: only dmask is wanted
+  /// Sums over blocks, tile by tile: [ceil(N / R)][ceil(width / W)][R][W].
+  float *dk[2], *dv;
+  double* dgain;  // [Dv]: sum of dout o O * rstd
+};
+
+/// What one instruction set offers. Sizes in floats unless said otherwise.
+struct TileCode {
+  int rows;     // R: rows of a tile
+  int columns;  // W: its columns
+  int pair;     // how many elements an operand holds; operands are 4 bytes wide
+  int64_t (*depth)(int64_t width);  // operands that `width` elements take along a summed dimension
+  int64_t (*forward_scratch)(int block_rows, int64_t map_panels, int64_t d, int64_t dv);  // bytes
+  int64_t (*backward_scratch)(int block_rows, int64_t map_panels, int64_t d, int64_t dv);
+  /// Panel `panel` of rows [first, end) of `in`: out [width][W].
+  void (*pack_transposed)(const Matrix* in, int64_t first, int64_t end, int64_t panel, void* out);
+  /// The same panel as rows: column panel c goes to out + c * column_stride operands. Returns which
+  /// rows are not finite; these are written as zeros.
+  uint32_t (*pack_rows)(const Matrix* in, int64_t first, int64_t end, int64_t panel,
+                        int64_t column_stride, void* out);
+  void (*forward)(const ForwardBlock* block, void* scratch);
+  void (*backward)(const BackwardBlock* block, void* scratch);
+  /// A few rows against keys [first, end), unpacked, to `parts`; then all chunks to results.
+  int64_t (*decode_part_floats)(int rows, int64_t dv);
+  void (*decode)(const ForwardBlock* block, int64_t first, int64_t end, float* parts);
+  void (*decode_join)(const ForwardBlock* block, int64_t chunks, float* parts);
+  /// Row n of the sum over `slabs` of tiled accumulators that lie slab_stride floats apart.
+  void (*store_sum)(const float* tiles, int64_t slabs, int64_t slab_stride, int64_t n, float factor,
+                    int64_t width, Dtype dtype, void* out);
+};
+
+}  // namespace diffattn::cpu

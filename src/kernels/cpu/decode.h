@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward of a few query rows (decoding: one or a few new tokens of one group of heads) against a
+// chunk of the keys of their kv head. Such a call is bound by reading k1, k2 and v once, so nothing
+// is packed; every row of the group uses a key while it is in L1:
+//
+//   for each panel of W keys
+//     for each row and map
+//       (1)     s[n] = scale q.k[n] + mask          sums along D, 16 keys turned at a time
+//       (2) (3) ref = max(ref, max s);  e = exp2(s - ref);  l += sum e
+//       (4)     O1 += e1 v,  O2 += e2 v
+//
+// Chunks are independent tasks; DecodeJoin brings their parts to one ref and adds them in order.
+// All sums are in fp32.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/block.h"
+#include "kernels/cpu/epilogue.h"
+#include "kernels/cpu/mask.h"
+#include "kernels/cpu/tile_size.h"
+
+namespace diffattn::cpu {
+
+/// Part of one row and one map over one chunk: {ref, l} and then O [Dv padded to vectors].
+template <class Isa>
+struct DecodePart {
+  static int64_t width(int64_t value_dim) {
+    return (value_dim + Isa::kLanes - 1) / Isa::kLanes * Isa::kLanes;
+  }
+  /// Floats of all rows and both maps.
+  static int64_t floats(int rows, int64_t value_dim) {
+    return 2 * rows * (kHeader + width(value_dim));
+  }
+  static constexpr int kHeader = 16;
+
+  float* data;
+  DecodePart(float* parts, int64_t value_dim, int row, int m)
+      : data(parts + (2 * row + m) * (kHeader + width(value_dim))) {}
+  float& ref() const { return data[0]; }
+  float& l() const { return data[1]; }
+  float* o() const { return data + kHeader; }
+};
+
+template <class Isa, Dtype kType>
+struct Decode {
+  using Vec = typename Isa::Vec;
+  static constexpr int kLanes = Isa::kLanes, kCols = Isa::kCols;
+  static constexpr int kTogether = 4;  // vectors of O whose sums run side by side
+
+  const ForwardBlock& block;
+  float* const parts;
+  const MapsBlock& maps = block.maps;
+  const TileMask<Isa> mask{maps};
+  const Matrix& v = maps.keys->v_rows;
+
+  /// Keys [first, end); `first` is a multiple of W.
+  void run(int64_t first, int64_t end) {
+    for (int i = 0; i < maps.count; ++i) {
+      for (int m = 0; m < 2; ++m) {
+        const DecodePart<Isa> part(parts, block.value_dim, i, m);
+        part.ref() = -__builtin_inff();
+        part.l() = 0.0f;
+        for (int64_t c = 0; c < block.value_dim; c += kLanes) {
+          Isa::store(part.o() + c, Isa::zero());
+        }
+      }
+    }
+    for (int64_t column = first; column < end; column += kCols) {
+      run_panel<true>(0, column);
+      for (int i = 1; i < maps.count; ++i) run_panel<false>(i, column);
+    }
+  }
+
+ private:
+  /// With kAhead also asks for the same place in the next panel: the rows of one head are apart by all
+  /// heads, which the hardware's prefetchers do not follow. Asking past the end does no harm.
+  template <bool kAhead>
+  static Vec load(const Matrix& x, int64_t n, int64_t c) {
+    constexpr int64_t kSize = kType == Dtype::kFloat32 ? 4 : 2;
+    const int64_t at = n * x.stride + c;
+    if constexpr (kAhead) {
+      __builtin_prefetch(static_cast<const char*>(x.data) + (at + kCols * x.stride) * kSize, 0, 2);
+    }
+    return Isa::load_elements(x.data, kType, at, kLanes);
+  }
+  static Vec load_tail(const Matrix& x, int64_t n, int64_t c) {
+    return Isa::load_elements(x.data, kType, n * x.stride + c, x.width - c);
+  }
+
+  template <bool kAhead>
+  void run_panel(int i, int64_t column) {
+    const uint32_t bits = mask.bits(maps.rows[i], column);
+    if (bits == 0) return;
+    float e[2][kCols];
+    float bias[kCols];
+    const bool biased = maps.mask_kind == MaskKind::kAdditive;
+    if (biased) mask.bias(maps.rows[i], column, bias);
+    constexpr uint32_t kAll = static_cast<uint32_t>((uint64_t{1} << kCols) - 1);
+    for (int m = 0; m < 2; ++m) {
+      for (int h = 0; h < kCols; h += kLanes) {
+        if (bits == kAll) {
+          scores<kAhead>(i, m, column + h, e[m] + h);
+        } else {
+          some_scores(i, m, column + h, bits >> h, e[m] + h);
+        }
+      }
+      exponentials(i, m, bits, biased ? bias : nullptr, e[m]);
+    }
+    add_values<kAhead>(i, column, bits, e);
+  }
+
+  /// (1) without scale and mask, for `lanes` keys.
+  template <bool kAhead>
+  void scores(int i, int m, int64_t column, float* out) const {
+    const Matrix& k = maps.keys->k_rows[m];
+    const void* q = maps.rows[i].q[m];
+    Vec sums[kLanes];
+#pragma GCC unroll 16
+    for (int j = 0; j < kLanes; ++j) sums[j] = Isa::zero();
+    int64_t c = 0;
+    for (; c + kLanes <= k.width; c += kLanes) {
+      const Vec x = Isa::load_elements(q, kType, c, kLanes);
+#pragma GCC unroll 16
+      for (int j = 0; j < kLanes; ++j) {
+        sums[j] = Isa::fma(x, load<kAhead>(k, column + j, c), sums[j]);
+      }
+    }
+    if (c < k.width) {
+      const Vec x = Isa::load_elements(q, kType, c, k.width - c);
+      for (int j = 0; j < kLanes; ++j) sums[j] = Isa::fma(x, load_tail(k, column + j, c), sums[j]);
+    }
+    Isa::store(out, add_across(sums));
+  }
+
+  /// The same where the row may not look everywhere: such keys are not read and give 0.
+  void some_scores(int i, int m, int64_t column, uint32_t bits, float* out) const {
+    const Matrix& k = maps.keys->k_rows[m];
+    Vec sums[kLanes];
+    for (int j = 0; j < kLanes; ++j) {
+      sums[j] = Isa::zero();
+      if ((bits >> j & 1u) == 0) continue;
+      for (int64_t c = 0; c < k.width; c += kLanes) {
+        sums[j] = Isa::fma(Isa::load_elements(maps.rows[i].q[m], kType, c, k.width - c),
+                           load_tail(k, column + j, c), sums[j]);
+      }
+    }
+    Isa::store(out, add_across(sums));
+  }
+
+  /// Lane j: the sum of all lanes of sums[j].
+  static Vec add_across(Vec (&sums)[kLanes]) {
+    Isa::transpose(sums);
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      for (int j = 0; j < step; ++j) sums[j] = Isa::add(sums[j], sums[j + step]);
+    }
+    return sums[0];
+  }
+
+  /// (2) (3): scores to exponentials in place; O and l of earlier panels follow a new ref.
+  void exponentials(int i, int m, uint32_t bits, const float* biases, float* e) {
+    const DecodePart<Isa> part(parts, block.value_dim, i, m);
+    const Vec scale = Isa::set1(maps.scale[m]), unseen = Isa::set1(-__builtin_inff());
+    Vec most = unseen;
+    for (int h = 0; h < kCols; h += kLanes) {
+      const Vec x = Isa::fma(Isa::load(e + h), scale,
+                             biases == nullptr ? Isa::zero() : Isa::load(biases + h));
+      Isa::store(e + h, x);
+      most = Isa::max(Isa::select(bits >> h, x, unseen), most);
+    }
+    const float maximum = Isa::maximum(most);
+    if (maximum > part.ref()) {
+      const float shrink = __builtin_exp2f(part.ref() - maximum);  // 0 the first time
+      part.ref() = maximum;
+      part.l() *= shrink;
+      for (int64_t c = 0; c < block.value_dim; c += kLanes) {
+        Isa::store(part.o() + c, Isa::mul(Isa::load(part.o() + c), Isa::set1(shrink)));
+      }
+    }
+    // Only NaN was seen so far: any ref will do.
+    const Vec ref = Isa::set1(part.ref() == -__builtin_inff() ? 0.0f : part.ref());
+    Vec sum = Isa::zero();
+    for (int h = 0; h < kCols; h += kLanes) {
+      const Vec x = Isa::select(bits >> h, Isa::exp2(Isa::sub(Isa::load(e + h), ref)), Isa::zero());
+      Isa::store(e + h, x);
+      sum = Isa::add(sum, x);
+    }
+    part.l() += Isa::sum(sum);
+  }
+
+  /// (4) over the keys that the row sees.
+  template <bool kAhead>
+  void add_values(int i, int64_t column, uint32_t bits, const float (&e)[2][kCols]) {
+    float* o1 = DecodePart<Isa>(parts, block.value_dim, i, 0).o();
+    float* o2 = DecodePart<Isa>(parts, block.value_dim, i, 1).o();
+    int64_t c = 0;
+    for (; c + kTogether * kLanes <= v.width; c += kTogether * kLanes) {
+      Vec x1[kTogether], x2[kTogether];
+      for (int u = 0; u < kTogether; ++u) {
+        x1[u] = Isa::load(o1 + c + u * kLanes);
+        x2[u] = Isa::load(o2 + c + u * kLanes);
+      }
+      for (uint32_t left = bits; left != 0; left &= left - 1) {
+        const int j = __builtin_ctz(left);
+        const Vec e1 = Isa::set1(e[0][j]), e2 = Isa::set1(e[1][j]);
+#pragma GCC unroll 4
+        for (int u = 0; u < kTogether; ++u) {
+          const Vec row = load<kAhead>(v, column + j, c + u * kLanes);
+          x1[u] = Isa::fma(e1, row, x1[u]);
+          x2[u] = Isa::fma(e2, row, x2[u]);
+        }
+      }
+      for (int u = 0; u < kTogether; ++u) {
+        Isa::store(o1 + c + u * kLanes, x1[u]);
+        Isa::store(o2 + c + u * kLanes, x2[u]);
+      }
+    }
+    for (; c < v.width; c += kLanes) {
+      Vec x1 = Isa::load(o1 + c), x2 = Isa::load(o2 + c);
+      for (uint32_t left = bits; left != 0; left &= left - 1) {
+        const int j = __builtin_ctz(left);
+        const Vec row = load_tail(v, column + j, c);
+        x1 = Isa::fma(Isa::set1(e[0][j]), row, x1);
+        x2 = Isa::fma(Isa::set1(e[1][j]), row, x2);
+      }
+      Isa::store(o1 + c, x1);
+      Isa::store(o2 + c, x2);
+    }
+  }
+};
+
+/// Decode with the element type as a constant.
+template <class Isa>
+void run_decode(const ForwardBlock* block, int64_t first, int64_t end, float* parts) {
+  switch (block->maps.dtype) {
+    case Dtype::kFloat32: return Decode<Isa, Dtype::kFloat32>{*block, parts}.run(first, end);
+    case Dtype::kBFloat16: return Decode<Isa, Dtype::kBFloat16>{*block, parts}.run(first, end);
+    case Dtype::kFloat16: return Decode<Isa, Dtype::kFloat16>{*block, parts}.run(first, end);
+    case Dtype::kFloat64: return;  // not taken
+  }
+}
+
+/// The parts of all chunks to results.
+template <class Isa>
+struct DecodeJoin {
+  using Vec = typename Isa::Vec;
+  static constexpr int kLanes = Isa::kLanes;
+
+  const ForwardBlock& block;
+  float* const parts;  // [chunks] of DecodePart; the first is overwritten
+  const int64_t chunks;
+  const int64_t stride = DecodePart<Isa>::floats(block.maps.count, block.value_dim);
+
+  void run() {
+    for (int i = 0; i < block.maps.count; ++i) run_row(i);
+  }
+
+ private:
+  DecodePart<Isa> part(int64_t chunk, int i, int m) const {
+    return {parts + chunk * stride, block.value_dim, i, m};
+  }
+
+  void run_row(int i) {
+    float* o[2];
+    float l[2], lse[2];
+    for (int m = 0; m < 2; ++m) {
+      const DecodePart<Isa> sum = add_chunks(i, m);
+      o[m] = sum.o();
+      l[m] = sum.l();
+      lse[m] = static_cast<float>((sum.ref() + __builtin_log2(static_cast<double>(l[m]))) * kLn2);
+    }
+    const bool seen = l[0] != 0.0f;
+    const Vec a1 = Isa::set1(seen ? 1.0f / l[0] : 0.0f), a2 = Isa::set1(seen ? 1.0f / l[1] : 0.0f);
+    const Vec lambda = Isa::set1(block.maps.rows[i].lambda);
+    for (int64_t c = 0; c < block.value_dim; c += kLanes) {
+      const Vec x2 = Isa::mul(Isa::load(o[1] + c), a2);
+      Isa::store(o[1] + c, x2);
+      Isa::store(o[0] + c, Isa::sub(Isa::mul(Isa::load(o[0] + c), a1), Isa::mul(x2, lambda)));
+    }
+    store_row<Isa>(block, i, seen, lse, o[0], o[1]);
+  }
+
+  /// All chunks at the largest ref, added into the first.
+  DecodePart<Isa> add_chunks(int i, int m) {
+    const float nothing = -__builtin_inff();
+    const DecodePart<Isa> sum = part(0, i, m);
+    float ref = nothing;
+    for (int64_t k = 0; k < chunks; ++k) {
+      const float other = part(k, i, m).ref();
+      ref = other > ref ? other : ref;
+    }
+    for (int64_t k = 0; k < chunks; ++k) {
+      const DecodePart<Isa> from = part(k, i, m);
+      // A chunk of which nothing was seen has l = 0; one of NaN has no ref and stays NaN.
+      const float factor = from.ref() == nothing ? 1.0f : __builtin_exp2f(from.ref() - ref);
+      const float l = from.l() * factor;
+      sum.l() = k == 0 ? l : sum.l() + l;
+      for (int64_t c = 0; c < block.value_dim; c += kLanes) {
+        const Vec x = Isa::mul(Isa::load(from.o() + c), Isa::set1(factor));
+        Isa::store(sum.o() + c, k == 0 ? x : Isa::add(Isa::load(sum.o() + c), x));
+      }
+    }
+    sum.ref() = ref;
+    return sum;
+  }
+};
+
+}  // namespace diffattn::cpu

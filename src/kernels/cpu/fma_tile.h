@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#define DIFFATTN_INLINE inline __attribute__((always_inline))
+
+namespace diffattn::cpu {
+
+/// The micro-kernel: an R x W tile of sums, W = two vectors, held in registers while the summed
+/// dimension is walked:
+///
+///   c[i][j] += sum_k a[i, k] * b[k, j]
+///
+/// One step broadcasts R elements of `a` and loads two vectors of `b` for 2 R multiply-adds, so the
+/// load ports (2 per clock) are busy for (R + 2) / 2 of the R clocks that two FMA ports need. The
+/// broadcast side may lie in any way (its strides are template parameters, so that addresses are
+/// immediate offsets): p and ds are used as they are and transposed without being moved.
+template <class Isa>
+struct FmaTile {
+  using Vec = typename Isa::Vec;
+  static constexpr int kRows = Isa::kRows;
+  static constexpr int kLanes = Isa::kLanes;
+  Vec c[kRows][2];
+
+  DIFFATTN_INLINE void zero() {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) c[i][0] = c[i][1] = Isa::zero();
+  }
+  DIFFATTN_INLINE void load(const float* p, int64_t stride) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      c[i][0] = Isa::load(p + i * stride);
+      c[i][1] = Isa::load(p + i * stride + kLanes);
+    }
+  }
+  DIFFATTN_INLINE void store(float* p, int64_t stride) const {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      Isa::store(p + i * stride, c[i][0]);
+      Isa::store(p + i * stride + kLanes, c[i][1]);
+    }
+  }
+  /// Half h of row i.
+  DIFFATTN_INLINE Vec row(int i, int h) const { return c[i][h]; }
+
+  /// a[i, k] at a[k * R + i]: what pack_strip makes of query rows.
+  DIFFATTN_INLINE void multiply_packed(const float* a, const float* b, int64_t steps) {
+    multiply<1, kRows>(a, b, Isa::kCols, steps);
+  }
+  /// a[i, k] at a[i * Stride + k].
+  template <int Stride>
+  DIFFATTN_INLINE void multiply_rows(const float* a, const float* b, int64_t steps) {
+    multiply<Stride, 1>(a, b, Isa::kCols, steps);
+  }
+  /// a[i, k] at a[k * Stride + i].
+  template <int Stride>
+  DIFFATTN_INLINE void multiply_columns(const float* a, const float* b, int64_t b_stride,
+                                        int64_t steps) {
+    multiply<1, Stride>(a, b, b_stride, steps);
+  }
+
+ private:
+  template <int RowStride, int StepStride>
+  DIFFATTN_INLINE void multiply(const float* a, const float* b, int64_t b_stride, int64_t steps) {
+    for (int64_t k = 0; k < steps; ++k, a += StepStride, b += b_stride) {
+      const Vec b0 = Isa::load(b), b1 = Isa::load(b + kLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) {
+        const Vec x = Isa::set1(a[i * RowStride]);
+        c[i][0] = Isa::fma(x, b0, c[i][0]);
+        c[i][1] = Isa::fma(x, b1, c[i][1]);
+      }
+    }
+  }
+};
+
+}  // namespace diffattn::cpu

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward of one block of query rows of one kv head. With R x W tiles, in the numbering of
+// docs/algorithm.md:
+//
+//   for each stretch of keys that fits into the maps (usually: all keys)
+//     for each key block, for each map
+//       (1)     s = scale q k^T + mask             tile by tile, sums in registers
+//       (2) (3) e = exp2(s - ref), l += row sums   written once, to L2
+//     (4)  O += (e1 / l1 - lambda e2 / l2) v       one product: 8 D FLOP per pair (Dv = 2 D)
+//   (5) out = epilogue(O)
+//
+// The weights of (4) need the final l1 and l2. Where the keys come in several stretches, O1 = e1 v
+// and O2 = e2 v are kept apart instead and joined at the end (12 D); o2 costs the same when wanted.
+// Everything is summed in fp32.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/block.h"
+#include "kernels/cpu/epilogue.h"
+#include "kernels/cpu/maps.h"
+#include "kernels/cpu/value_product.h"
+
+namespace diffattn::cpu {
+
+template <class Isa>
+struct Forward {
+  using Vec = typename Isa::Vec;
+  static constexpr int kLanes = Isa::kLanes;
+
+  const ForwardBlock& block;
+  Carver<Isa> carver;
+  Maps<Isa> maps{block.maps, carver};
+  ValueProduct<Isa> product{maps, block.value_dim, carver};
+
+  // Scratch.
+  float* acc[2];      // [rows][Dv]: O and O2, or O1 and O2 not yet divided by l1 and l2
+  float* norm[2];     // [rows]: what e1 and e2 are multiplied with
+  float* acc_ref[2];  // [rows]: the ref that acc is relative to
+
+  Forward(const ForwardBlock& in, void* memory)
+      : block(in), carver{static_cast<char*>(memory), 0} {
+    for (int m = 0; m < 2; ++m) {
+      acc[m] = carver.template take<float>(product.acc_floats());
+      norm[m] = carver.template take<float>(maps.rows);
+      acc_ref[m] = carver.template take<float>(maps.rows);
+    }
+  }
+
+  static int64_t scratch(int block_rows, int64_t map_panels, int64_t d, int64_t dv) {
+    ForwardBlock sizes{};
+    sizes.maps.count = block_rows;
+    sizes.maps.map_panels = map_panels;
+    sizes.maps.head_dim = d;
+    sizes.value_dim = dv;
+    return Forward(sizes, nullptr).carver.used;
+  }
+
+  void run() {
+    maps.begin();
+    for (int m = 0; m < 2; ++m) {
+      for (int64_t i = 0; i < product.acc_floats(); i += kLanes) {
+        Isa::store(acc[m] + i, Isa::zero());
+      }
+    }
+    int64_t first, end;
+    maps.range(first, end);
+    if (block.stretches) {
+      run_stretches(first, end);
+      for (int i = 0; i < block.maps.count; ++i) join(i);
+    } else {
+      run_at_once(first, end);
+    }
+    for (int i = 0; i < block.maps.count; ++i) finish_row(i);
+  }
+
+ private:
+  void run_at_once(int64_t first, int64_t end) {
+    maps.compute(first, end);  // (1) (2) (3)
+    for (int i = 0; i < maps.rows; ++i) {
+      norm[0][i] = maps.softmax[0].inverse(i);
+      norm[1][i] = maps.softmax[1].inverse(i) * maps.row(i).lambda;
+    }
+    product.template add<Weights::kDifference>(norm, acc[0]);  // (4)
+    if (block.rows[0].o2 == nullptr) return;
+    for (int i = 0; i < maps.rows; ++i) norm[1][i] = maps.softmax[1].inverse(i);
+    product.template add<Weights::kMap2>(norm, acc[1]);
+  }
+
+  void run_stretches(int64_t first, int64_t end) {
+    for (int m = 0; m < 2; ++m) {
+      for (int i = 0; i < maps.rows; ++i) {
+        norm[m][i] = 1.0f;
+        acc_ref[m][i] = maps.softmax[m].ref[i];
+      }
+    }
+    for (int64_t at = first; at < end; at += block.maps.map_panels) {
+      const int64_t next = at + block.maps.map_panels;
+      maps.compute(at, next < end ? next : end);
+      for (int m = 0; m < 2; ++m) rescale(m);
+      product.template add<Weights::kMap1>(norm, acc[0]);
+      product.template add<Weights::kMap2>(norm, acc[1]);
+    }
+  }
+
+  /// acc of earlier stretches *= exp2(ref then - ref now)
+  void rescale(int m) {
+    for (int i = 0; i < maps.rows; ++i) {
+      const float then = acc_ref[m][i], now = maps.softmax[m].ref[i];
+      if (then == now) continue;
+      acc_ref[m][i] = now;
+      const Vec factor = Isa::set1(__builtin_exp2f(then - now));
+      float* o = acc[m] + i * product.acc_stride;
+      for (int64_t c = 0; c < block.value_dim; c += kLanes) {
+        const Vec x = Isa::load(o + c);
+        Isa::store(o + c, Isa::where_seen(x, Isa::mul(x, factor)));  // 0 * inf: nothing seen yet
+      }
+    }
+  }
+
+  /// O = O1 / l1 - lambda O2 / l2
+  void join(int i) {
+    float *o = acc[0] + i * product.acc_stride, *o2 = acc[1] + i * product.acc_stride;
+    const Vec a1 = Isa::set1(maps.softmax[0].inverse(i));
+    const Vec a2 = Isa::set1(maps.softmax[1].inverse(i));
+    const Vec lambda = Isa::set1(maps.row(i).lambda);
+    for (int64_t c = 0; c < block.value_dim; c += kLanes) {
+      const Vec x2 = Isa::mul(Isa::load(o2 + c), a2);
+      Isa::store(o2 + c, x2);
+      Isa::store(o + c, Isa::sub(Isa::mul(Isa::load(o + c), a1), Isa::mul(x2, lambda)));
+    }
+  }
+
+  /// (5)
+  void finish_row(int i) {
+    const float lse[2] = {maps.softmax[0].lse(i), maps.softmax[1].lse(i)};
+    store_row<Isa>(block, i, maps.softmax[0].seen(i), lse, acc[0] + i * product.acc_stride,
+                   acc[1] + i * product.acc_stride);
+  }
+};
+
+}  // namespace diffattn::cpu

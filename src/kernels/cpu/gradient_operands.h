@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/tile_size.h"
+
+namespace diffattn::cpu {
+
+/// The three matrices of a key block that the backward multiplies with.
+enum GradientMatrix : int { kA, kDs1, kDs2, kGradientMatrices };
+
+/// A, ds1 and ds2 of one key block as left operands: `rows` for ds k (summed over keys), `keys`,
+/// which is the transpose, for A^T dO and ds^T q (summed over query rows). In fp32 one copy serves
+/// both, because a broadcast operand may lie in any way.
+template <class Isa>
+struct FloatGradients {
+  using Vec = typename Isa::Vec;
+  static constexpr int kLanes = Isa::kLanes;
+  float* matrix[kGradientMatrices];  // [rows][kMapStride]
+
+  void carve(int rows, Carver<Isa>& carver) {
+    for (float*& m : matrix) m = carver.template take<float>(rows * kMapStride);
+  }
+  /// x[i][h]: half h of the panel at column `col`, row r + i. r is even.
+  void store(int m, int r, int64_t col, const Vec (&x)[2][2]) {
+    for (int i = 0; i < 2; ++i) {
+      float* to = matrix[m] + (r + i) * kMapStride + col;
+      Isa::store(to, x[i][0]);
+      Isa::store(to + kLanes, x[i][1]);
+    }
+  }
+  /// All rows of strip s were stored.
+  void finish_tile(int, int, int64_t) {}
+
+  const float* rows(int m, int r, int64_t col) const { return matrix[m] + r * kMapStride + col; }
+
+  /// t [R keys][W] += matrix^T right, summed over query rows [r, r + count).
+  template <class Tile>
+  void multiply_keys(Tile& t, int m, int64_t key, int r, int count, const float* right,
+                     int64_t stride) const {
+    t.template multiply_columns<kMapStride>(matrix[m] + r * kMapStride + key, right, stride, count);
+  }
+};
+
+/// The same for operands of two bf16. Sums over keys pair columns, sums over query rows pair rows,
+/// so there are two copies.
+template <class Isa>
+struct PairGradients {
+  using Vec = typename Isa::Vec;
+  static constexpr int kStride = kMapStride / 2;
+  uint32_t* by_row[kGradientMatrices];  // [rows][kStride]: pairs of columns; not of A
+  uint32_t* by_key[kGradientMatrices];  // [rows / 2][kMapStride]: pairs of rows
+
+  void carve(int rows, Carver<Isa>& carver) {
+    carve_rows(rows, carver);
+    for (uint32_t*& m : by_key) m = carver.template take<uint32_t>(rows / 2 * kMapStride);
+  }
+  void store(int m, int r, int64_t col, const Vec (&x)[2][2]) {
+    store_rows(m, r, col, x);
+    uint32_t* to = by_key[m] + r / 2 * kMapStride + col;
+    Isa::store_row_pair(to, x[0][0], x[1][0]);
+    Isa::store_row_pair(to + Isa::kLanes, x[0][1], x[1][1]);
+  }
+  void finish_tile(int, int, int64_t) {}
+
+  const uint32_t* rows(int m, int r, int64_t col) const {
+    return by_row[m] + r * kStride + col / 2;
+  }
+
+  template <class Tile>
+  void multiply_keys(Tile& t, int m, int64_t key, int r, int count, const uint32_t* right,
+                     int64_t stride) const {
+    t.template multiply_columns<kMapStride>(by_key[m] + r / 2 * kMapStride + key, right, stride,
+                                            count / 2);
+  }
+
+ protected:
+  void carve_rows(int rows, Carver<Isa>& carver) {
+    for (int m = 0; m < kGradientMatrices; ++m) {
+      by_row[m] = m == kA ? nullptr : carver.template take<uint32_t>(rows * kStride);
+    }
+  }
+  void store_rows(int m, int r, int64_t col, const Vec (&x)[2][2]) {
+    if (m == kA) return;
+    uint32_t* to = by_row[m] + r * kStride + col / 2;
+    Isa::store_operands(to, x[0][0], x[0][1]);
+    Isa::store_operands(to + kStride, x[1][0], x[1][1]);
+  }
+};
+
+}  // namespace diffattn::cpu

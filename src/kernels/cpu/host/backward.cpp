@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward over all heads. Blocks of query rows of one kv head add to the same dk and dv. To
+// run in parallel they are dealt out to a fixed number of slabs (depending on the shape alone), each
+// with its own copy of dk and dv, and a slab takes its blocks in order; the slabs are then added up
+// in order. So results do not depend on the number of threads.
+
+#include <algorithm>
+#include <cstring>
+
+#include "diffattn/kernels/backend.h"
+#include "kernels/cpu/host/gradient_sums.h"
+#include "kernels/cpu/host/head.h"
+#include "kernels/cpu/host/kernels.h"
+#include "kernels/cpu/host/memory.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/tile_size.h"
+
+namespace diffattn::cpu {
+namespace {
+
+int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+struct BackwardRun {
+  const BackwardParams& params;
+  const TileCode& code;
+  const bool wants_o = params.epilogue.norm || params.dnorm_weight != nullptr;
+  const PackPlan plan{.problem = params,
+                      .v = params.v,
+                      .code = code,
+                      .rows_of_v = wants_o && !params.o,
+                      .backward = true};
+  const std::vector<float> gain = gain_of(params.epilogue, params.value_dim);
+  const int block_rows = (kBackwardRows + code.rows - 1) / code.rows * code.rows;
+  const int64_t map_panels = panels_in_key_blocks(params.seq_k, code);
+  const int64_t scratch =
+      code.backward_scratch(block_rows, map_panels, params.head_dim, params.value_dim);
+  const bool dmask_alone = params.dmask != nullptr && rows_own_dmask();
+  DlambdaSum dlambda{params};
+  std::vector<double> dgain{};  // [heads of all sequences][slabs][Dv]
+
+  void run() {
+    const std::vector<Head> heads = heads_of(params, /*empty=*/true);
+    if (params.dmask != nullptr) clear_dmask(params);
+    if (params.dnorm_weight != nullptr) {
+      dgain.assign(heads.size() * kMaxSlabs * params.value_dim, 0.0);
+    }
+    for (size_t first = 0; first < heads.size();) {
+      size_t last = first;
+      for (int64_t tasks = 0; last < heads.size() && tasks < threads().count(); ++last) {
+        tasks += slabs(heads[last]);
+      }
+      run_wave({heads.data() + first, last - first}, first);
+      first = last;
+    }
+    dlambda.store();
+    store_dgain(heads.size());
+  }
+
+ private:
+  int64_t blocks(const Head& head) const { return ceil_div(head.rows, block_rows); }
+  int64_t slabs(const Head& head) const {
+    const int64_t least = params.kv_heads < kFewHeads ? kBlocksPerSlabOfFewHeads : kBlocksPerSlab;
+    return std::clamp<int64_t>(ceil_div(blocks(head), least), 1, kMaxSlabs);
+  }
+  int64_t strips(const Head& head) const {
+    return ceil_div(plan.panels(head) * code.columns, code.rows);
+  }
+  /// Floats of the tiles of an [N, width] gradient.
+  int64_t tiles(const Head& head, int64_t width) const {
+    return strips(head) * code.rows * ceil_div(width, code.columns) * code.columns;
+  }
+  int64_t slab_floats(const Head& head) const {
+    return 2 * tiles(head, params.head_dim) + tiles(head, params.value_dim);
+  }
+
+  /// Does no other row add to the same elements of dmask?
+  bool rows_own_dmask() const {
+    const MaskStrides& stride = params.dmask_strides;
+    return (stride.batch != 0 || params.batch == 1) && (stride.head != 0 || params.heads == 1) &&
+           (stride.row != 0 || params.seq_q == 1);
+  }
+
+  void run_wave(std::span<const Head> heads, size_t index) {
+    int64_t bytes = 0, slab_bytes = 0, pack_tasks = 0, tasks = 0;
+    for (const Head& head : heads) {
+      bytes += plan.bytes(head);
+      slab_bytes += slabs(head) * slab_floats(head) * 4;
+      pack_tasks += plan.panels(head);
+      tasks += slabs(head);
+    }
+    char* memory = CallMemory::take(CallMemory::kPacked, bytes);
+    float* slab = reinterpret_cast<float*>(CallMemory::take(CallMemory::kSlabs, slab_bytes));
+    std::vector<PackedKeys> keys;
+    std::vector<float*> sums;  // of each head: its slabs, one after the other
+    for (const Head& head : heads) {
+      keys.push_back(plan.place(head, memory));
+      memory += plan.bytes(head);
+      sums.push_back(slab);
+      slab += slabs(head) * slab_floats(head);
+    }
+    parallel_for(pack_tasks, worker_count(pack_tasks), [&](int64_t task, int64_t) {
+      size_t i = 0;
+      while (task >= keys[i].panels) task -= keys[i++].panels;
+      plan.pack(heads[i], keys[i], task);
+    });
+
+    const int64_t workers = worker_count(tasks);
+    char* scratches = CallMemory::take(CallMemory::kScratch, workers * scratch);
+    parallel_for(tasks, workers, [&](int64_t task, int64_t worker) {
+      size_t i = 0;
+      while (task >= slabs(heads[i])) task -= slabs(heads[i++]);
+      float* const own = sums[i] + task * slab_floats(heads[i]);
+      std::memset(own, 0, slab_floats(heads[i]) * sizeof(float));
+      double* const gains =
+          dgain.empty() ? nullptr
+                        : &dgain[((index + i) * kMaxSlabs + task) * params.value_dim];
+      for (int64_t b = task; b < blocks(heads[i]); b += slabs(heads[i])) {
+        run_block(heads[i], keys[i], b * block_rows, (b + 1) * block_rows, own, gains,
+                  scratches + worker * scratch);
+      }
+    });
+    for (size_t i = 0; i < heads.size(); ++i) {
+      store_key_gradients(heads[i], sums[i]);
+      if (params.dmask != nullptr && !dmask_alone) add_shared_dmask(heads[i], keys[i]);
+    }
+  }
+
+  /// Rows [first, end) of the head. Without `slab` only dmask is added to.
+  void run_block(const Head& head, const PackedKeys& keys, int64_t first, int64_t end, float* slab,
+                 double* gains, void* memory) {
+    Row rows[kMaxBlockRows];
+    BackwardRow outputs[kMaxBlockRows];
+    const int count = static_cast<int>(std::min(end, head.rows) - first);
+    for (int i = 0; i < count; ++i) {
+      rows[i] = row_of(params, head, first + i);
+      outputs[i] = outputs_of(head, first + i, rows[i], slab != nullptr);
+    }
+    BackwardBlock block{};
+    block.maps = maps_of(params, keys, map_panels);
+    block.maps.rows = rows;
+    block.maps.count = count;
+    block.rows = outputs;
+    block.value_dim = params.value_dim;
+    block.epilogue = {.norm = params.epilogue.norm,
+                      .eps = static_cast<float>(params.epilogue.norm_eps),
+                      .gain = gain.data()};
+    block.scale[0] = static_cast<float>(params.scale);
+    block.scale[1] = static_cast<float>(params.scale2);
+    block.dmask_stride = params.dmask_strides.column;
+    block.products = slab != nullptr;
+    block.dgain = gains;
+    if (slab != nullptr) {
+      block.dk[0] = slab;
+      block.dk[1] = slab + tiles(head, params.head_dim);
+      block.dv = slab + 2 * tiles(head, params.head_dim);
+    }
+    code.backward(&block, memory);
+  }
+
+  BackwardRow outputs_of(const Head& head, int64_t r, Row& row, bool products) {
+    const int64_t h = head.head(r), m = head.query(r), l = head.seq.q_begin + m;
+    BackwardRow out{};
+    out.dout = at(params.dout, params.dtype, head.b, l, h);
+    if (params.o) out.o = at(params.o, params.dtype, head.b, l, h);
+    if (params.lse1 && params.lse2) {
+      row.ref[0] = first_ref(*params.lse1.as<const float>().at(head.b, l, h));
+      row.ref[1] = first_ref(*params.lse2.as<const float>().at(head.b, l, h));
+    }
+    if (products) {
+      if (params.dq1) out.dq[0] = at(params.dq1, params.dtype, head.b, l, h);
+      if (params.dq2) out.dq[1] = at(params.dq2, params.dtype, head.b, l, h);
+      out.dlambda = dlambda.row(head.b, l, h);
+    }
+    if (params.dmask != nullptr && products == dmask_alone) {
+      const MaskStrides& stride = params.dmask_strides;
+      out.dmask = static_cast<float*>(params.dmask) + head.b * stride.batch + h * stride.head +
+                  m * stride.row;
+    }
+    return out;
+  }
+
+  /// A row that sees nothing has lse = -inf, and a bad lse must not spoil more than speed.
+  static float first_ref(float lse) {
+    return std::isfinite(lse) ? static_cast<float>(lse / kLn2) : 0.0f;
+  }
+
+  void store_key_gradients(const Head& head, const float* sums) {
+    const int64_t d = params.head_dim, stride = slab_floats(head);
+    const float *dk1 = sums, *dk2 = dk1 + tiles(head, d), *dv = dk2 + tiles(head, d);
+    constexpr int64_t kRowsPerTask = 64;
+    const int64_t tasks = ceil_div(head.seq.seq_k, kRowsPerTask);
+    parallel_for(tasks, worker_count(tasks), [&](int64_t task, int64_t) {
+      const int64_t end = std::min(head.seq.seq_k, (task + 1) * kRowsPerTask);
+      for (int64_t n = task * kRowsPerTask; n < end; ++n) {
+        const auto store = [&](const View<void>& view, const float* tiles, double factor,
+                               int64_t width) {
+          if (!view) return;
+          code.store_sum(tiles, slabs(head), stride, n, static_cast<float>(factor), width,
+                         params.dtype,
+                         at(view, params.dtype, head.b, head.seq.k_begin + n, head.g));
+        };
+        store(params.dk1, dk1, params.scale, d);
+        store(params.dk2, dk2, params.scale2, d);
+        store(params.dv, dv, 1.0, params.value_dim);
+      }
+    });
+  }
+
+  /// dmask where several rows share an element: once more over the rows of this head, only for
+  /// dmask, in an order that leaves each element to one task at a time.
+  void add_shared_dmask(const Head& head, const PackedKeys& keys) {
+    const int64_t seq_q = head.seq.seq_q;
+    const int64_t tasks = ceil_div(seq_q, block_rows);
+    const int64_t workers = params.dmask_strides.row != 0 ? worker_count(tasks) : 1;
+    char* scratches = CallMemory::take(CallMemory::kScratch, workers * scratch);
+    const auto run_rows = [&](int64_t task, int64_t worker) {
+      for (int64_t head_row = 0; head_row < head.rows; head_row += seq_q) {
+        const int64_t first = head_row + task * block_rows;
+        run_block(head, keys, first, std::min(first + block_rows, head_row + seq_q), nullptr,
+                  nullptr, scratches + worker * scratch);
+      }
+    };
+    parallel_for(tasks, workers, run_rows);
+  }
+
+  void store_dgain(size_t heads) {
+    if (params.dnorm_weight == nullptr) return;
+    float* out = static_cast<float*>(params.dnorm_weight);
+    for (int64_t c = 0; c < params.value_dim; ++c) {
+      double sum = 0.0;
+      for (size_t i = 0; i < heads * kMaxSlabs; ++i) sum += dgain[i * params.value_dim + c];
+      out[c] = static_cast<float>(sum * params.epilogue.out_scale);
+    }
+  }
+};
+
+}  // namespace
+
+void run_backward(const BackwardParams& params, const TileCode& code) {
+  validate(params, /*host_arrays=*/true);
+  BackwardRun{params, code}.run();
+}
+
+}  // namespace diffattn::cpu

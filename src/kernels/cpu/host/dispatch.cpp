@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The entry points of each instruction set.
+
+#include "diffattn/kernels/cpu.h"
+#include "kernels/cpu/host/cpu_features.h"
+#include "kernels/cpu/host/kernels.h"
+
+namespace diffattn::cpu {
+
+int forward_block_rows(int64_t keys, const TileCode& code) {
+  // 768 KB of maps at 2048 keys; tiles of 32 rows: 512 KB, beside 1 MB of packed keys in bf16.
+  if (code.rows == 32) return keys <= 512 ? 64 : 32;
+  return keys <= 2048 ? 48 : 24;
+}
+
+namespace avx2 {
+bool available() { return has_avx2(); }
+bool takes(const Problem& problem) { return problem.dtype != Dtype::kFloat64; }
+void forward(const ForwardParams& params) { run_forward(params, tile_code()); }
+void backward(const BackwardParams& params) { run_backward(params, tile_code()); }
+}  // namespace avx2
+
+namespace avx512 {
+bool available() { return has_avx512(); }
+bool takes(const Problem& problem) { return problem.dtype != Dtype::kFloat64; }
+void forward(const ForwardParams& params) { run_forward(params, tile_code()); }
+void backward(const BackwardParams& params) { run_backward(params, tile_code()); }
+}  // namespace avx512
+
+namespace avx512_bf16 {
+bool available() { return has_avx512_bf16(); }
+bool takes(const Problem& problem) { return problem.dtype == Dtype::kBFloat16; }
+void forward(const ForwardParams& params) { run_forward(params, tile_code()); }
+void backward(const BackwardParams& params) { run_backward(params, tile_code()); }
+}  // namespace avx512_bf16
+
+namespace amx {
+bool available() { return has_amx_bf16(); }
+bool takes(const Problem& problem) { return problem.dtype == Dtype::kBFloat16; }
+void forward(const ForwardParams& params) { run_forward(params, tile_code()); }
+void backward(const BackwardParams& params) { run_backward(params, tile_code()); }
+}  // namespace amx
+
+}  // namespace diffattn::cpu

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "diffattn/kernels/params.h"
+
+namespace diffattn::cpu {
+
+/// dlambda: every row writes its own part; parts that belong to one element are added in double, in
+/// the order of rows, when all are there.
+class DlambdaSum {
+ public:
+  DlambdaSum(const Problem& problem, const ProblemGradients& gradients);
+  explicit DlambdaSum(const BackwardParams& params) : DlambdaSum(params, params) {}
+
+  /// Where row (b, l, h) writes; null when dlambda is not wanted.
+  float* row(int64_t b, int64_t l, int64_t h);
+  void store() const;
+
+ private:
+  const Problem& problem_;
+  const View<void> out_;
+  const bool packed_;
+  const int64_t rows_;        // of one batch entry, or of all when packed
+  std::vector<float> parts_;  // [B, rows, H], packed [rows, H]
+};
+
+/// Zeros every element of dmask.
+void clear_dmask(const BackwardParams& params);
+
+}  // namespace diffattn::cpu

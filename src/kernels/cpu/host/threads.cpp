@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The library's own pool, and the hook that replaces it.
+
+#include <sched.h>
+#include <xmmintrin.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels/cpu/parallel.h"
+
+namespace diffattn::cpu {
+namespace {
+
+constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x0040;
+
+int64_t core_count() {
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof cores, &cores) == 0) return CPU_COUNT(&cores);
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+/// Sleeping threads that are woken for one job at a time. The caller works too. A call that finds
+/// the pool busy, because another thread or the job itself is using it, works alone.
+class Pool {
+ public:
+  ~Pool() { stop(); }
+
+  void run(int64_t workers, void (*body)(void*), void* context) {
+    const std::unique_lock<std::mutex> use(use_, std::try_to_lock);
+    if (!use || workers <= 1) return body(context);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      while (static_cast<int64_t>(threads_.size()) < workers - 1) {
+        threads_.emplace_back([this] { work(); });
+      }
+      body_ = body;
+      context_ = context;
+      wanted_ = workers - 1;
+    }
+    wake_.notify_all();
+    body(context);
+    std::unique_lock<std::mutex> lock(mutex_);
+    wanted_ = 0;  // who has not come by now is not needed
+    done_.wait(lock, [this] { return running_ == 0; });
+  }
+
+ private:
+  void work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [this] { return stopping_ || wanted_ > 0; });
+      if (stopping_) return;
+      --wanted_;
+      ++running_;
+      void (*const body)(void*) = body_;
+      void* const context = context_;
+      lock.unlock();
+      body(context);
+      lock.lock();
+      if (--running_ == 0) done_.notify_one();
+    }
+  }
+
+  void stop() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  std::mutex use_;    // held by the caller whose job it is
+  std::mutex mutex_;  // guards everything below
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> threads_;
+  void (*body_)(void*) = nullptr;
+  void* context_ = nullptr;
+  int64_t wanted_ = 0, running_ = 0;
+  bool stopping_ = false;
+};
+
+std::atomic<int64_t> own_count{0};
+
+int64_t own_thread_count() {
+  static const int64_t cores = core_count();
+  const int64_t count = own_count.load();
+  return count > 0 ? count : cores;
+}
+
+void run_on_own_pool(int64_t workers, void (*body)(void*), void* context) {
+  static Pool pool;
+  pool.run(workers, body, context);
+}
+
+std::mutex hook_mutex;
+Threads hook{own_thread_count, run_on_own_pool};
+
+}  // namespace
+
+Threads threads() {
+  const std::lock_guard<std::mutex> lock(hook_mutex);
+  return hook;
+}
+
+void use_threads(const Threads& threads) {
+  const std::lock_guard<std::mutex> lock(hook_mutex);
+  hook = threads;
+}
+
+void set_thread_count(int64_t count) { own_count = count; }
+
+FlushDenormals::FlushDenormals() : before_(_mm_getcsr()) {
+  _mm_setcsr(before_ | kFlushToZero | kDenormalsAreZero);
+}
+FlushDenormals::~FlushDenormals() { _mm_setcsr(before_); }
+
+}  // namespace diffattn::cpu

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/block.h"
+#include "kernels/cpu/fma_tile.h"
+#include "kernels/cpu/mask.h"
+#include "kernels/cpu/online_softmax.h"
+#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/tile_size.h"
+
+namespace diffattn::cpu {
+
+/// How much of a tile the rows of a strip may see.
+enum TileKind : uint8_t { kTileUnseen, kTileFull, kTileMasked };
+
+/// Steps (1)-(3) for a block of query rows: both maps of these rows over a stretch of keys, kept as
+///
+///   e[m][row][n] = exp2(score - ref)        0 where the row may not see column n
+///
+/// with their row sums. Exponentials are taken once, straight from the sums of a score tile; nothing
+/// is divided: p = e * weight(...) where it is used. The memory is 8 B * rows * keys, so a block is
+/// chosen small enough for the maps to stay in L2.
+///
+/// Keys are cut into panels of W columns, panels into key blocks (kKeyBlock). `ref` may move from
+/// one key block to the next; each remembers its own.
+template <class Isa>
+struct Maps {
+  using Vec = typename Isa::Vec;
+  using Operand = typename Isa::Operand;
+  using Tile = typename Isa::Tile;
+  static constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
+  static constexpr int kBlockPanels = kKeyBlock / kCols;
+
+  const MapsBlock& block;
+  const int rows;    // padded to whole strips; the rows that were added repeat the last one's range
+  const int strips;
+  const TileMask<Isa> mask{block};
+
+  // Scratch.
+  Operand* q[2];        // [strips] packed for Tile::multiply_packed
+  float* e[2];          // [panels][rows][W]
+  uint8_t* kinds;       // [panels][strips]
+  uint32_t* seen_bits;  // [panels][rows], of masked tiles
+  float* bias;          // [R][W] of one tile
+  float* block_ref[2];  // [blocks][rows]
+  OnlineSoftmax<Isa> softmax[2];
+
+  // Of the stretch that was computed last.
+  int64_t origin = 0;  // its first panel
+  int64_t panels = 0;
+
+  static int padded(int count) { return (count + kRows - 1) / kRows * kRows; }
+
+  Maps(const MapsBlock& in, Carver<Isa>& carver)
+      : block(in), rows(padded(in.count)), strips(rows / kRows) {
+    for (int m = 0; m < 2; ++m) {
+      q[m] = carver.template take<Operand>(strips * strip_operands() + kLanes);
+      e[m] = carver.template take<float>(in.map_panels * rows * kCols);
+      block_ref[m] = carver.template take<float>((in.map_panels / kBlockPanels + 1) * rows);
+      softmax[m].carve(rows, carver);
+    }
+    kinds = carver.template take<uint8_t>(in.map_panels * strips);
+    seen_bits = carver.template take<uint32_t>(in.map_panels * rows);
+    bias = carver.template take<float>(kRows * kCols);
+  }
+
+  int64_t strip_operands() const { return Isa::Pack::strip_operands(block.head_dim); }
+  const Row& row(int i) const { return block.rows[i < block.count ? i : block.count - 1]; }
+
+  /// The panels that any row may see, from a whole key block on.
+  void range(int64_t& first_panel, int64_t& end_panel) const {
+    int64_t begin = INT64_MAX, end = 0;
+    for (int i = 0; i < block.count; ++i) {
+      if (block.rows[i].begin >= block.rows[i].end) continue;
+      if (block.rows[i].begin < begin) begin = block.rows[i].begin;
+      if (block.rows[i].end > end) end = block.rows[i].end;
+    }
+    first_panel = begin >= end ? 0 : begin / kKeyBlock * kBlockPanels;
+    end_panel = begin >= end ? 0 : (end + kCols - 1) / kCols;
+  }
+
+  void begin() {
+    for (int m = 0; m < 2; ++m) {
+      for (int s = 0; s < strips; ++s) {
+        const void* pointers[kRows];
+        for (int i = 0; i < kRows; ++i) {
+          const int r = s * kRows + i;
+          pointers[i] = r < block.count ? block.rows[r].q[m] : nullptr;
+        }
+        Isa::Pack::strip(pointers, block.dtype, block.head_dim, q[m] + s * strip_operands());
+      }
+      for (int i = 0; i < rows; ++i) softmax[m].start(i, row(i).ref[m]);
+    }
+  }
+
+  /// Computes panels [first, end); `first` starts a key block, end - first <= map_panels.
+  void compute(int64_t first, int64_t end) {
+    origin = first;
+    panels = end - first;
+    classify();
+    for (int64_t p = 0; p < panels; p += kBlockPanels) {
+      const int64_t last = p + kBlockPanels < panels ? p + kBlockPanels : panels;
+      for (int m = 0; m < 2; ++m) compute_key_block(m, p, last);
+    }
+  }
+
+  TileKind kind(int64_t panel, int s) const {
+    return static_cast<TileKind>(kinds[panel * strips + s]);
+  }
+  /// May row i see column j of the panel?
+  bool sees(int64_t panel, int i, int j) const {
+    const TileKind k = kind(panel, i / kRows);
+    return k == kTileFull || (k == kTileMasked && (seen_bits[panel * rows + i] >> j & 1u) != 0);
+  }
+  float* tile(int m, int64_t panel, int s) const {
+    return e[m] + (panel * rows + s * kRows) * kCols;
+  }
+  /// exp2(ref of this key block - ref now): 1 unless ref moved since.
+  float catch_up(int m, int64_t panel, int i) const {
+    const float then = block_ref[m][panel / kBlockPanels * rows + i], now = softmax[m].ref[i];
+    return then == now ? 1.0f : __builtin_exp2f(then - now);
+  }
+  /// Columns of panels [begin, end) up to the last one that the strip may see.
+  int64_t run_columns(int s, int64_t begin, int64_t end) const {
+    const int64_t seen = columns_end(s) - (origin + begin) * kCols;
+    const int64_t count = (end - begin) * kCols;
+    return seen < count ? seen : count;
+  }
+
+ private:
+  int64_t columns_end(int s) const {
+    int64_t end = 0;
+    for (int i = s * kRows; i < (s + 1) * kRows; ++i) end = row(i).end > end ? row(i).end : end;
+    return end;
+  }
+
+  void classify() {
+    const bool masked = block.mask_kind != MaskKind::kNone;
+    for (int s = 0; s < strips; ++s) {
+      int64_t least_begin = INT64_MAX, most_begin = 0, least_end = INT64_MAX, most_end = 0;
+      for (int i = s * kRows; i < (s + 1) * kRows; ++i) {
+        const Row& r = row(i);
+        least_begin = r.begin < least_begin ? r.begin : least_begin;
+        most_begin = r.begin > most_begin ? r.begin : most_begin;
+        least_end = r.end < least_end ? r.end : least_end;
+        most_end = r.end > most_end ? r.end : most_end;
+      }
+      for (int64_t p = 0; p < panels; ++p) {
+        const int64_t column = (origin + p) * kCols;
+        TileKind k = kTileUnseen;
+        if (column < most_end && column + kCols > least_begin) {
+          const bool full = !masked && column >= most_begin && column + kCols <= least_end;
+          k = full ? kTileFull : masked_kind(p, s);
+        }
+        kinds[p * strips + s] = k;
+      }
+    }
+  }
+
+  TileKind masked_kind(int64_t panel, int s) {
+    uint32_t any = 0;
+    for (int i = s * kRows; i < (s + 1) * kRows; ++i) {
+      any |= seen_bits[panel * rows + i] = mask.bits(row(i), (origin + panel) * kCols);
+    }
+    return any != 0 ? kTileMasked : kTileUnseen;
+  }
+
+  void compute_key_block(int m, int64_t first, int64_t last) {
+    softmax[m].save();
+    if constexpr (Isa::kOverlap) {
+      score_overlapped(m, first, last);
+    } else {
+      for (int64_t p = first; p < last; ++p) {
+        for (int s = 0; s < strips; ++s) score_tile(m, p, s);
+      }
+    }
+    for (int s = 0; s < strips; ++s) check_strip(m, s, first, last);
+    float* refs = block_ref[m] + first / kBlockPanels * rows;
+    for (int i = 0; i < rows; ++i) refs[i] = softmax[m].ref[i];
+  }
+
+  /// Where products have a unit of their own: each is started before the exponentials of the tile
+  /// before it are taken, so that both units work.
+  void score_overlapped(int m, int64_t first, int64_t last) {
+    Tile tiles[2];
+    int64_t before_p = -1;
+    int before_s = 0, now = 0;
+    for (int64_t p = first; p < last; ++p) {
+      for (int s = 0; s < strips; ++s) {
+        if (kind(p, s) == kTileUnseen) continue;
+        multiply(tiles[now], m, p, s);
+        if (before_p >= 0) exponentials(tiles[1 - now], m, before_p, before_s);
+        before_p = p;
+        before_s = s;
+        now = 1 - now;
+      }
+    }
+    if (before_p >= 0) exponentials(tiles[1 - now], m, before_p, before_s);
+  }
+
+  void score_tile(int m, int64_t p, int s) {
+    if (kind(p, s) == kTileUnseen) return;
+    Tile t;
+    multiply(t, m, p, s);
+    exponentials(t, m, p, s);
+  }
+
+  /// The product of (1).
+  DIFFATTN_INLINE void multiply(Tile& t, int m, int64_t p, int s) const {
+    t.zero();
+    t.multiply_packed(q[m] + s * strip_operands(), keys(m, p), Isa::Pack::steps(block.head_dim));
+  }
+
+  DIFFATTN_INLINE void exponentials(const Tile& t, int m, int64_t p, int s) {
+    if (kind(p, s) == kTileFull) {
+      exp_tile<false>(t, m, p, s, nullptr);
+    } else {
+      exp_tile<true>(t, m, p, s, tile_bias(p, s));
+    }
+  }
+
+  const float* tile_bias(int64_t p, int s) {
+    if (block.mask_kind != MaskKind::kAdditive) return nullptr;
+    for (int i = 0; i < kRows; ++i) {
+      mask.bias(row(s * kRows + i), (origin + p) * kCols, bias + i * kCols);
+    }
+    return bias;
+  }
+
+  const Operand* keys(int m, int64_t p) const {
+    return static_cast<const Operand*>(block.keys->kt[m]) +
+           (origin + p) * Isa::Pack::transposed_operands(block.head_dim);
+  }
+
+  /// Scale and mask of (1), the exponential of (2), (3).
+  template <bool kMasked>
+  DIFFATTN_INLINE void exp_tile(const Tile& t, int m, int64_t p, int s, const float* biases) {
+    const Vec scale = Isa::set1(block.scale[m]);
+    const float* ref = softmax[m].ref + s * kRows;
+    float* sum = softmax[m].sum + s * kRows * kLanes;
+    float* out = tile(m, p, s);
+    const uint32_t* bits = seen_bits + p * rows + s * kRows;
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      const Vec r = Isa::set1(ref[i]);
+      Vec total = Isa::load(sum + i * kLanes);
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        Vec x = kMasked && biases != nullptr
+                    ? Isa::fma(t.row(i, h), scale, Isa::load(biases + i * kCols + h * kLanes))
+                    : Isa::mul(t.row(i, h), scale);
+        // Rounded before ref is taken away, as max_tile rounds: the largest score gives exactly 1.
+        x = Isa::exp2(Isa::sub(x, r));
+        if constexpr (kMasked) x = Isa::select(bits[i] >> (h * kLanes), x, Isa::zero());
+        Isa::store(out + i * kCols + h * kLanes, x);
+        total = Isa::add(total, x);
+      }
+      Isa::store(sum + i * kLanes, total);
+    }
+  }
+
+  /// Did ref suit these keys? If not, move it to the maximum and take the exponentials again.
+  void check_strip(int m, int s, int64_t first, int64_t last) {
+    bool bad[kRows];
+    bool any = false;
+    for (int i = 0; i < kRows; ++i) {
+      const int r = s * kRows + i;
+      bad[i] = !softmax[m].suits(r) && sees_any(r, first, last);
+      any |= bad[i];
+    }
+    if (!any) return;
+    float maxima[kRows * kLanes];
+    for (float& x : maxima) x = -__builtin_inff();
+    for (int64_t p = first; p < last; ++p) {
+      if (kind(p, s) != kTileUnseen) max_tile(m, p, s, maxima);
+    }
+    for (int i = 0; i < kRows; ++i) {
+      const int r = s * kRows + i;
+      softmax[m].restore(r);
+      if (bad[i]) softmax[m].move(r, Isa::maximum(Isa::load(maxima + i * kLanes)));
+    }
+    for (int64_t p = first; p < last; ++p) score_tile(m, p, s);
+  }
+
+  bool sees_any(int i, int64_t first, int64_t last) const {
+    for (int64_t p = first; p < last; ++p) {
+      const TileKind k = kind(p, i / kRows);
+      if (k == kTileFull || (k == kTileMasked && seen_bits[p * rows + i] != 0)) return true;
+    }
+    return false;
+  }
+
+  /// maxima [R][lanes]: largest score of each row in this tile and before, NaN left out.
+  void max_tile(int m, int64_t p, int s, float* maxima) {
+    const float* biases = tile_bias(p, s);
+    Tile t;
+    multiply(t, m, p, s);
+    const Vec scale = Isa::set1(block.scale[m]);
+    const bool full = kind(p, s) == kTileFull;
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      const uint32_t bits = full ? ~0u : seen_bits[p * rows + s * kRows + i];
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        const Vec added =
+            biases == nullptr ? Isa::zero() : Isa::load(biases + i * kCols + h * kLanes);
+        const Vec x = Isa::fma(t.row(i, h), scale, added);
+        const Vec most = Isa::load(maxima + i * kLanes);
+        Isa::store(maxima + i * kLanes,
+                   Isa::max(Isa::select(bits >> (h * kLanes), x, most), most));
+      }
+    }
+  }
+};
+
+}  // namespace diffattn::cpu

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/block.h"
+#include "kernels/cpu/tile_size.h"
+
+namespace diffattn::cpu {
+
+/// Which entries of a tile may be seen, as one bit per column, and what is added to their scores.
+/// `column` is the first column of a panel of W; a mask is read only where the range allows it.
+template <class Isa>
+struct TileMask {
+  using Vec = typename Isa::Vec;
+  static constexpr int kCols = Isa::kCols;
+  const MapsBlock& block;
+
+  /// Causal, window, starts, lengths and the tail: columns [begin, end) of the row, and its mask.
+  uint32_t bits(const Row& row, int64_t column) const {
+    const int64_t first = clamp(row.begin - column), last = clamp(row.end - column);
+    if (first >= last) return 0;
+    const uint32_t range = low_bits(last) & ~low_bits(first);
+    if (block.mask_kind == MaskKind::kNone) return range;
+    return range & (block.mask_kind == MaskKind::kBoolean ? boolean(row, column, first, last)
+                                                          : finite(row, column, first, last));
+  }
+
+  /// bias [W] = mask in log2 units; 0 where the range does not reach. A bias that is finite stays
+  /// finite, so that a row whose entries are all "finfo.min" is uniform, as it is in the reference.
+  void bias(const Row& row, int64_t column, float* out) const {
+    const int64_t first = clamp(row.begin - column), last = clamp(row.end - column);
+    for (int h = 0; h < kCols; h += Isa::kLanes) Isa::store(out + h, Isa::zero());
+    if (block.mask_stride == 1 && block.mask_dtype != Dtype::kFloat64) {
+      for (int64_t j = first; j < last; j += Isa::kLanes) {
+        const Vec x = Isa::load_elements(row.mask, block.mask_dtype, column + j, last - j);
+        const Vec scaled = Isa::max(Isa::set1(-kHuge), Isa::mul(x, Isa::set1(kLog2e)));
+        store_first(out + j, scaled, last - j);
+      }
+      return;
+    }
+    for (int64_t j = first; j < last; ++j) {
+      const float scaled = entry(row, column + j) * kLog2e;
+      out[j] = scaled < -kHuge ? -kHuge : scaled;
+    }
+  }
+
+ private:
+  static constexpr float kHuge = 0x1.fffffep127f;
+
+  static int64_t clamp(int64_t x) { return x < 0 ? 0 : x > kCols ? kCols : x; }
+  static uint32_t low_bits(int64_t count) {
+    return static_cast<uint32_t>((uint64_t{1} << count) - 1);
+  }
+  static void store_first(float* out, Vec x, int64_t count) {
+    Isa::store_elements(out, Dtype::kFloat32, 0, count < Isa::kLanes ? count : Isa::kLanes, x);
+  }
+
+  uint32_t boolean(const Row& row, int64_t column, int64_t first, int64_t last) const {
+    const uint8_t* entries = static_cast<const uint8_t*>(row.mask);
+    if (block.mask_stride == 1) {
+      return Isa::nonzero_bytes(entries + column + first, last - first) << first;
+    }
+    uint32_t seen = 0;
+    for (int64_t j = first; j < last; ++j) {
+      seen |= static_cast<uint32_t>(entries[(column + j) * block.mask_stride] != 0) << j;
+    }
+    return seen;
+  }
+
+  /// Entries of an additive mask that are not -inf.
+  uint32_t finite(const Row& row, int64_t column, int64_t first, int64_t last) const {
+    const float unseen = -__builtin_inff();
+    uint32_t seen = 0;
+    if (block.mask_stride == 1 && block.mask_dtype != Dtype::kFloat64) {
+      for (int64_t j = first; j < last; j += Isa::kLanes) {
+        const Vec x = Isa::load_elements(row.mask, block.mask_dtype, column + j, last - j);
+        seen |= Isa::not_equal_bits(x, unseen) << j;
+      }
+      return seen;
+    }
+    for (int64_t j = first; j < last; ++j) {
+      seen |= static_cast<uint32_t>(entry(row, column + j) != unseen) << j;
+    }
+    return seen;
+  }
+
+  float entry(const Row& row, int64_t n) const {
+    const int64_t at = n * block.mask_stride;
+    if (block.mask_dtype == Dtype::kFloat64) {
+      return static_cast<float>(static_cast<const double*>(row.mask)[at]);
+    }
+    if (block.mask_dtype == Dtype::kFloat32) return static_cast<const float*>(row.mask)[at];
+    return Isa::lane0(Isa::load_elements(row.mask, block.mask_dtype, at, 1));
+  }
+};
+
+}  // namespace diffattn::cpu

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/block.h"
+
+namespace diffattn::cpu {
+
+/// Copies of inputs in the order in which tiles read them, widened to fp32. Rows outside
+/// [first, end) are padding: they are not read and become zeros.
+template <class Isa>
+struct FloatPack {
+  using Vec = typename Isa::Vec;
+  static constexpr int kLanes = Isa::kLanes, kCols = Isa::kCols, kRows = Isa::kRows;
+
+  /// Operands of one transposed panel, of one packed strip, and steps of their product.
+  static int64_t transposed_operands(int64_t width) { return width * kCols; }
+  static int64_t strip_operands(int64_t width) { return width * kRows; }
+  static int64_t steps(int64_t width) { return width; }
+
+  /// Rows [panel * W, (panel + 1) * W) as columns: out [width][W].
+  static void transposed(const Matrix* in, int64_t first, int64_t end, int64_t panel, void* out) {
+    float* to = static_cast<float*>(out);
+    for (int h = 0; h < kCols; h += kLanes) {
+      const int64_t row0 = panel * kCols + h;
+      for (int64_t c = 0; c < in->width; c += kLanes) {
+        Vec r[kLanes];
+        for (int j = 0; j < kLanes; ++j) r[j] = load(in, row0 + j, first, end, c);
+        Isa::transpose(r);
+        const int64_t count = in->width - c < kLanes ? in->width - c : kLanes;
+        for (int j = 0; j < count; ++j) Isa::store(to + (c + j) * kCols + h, r[j]);
+      }
+    }
+  }
+
+  /// The same rows as rows: out [ceil(width / W)] x column_stride, each [W keys][W]. Returns the
+  /// rows that are not finite, which become zeros.
+  static uint32_t rows(const Matrix* in, int64_t first, int64_t end, int64_t panel,
+                       int64_t column_stride, void* out) {
+    float* to = static_cast<float*>(out);
+    uint32_t odd = 0;
+    for (int j = 0; j < kCols; ++j) {
+      const int64_t n = panel * kCols + j;
+      Vec check = Isa::zero();
+      for (int64_t c = 0; c < in->width; c += kLanes) {
+        const Vec x = load(in, n, first, end, c);
+        check = Isa::fma(x, Isa::zero(), check);  // NaN once anything is not finite
+        Isa::store(at(to, column_stride, j, c), x);
+      }
+      pad(to, column_stride, j, in->width);
+      if (Isa::sum(check) == 0.0f) continue;
+      odd |= 1u << j;
+      for (int64_t c = 0; c < in->width; c += kLanes) {
+        Isa::store(at(to, column_stride, j, c), Isa::zero());
+      }
+    }
+    return odd;
+  }
+
+  /// Rows of a strip, interleaved: out [width][R]. Stores are a whole vector wide; what they write
+  /// beyond R belongs to the next step and is overwritten by it, so `out` has a vector to spare.
+  static void strip(const void* const* rows, Dtype dtype, int64_t width, float* out) {
+    for (int64_t c = 0; c < width; c += kLanes) {
+      Vec r[kLanes];
+      for (int j = 0; j < kLanes; ++j) {
+        r[j] = j < kRows && rows[j] != nullptr
+                   ? Isa::load_elements(rows[j], dtype, c, width - c)
+                   : Isa::zero();
+      }
+      Isa::transpose(r);
+      const int64_t count = width - c < kLanes ? width - c : kLanes;
+      for (int j = 0; j < count; ++j) Isa::store(out + (c + j) * kRows, r[j]);
+    }
+  }
+
+ private:
+  static Vec load(const Matrix* in, int64_t n, int64_t first, int64_t end, int64_t c) {
+    if (n < first || n >= end) return Isa::zero();
+    return Isa::load_elements(in->data, in->dtype, c + n * in->stride, in->width - c);
+  }
+  static float* at(float* out, int64_t column_stride, int j, int64_t c) {
+    return out + c / kCols * column_stride + j * kCols + c % kCols;
+  }
+  /// The second half of the last column panel, where the row does not reach it.
+  static void pad(float* out, int64_t column_stride, int j, int64_t width) {
+    if (width % kCols != 0 && width % kCols <= kLanes) {
+      Isa::store(at(out, column_stride, j, width / kCols * kCols + kLanes), Isa::zero());
+    }
+  }
+};
+
+}  // namespace diffattn::cpu
