@@ -85,16 +85,19 @@ struct Backward {
     if (block.products) store_dq();
   }
 
-  /// Row n of the sum over slabs, times factor.
-  static void store_sum(const float* tiles, int64_t slabs, int64_t slab_stride, int64_t n,
-                        float factor, int64_t width, Dtype dtype, void* out) {
-    const int64_t column_panels = (width + kCols - 1) / kCols;
-    for (int64_t c = 0; c < width; c += kLanes) {
-      const float* at = tiles + (n / kRows * column_panels + c / kCols) * kTile +
-                        n % kRows * kCols + c % kCols;
-      Vec sum = Isa::load(at);
-      for (int64_t s = 1; s < slabs; ++s) sum = Isa::add(sum, Isa::load(at + s * slab_stride));
-      Isa::store_elements(out, dtype, c, width - c, Isa::mul(sum, Isa::set1(factor)));
+  /// Row n of the sum, times factor.
+  static void store_sum(const SlabSum* sum, int64_t n, void* out) {
+    const int64_t column_panels = (sum->width + kCols - 1) / kCols;
+    for (int64_t c = 0; c < sum->width; c += kLanes) {
+      const int64_t at = (n / kRows * column_panels + c / kCols) * kTile + n % kRows * kCols +
+                         c % kCols;
+      Vec total = Isa::zero();
+      for (int64_t s = 0; s < sum->slabs; ++s) {
+        if (sum->begun[s * sum->begun_stride + n / kRows] == 0) continue;
+        total = Isa::add(total, Isa::load(sum->tiles + s * sum->tiles_stride + at));
+      }
+      Isa::store_elements(out, sum->dtype, c, sum->width - c,
+                          Isa::mul(total, Isa::set1(sum->factor)));
     }
   }
 
@@ -240,19 +243,32 @@ struct Backward {
       if (begin == end) continue;
       const int64_t strip = ((maps.origin + first) * kCols + key) / kRows;
       const int from = begin * kRows, count = (end - begin) * kRows;
-      add_keys(kA, key, from, count, rows.dout, block.dv + strip * rows.dout.panels * kTile);
+      const bool begun = block.begun[strip] != 0;
+      block.begun[strip] = 1;
+      const Keys part{key, from, count, begun};
+      add_keys(kA, part, rows.dout, block.dv + strip * rows.dout.panels * kTile);
       for (int m = 0; m < 2; ++m) {
-        add_keys(kDs1 + m, key, from, count, rows.q[m],
-                 block.dk[m] + strip * rows.q[m].panels * kTile);
+        add_keys(kDs1 + m, part, rows.q[m], block.dk[m] + strip * rows.q[m].panels * kTile);
       }
     }
   }
 
-  void add_keys(int m, int64_t key, int from, int count, const RightRows<Isa>& right, float* out) {
+  /// A strip of keys, the query rows [from, from + count) that see it, and whether others came before.
+  struct Keys {
+    int64_t key;
+    int from, count;
+    bool begun;
+  };
+  void add_keys(int m, const Keys& part, const RightRows<Isa>& right, float* out) {
     for (int64_t c = 0; c < right.panels; ++c) {
       Tile t;
-      t.load(out + c * kTile, kCols);
-      operands.multiply_keys(t, m, key, from, count, right.at(from, c * kCols), right.stride);
+      if (part.begun) {
+        t.load(out + c * kTile, kCols);
+      } else {
+        t.zero();
+      }
+      operands.multiply_keys(t, m, part.key, part.from, part.count, right.at(part.from, c * kCols),
+                             right.stride);
       t.store(out + c * kTile, kCols);
     }
   }

@@ -97,7 +97,19 @@ struct BackwardBlock {
   bool products;         // false: only dmask is wanted
   /// Sums over blocks, tile by tile: [ceil(N / R)][ceil(width / W)][R][W].
   float *dk[2], *dv;
+  uint8_t* begun;  // [ceil(N / R)]: does this strip of dk and dv hold anything yet? Zero at first.
   double* dgain;  // [Dv]: sum of dout o O * rstd
+};
+
+/// The sum over slabs of one gradient, in tiles as above.
+struct SlabSum {
+  const float* tiles;  // of the first slab
+  const uint8_t* begun;
+  int64_t slabs;
+  int64_t tiles_stride, begun_stride;  // from slab to slab
+  float factor;
+  int64_t width;
+  Dtype dtype;  // of the result
 };
 
 /// What one instruction set offers. Sizes in floats unless said otherwise.
@@ -120,9 +132,8 @@ struct TileCode {
   int64_t (*decode_part_floats)(int rows, int64_t dv);
   void (*decode)(const ForwardBlock* block, int64_t first, int64_t end, float* parts);
   void (*decode_join)(const ForwardBlock* block, int64_t chunks, float* parts);
-  /// Row n of the sum over `slabs` of tiled accumulators that lie slab_stride floats apart.
-  void (*store_sum)(const float* tiles, int64_t slabs, int64_t slab_stride, int64_t n, float factor,
-                    int64_t width, Dtype dtype, void* out);
+  /// Row n of a SlabSum.
+  void (*store_sum)(const SlabSum* sum, int64_t n, void* out);
 };
 
 }  // namespace diffattn::cpu

@@ -71,7 +71,12 @@ struct BackwardRun {
     return strips(head) * code.rows * ceil_div(width, code.columns) * code.columns;
   }
   int64_t slab_floats(const Head& head) const {
-    return 2 * tiles(head, params.head_dim) + tiles(head, params.value_dim);
+    return 2 * tiles(head, params.head_dim) + tiles(head, params.value_dim) + flag_floats(head);
+  }
+  /// Room for one flag per strip, behind the tiles.
+  int64_t flag_floats(const Head& head) const { return ceil_div(strips(head), 64) * 16; }
+  uint8_t* flags(const Head& head, float* slab) const {
+    return reinterpret_cast<uint8_t*>(slab + slab_floats(head) - flag_floats(head));
   }
 
   /// Does no other row add to the same elements of dmask?
@@ -111,7 +116,7 @@ struct BackwardRun {
       size_t i = 0;
       while (task >= slabs(heads[i])) task -= slabs(heads[i++]);
       float* const own = sums[i] + task * slab_floats(heads[i]);
-      std::memset(own, 0, slab_floats(heads[i]) * sizeof(float));
+      std::memset(flags(heads[i], own), 0, strips(heads[i]));
       double* const gains =
           dgain.empty() ? nullptr
                         : &dgain[((index + i) * kMaxSlabs + task) * params.value_dim];
@@ -154,6 +159,7 @@ struct BackwardRun {
       block.dk[0] = slab;
       block.dk[1] = slab + tiles(head, params.head_dim);
       block.dv = slab + 2 * tiles(head, params.head_dim);
+      block.begun = flags(head, slab);
     }
     code.backward(&block, memory);
   }
@@ -185,24 +191,34 @@ struct BackwardRun {
     return std::isfinite(lse) ? static_cast<float>(lse / kLn2) : 0.0f;
   }
 
-  void store_key_gradients(const Head& head, const float* sums) {
+  void store_key_gradients(const Head& head, float* slabs_of_head) {
     const int64_t d = params.head_dim, stride = slab_floats(head);
-    const float *dk1 = sums, *dk2 = dk1 + tiles(head, d), *dv = dk2 + tiles(head, d);
+    const auto sum = [&](int64_t offset, double factor, int64_t width) {
+      return SlabSum{.tiles = slabs_of_head + offset,
+                     .begun = flags(head, slabs_of_head),
+                     .slabs = slabs(head),
+                     .tiles_stride = stride,
+                     .begun_stride = stride * static_cast<int64_t>(sizeof(float)),
+                     .factor = static_cast<float>(factor),
+                     .width = width,
+                     .dtype = params.dtype};
+    };
+    const SlabSum dk1 = sum(0, params.scale, d);
+    const SlabSum dk2 = sum(tiles(head, d), params.scale2, d);
+    const SlabSum dv = sum(2 * tiles(head, d), 1.0, params.value_dim);
     constexpr int64_t kRowsPerTask = 64;
     const int64_t tasks = ceil_div(head.seq.seq_k, kRowsPerTask);
     parallel_for(tasks, worker_count(tasks), [&](int64_t task, int64_t) {
       const int64_t end = std::min(head.seq.seq_k, (task + 1) * kRowsPerTask);
       for (int64_t n = task * kRowsPerTask; n < end; ++n) {
-        const auto store = [&](const View<void>& view, const float* tiles, double factor,
-                               int64_t width) {
+        const auto store = [&](const View<void>& view, const SlabSum& from) {
           if (!view) return;
-          code.store_sum(tiles, slabs(head), stride, n, static_cast<float>(factor), width,
-                         params.dtype,
+          code.store_sum(&from, n,
                          at(view, params.dtype, head.b, head.seq.k_begin + n, head.g));
         };
-        store(params.dk1, dk1, params.scale, d);
-        store(params.dk2, dk2, params.scale2, d);
-        store(params.dv, dv, 1.0, params.value_dim);
+        store(params.dk1, dk1);
+        store(params.dk2, dk2);
+        store(params.dv, dv);
       }
     });
   }
