@@ -3,9 +3,9 @@
 # whatever else is in the library must run on every x86-64.
 #
 # -O3 also in debug builds: inline functions that are not inlined would be shared, under one name,
-# with files compiled for less. Contraction is off so that p1 - lambda p2 of equal maps is exactly 0;
-# multiply-adds are written out. g++ 12 takes the deliberately undefined values in its own AVX-512
-# headers for mistakes.
+# with files compiled for less. Contraction is off so that p1 - lambda p2 of equal maps is exactly
+# 0; multiply-adds are written out. g++ 12 takes the deliberately undefined values in its own
+# AVX-512 headers for mistakes.
 set(DIFFATTN_KERNEL_OPTIONS -O3 -ffp-contract=off -Wno-uninitialized -Wno-maybe-uninitialized)
 set(DIFFATTN_AVX2_OPTIONS -mavx2 -mfma -mf16c)
 set(DIFFATTN_AVX512_OPTIONS ${DIFFATTN_AVX2_OPTIONS} -mavx512f -mavx512bw -mavx512dq -mavx512vl

@@ -4,8 +4,8 @@
 //
 //   attention_bench [--benchmark_filter=avx512/float32/forward] [DIFFATTN_BENCH_THREADS=n]
 //
-// Counters: ns_pair = time per (query, key) pair that is seen, of one head; flops = 8 D (forward) and
-// 20 D (backward) per pair; peak_share = flops / (threads * peak measured just before).
+// Counters: ns_pair = time per (query, key) pair that is seen, of one head; flops = 8 D (forward)
+// and 20 D (backward) per pair; peak_share = flops / (threads * peak measured just before).
 
 #include <benchmark/benchmark.h>
 
@@ -126,10 +126,9 @@ void register_backend(const Backend& backend) {
       if (!backend.takes(problem)) return;
       const std::string name =
           std::string(backend.name) + "/" + type + (is_forward ? "/forward" : "/backward");
-      benchmark::RegisterBenchmark(name.c_str(),
-                                   [=, &backend](benchmark::State& state) {
-                                     run_typed(state, backend, dtype, is_forward);
-                                   })
+      benchmark::RegisterBenchmark(
+          name.c_str(),
+          [=, &backend](benchmark::State& state) { run_typed(state, backend, dtype, is_forward); })
           ->ArgNames({"N", "D", "causal"})
           ->ArgsProduct({{2048}, {64}, {0, 1}})
           ->Args({512, 64, 1})

@@ -16,30 +16,32 @@ constexpr int64_t kLoops = 200000;
 constexpr int kRepeats = 40;
 
 // Sixteen sums: two ports times a latency of four, twice over.
-#define DIFFATTN_SIXTEEN(op, reg)                                                               \
-  op " %%" reg "30, %%" reg "31, %%" reg "0\n" op " %%" reg "30, %%" reg "31, %%" reg "1\n"     \
-  op " %%" reg "30, %%" reg "31, %%" reg "2\n" op " %%" reg "30, %%" reg "31, %%" reg "3\n"     \
-  op " %%" reg "30, %%" reg "31, %%" reg "4\n" op " %%" reg "30, %%" reg "31, %%" reg "5\n"     \
-  op " %%" reg "30, %%" reg "31, %%" reg "6\n" op " %%" reg "30, %%" reg "31, %%" reg "7\n"     \
-  op " %%" reg "30, %%" reg "31, %%" reg "8\n" op " %%" reg "30, %%" reg "31, %%" reg "9\n"     \
-  op " %%" reg "30, %%" reg "31, %%" reg "10\n" op " %%" reg "30, %%" reg "31, %%" reg "11\n"   \
-  op " %%" reg "30, %%" reg "31, %%" reg "12\n" op " %%" reg "30, %%" reg "31, %%" reg "13\n"   \
-  op " %%" reg "30, %%" reg "31, %%" reg "14\n" op " %%" reg "30, %%" reg "31, %%" reg "15\n"
+#define DIFFATTN_SIXTEEN(op, reg)                                                                \
+  op " %%" reg "30, %%" reg "31, %%" reg "0\n" op " %%" reg "30, %%" reg "31, %%" reg "1\n" op   \
+     " %%" reg "30, %%" reg "31, %%" reg "2\n" op " %%" reg "30, %%" reg "31, %%" reg "3\n" op   \
+     " %%" reg "30, %%" reg "31, %%" reg "4\n" op " %%" reg "30, %%" reg "31, %%" reg "5\n" op   \
+     " %%" reg "30, %%" reg "31, %%" reg "6\n" op " %%" reg "30, %%" reg "31, %%" reg "7\n" op   \
+     " %%" reg "30, %%" reg "31, %%" reg "8\n" op " %%" reg "30, %%" reg "31, %%" reg "9\n" op   \
+     " %%" reg "30, %%" reg "31, %%" reg "10\n" op " %%" reg "30, %%" reg "31, %%" reg "11\n" op \
+     " %%" reg "30, %%" reg "31, %%" reg "12\n" op " %%" reg "30, %%" reg "31, %%" reg "13\n" op \
+     " %%" reg "30, %%" reg "31, %%" reg "14\n" op " %%" reg "30, %%" reg "31, %%" reg "15\n"
 
-#define DIFFATTN_SUMS                                                                           \
-  "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",      \
+#define DIFFATTN_SUMS                                                                      \
+  "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", \
       "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "cc"
 
 void run_fma512(int64_t loops) {
-  asm volatile("vzeroall\n vpxord %%zmm30, %%zmm30, %%zmm30\n vpxord %%zmm31, %%zmm31, %%zmm31\n"
-               "1:\n" DIFFATTN_SIXTEEN("vfmadd231ps", "zmm") "dec %0\n jnz 1b\n"
-               : "+r"(loops)::DIFFATTN_SUMS);
+  asm volatile(
+      "vzeroall\n vpxord %%zmm30, %%zmm30, %%zmm30\n vpxord %%zmm31, %%zmm31, %%zmm31\n"
+      "1:\n" DIFFATTN_SIXTEEN("vfmadd231ps", "zmm") "dec %0\n jnz 1b\n"
+      : "+r"(loops)::DIFFATTN_SUMS);
 }
 
 void run_dot512(int64_t loops) {
-  asm volatile("vzeroall\n vpxord %%zmm30, %%zmm30, %%zmm30\n vpxord %%zmm31, %%zmm31, %%zmm31\n"
-               "1:\n" DIFFATTN_SIXTEEN("vdpbf16ps", "zmm") "dec %0\n jnz 1b\n"
-               : "+r"(loops)::DIFFATTN_SUMS);
+  asm volatile(
+      "vzeroall\n vpxord %%zmm30, %%zmm30, %%zmm30\n vpxord %%zmm31, %%zmm31, %%zmm31\n"
+      "1:\n" DIFFATTN_SIXTEEN("vdpbf16ps", "zmm") "dec %0\n jnz 1b\n"
+      : "+r"(loops)::DIFFATTN_SUMS);
 }
 
 /// Twelve sums: two ports times a latency of five, and AVX2 has 16 registers.

@@ -67,12 +67,7 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(diffattn, CUDA, m) {
-  m.impl("attention_forward", entry::attention_forward<forward>);
-  m.impl("attention_backward", entry::attention_backward<backward>);
-  m.impl("decode", entry::decode<decode>);
-  m.impl("attention_stats", entry::attention_stats<stats>);
-  m.impl("attention_stats_backward", entry::attention_stats_backward<stats_backward>);
-  m.impl("attention_map", entry::attention_map<map>);
+  entry::implement<forward, backward, decode, stats, stats_backward, map>(m);
 }
 
 }  // namespace diffattn::ops

@@ -107,6 +107,17 @@ Tensor attention_map(DIFFATTN_QUERIES_AND_KEYS, const Tensor& lam, int64_t row_b
                         MapGrid{row_begin, row_end, col_begin, col_end, rows, cols});
 }
 
+/// Registers one implementation of each operator.
+template <auto Forward, auto Backward, auto Decode, auto Stats, auto StatsBackward, auto Map>
+void implement(torch::Library& m) {
+  m.impl("attention_forward", attention_forward<Forward>);
+  m.impl("attention_backward", attention_backward<Backward>);
+  m.impl("decode", decode<Decode>);
+  m.impl("attention_stats", attention_stats<Stats>);
+  m.impl("attention_stats_backward", attention_stats_backward<StatsBackward>);
+  m.impl("attention_map", attention_map<Map>);
+}
+
 }  // namespace entry
 
 namespace call {

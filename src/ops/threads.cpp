@@ -6,6 +6,10 @@
 
 #include "diffattn/kernels/cpu.h"
 
+#ifndef _OPENMP
+#error "compile this file with OpenMP: at::parallel_for would run on one thread"
+#endif
+
 namespace diffattn::ops {
 namespace {
 

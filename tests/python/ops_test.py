@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.ops.diffattn.* from Python: registration, gradients, torch.compile, the same error texts."""
 import os
+import subprocess
+import sys
 import unittest
 
 import torch
@@ -57,6 +59,26 @@ class Registration(unittest.TestCase):
             torch.testing.assert_close(compiled(*tensors), ops.attention(*tensors, causal=True))
             compiled(*tensors).sum().backward()
             self.assertTrue(torch.isfinite(tensors[0].grad).all())
+
+
+class Threads(unittest.TestCase):
+    def test_kernels_run_on_torch_threads(self):
+        # A process of its own: its only parallel work is the operator.
+        program = """
+import os, torch
+torch.ops.load_library(os.environ["DIFFATTN_LIBRARY"])
+torch.set_num_threads(3)
+q = torch.ones(1, 256, 4, 8)
+before = len(os.listdir("/proc/self/task"))
+torch.ops.diffattn.attention(q, q, q, q, q, torch.tensor(0.5), causal=True)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+        with open("/proc/cpuinfo") as file:
+            if " avx2 " not in file.read():
+                self.skipTest("this machine has no AVX2: the reference has one thread")
+        result = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(int(result.stdout), 2)
 
 
 class Errors(unittest.TestCase):

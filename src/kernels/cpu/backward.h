@@ -12,8 +12,8 @@
 //     (7)        dv += A^T dO
 //     (9)        dk += ds^T q,  dq += ds k,  dmask += ds1 + ds2
 //
-// 20 D FLOP per pair (Dv = 2 D). p is e divided by the row sum found here, not exp(s - lse): a saved
-// lse is rounded, and that would show where dA - delta cancels. It only serves as the first ref.
+// 20 D FLOP per pair (Dv = 2 D). p is e divided by the row sum found here, not exp(s - lse): a
+// saved lse is rounded, and that would show where dA - delta cancels. It is only the first ref.
 // dk and dv are sums over blocks; the caller says where and adds them up in a fixed order.
 #pragma once
 
@@ -46,9 +46,9 @@ struct Backward {
   // Scratch.
   MapGradients<Isa> gradients{maps, product};
   typename Isa::Gradients operands;  // A, ds1, ds2 of one key block
-  float* part[2];    // [rows][lanes]: sum of e dA over one key block, then over all
+  float* part[2];                    // [rows][lanes]: sum of e dA over one key block, then over all
   float* whole[2];
-  float* dq[2];      // [rows][q_stride]
+  float* dq[2];  // [rows][q_stride]
 
   Backward(const BackwardBlock& in, void* memory)
       : block(in), carver{static_cast<char*>(memory), 0} {
@@ -89,8 +89,8 @@ struct Backward {
   static void store_sum(const SlabSum* sum, int64_t n, void* out) {
     const int64_t column_panels = (sum->width + kCols - 1) / kCols;
     for (int64_t c = 0; c < sum->width; c += kLanes) {
-      const int64_t at = (n / kRows * column_panels + c / kCols) * kTile + n % kRows * kCols +
-                         c % kCols;
+      const int64_t at =
+          (n / kRows * column_panels + c / kCols) * kTile + n % kRows * kCols + c % kCols;
       Vec total = Isa::zero();
       for (int64_t s = 0; s < sum->slabs; ++s) {
         if (sum->begun[s * sum->begun_stride + n / kRows] == 0) continue;
@@ -128,7 +128,8 @@ struct Backward {
     }
     for (int i = 0; i < maps.rows; ++i) {
       for (int m = 0; m < 2; ++m) {
-        gradients.delta[m][i] = Isa::sum(Isa::load(whole[m] + i * kLanes)) * maps.softmax[m].inverse(i);
+        const float sum = Isa::sum(Isa::load(whole[m] + i * kLanes));
+        gradients.delta[m][i] = sum * maps.softmax[m].inverse(i);
       }
       if (i < block.maps.count && block.rows[i].dlambda != nullptr) {
         *block.rows[i].dlambda = -gradients.delta[1][i];
@@ -253,7 +254,8 @@ struct Backward {
     }
   }
 
-  /// A strip of keys, the query rows [from, from + count) that see it, and whether others came before.
+  /// A strip of keys, the query rows [from, from + count) that see it, and whether others did
+  /// before.
   struct Keys {
     int64_t key;
     int from, count;

@@ -45,8 +45,8 @@ struct MapGradients {
   };
   const Maps<Isa>& maps;
   const ValueProduct<Isa>& product;  // for the weights of the current key block
-  float* da = nullptr;   // [panels][rows][W]
-  float* delta[2] = {};  // [rows]
+  float* da = nullptr;               // [panels][rows][W]
+  float* delta[2] = {};              // [rows]
 
   /// Of `lanes` entries of row r that start at `entry` of the maps.
   Values at(int r, int64_t entry) const {
@@ -87,9 +87,9 @@ struct BackwardRows {
   const int64_t q_stride = (block.maps.head_dim + kCols - 1) / kCols * kCols + 16;
 
   // Scratch.
-  RightRows<Isa> q[2], dout;  // finite
-  float* true_dout;           // [rows][acc_stride]: dO
-  uint16_t* low_dout;         // [rows][acc_stride]: dO in bf16, for operands of that
+  RightRows<Isa> q[2], dout;           // finite
+  float* true_dout;                    // [rows][acc_stride]: dO
+  uint16_t* low_dout;                  // [rows][acc_stride]: dO in bf16, for operands of that
   typename Isa::Operand* dout_packed;  // [strips]: dO, for dO v^T
   float* o;                            // [rows][acc_stride]
   float* norm[2];                      // [rows]: 1 / l1, lambda / l2
@@ -190,9 +190,8 @@ struct BackwardRows {
   static bool copy(const void* from, Dtype dtype, int64_t width, int64_t padded, float* to) {
     Vec check = Isa::zero();
     for (int64_t c = 0; c < padded; c += kLanes) {
-      const Vec x = from != nullptr && c < width
-                        ? Isa::load_elements(from, dtype, c, width - c)
-                        : Isa::zero();
+      const Vec x = from != nullptr && c < width ? Isa::load_elements(from, dtype, c, width - c)
+                                                 : Isa::zero();
       check = Isa::fma(x, Isa::zero(), check);
       Isa::store(to + c, x);
     }
@@ -223,9 +222,8 @@ struct BackwardRows {
       if (Isa::sum(check) != 0.0f) rows[k] = nullptr;
     }
     const auto load = [&](const void* row, int64_t c) {
-      return row == nullptr || c >= width
-                 ? Isa::zero()
-                 : Isa::load_elements(row, block.maps.dtype, c, width - c);
+      return row == nullptr || c >= width ? Isa::zero()
+                                          : Isa::load_elements(row, block.maps.dtype, c, width - c);
     };
     for (int64_t c = 0; c < padded; c += kLanes) q[m].set(i, c, load(rows[0], c), load(rows[1], c));
   }
@@ -291,8 +289,8 @@ struct BackwardRows {
 
   void add_dgain(int64_t c, const float* dout_row, const float* row_o, float rstd) {
     float x[kLanes];
-    Isa::store(x, Isa::mul(Isa::mul(Isa::load(dout_row + c), Isa::load(row_o + c)),
-                           Isa::set1(rstd)));
+    Isa::store(x,
+               Isa::mul(Isa::mul(Isa::load(dout_row + c), Isa::load(row_o + c)), Isa::set1(rstd)));
     const int64_t count = block.value_dim - c < kLanes ? block.value_dim - c : kLanes;
     for (int64_t j = 0; j < count; ++j) block.dgain[c + j] += static_cast<double>(x[j]);
   }

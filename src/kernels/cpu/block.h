@@ -25,11 +25,11 @@ struct Matrix {
 /// One kv head, packed for tiles of W columns; keys padded with zeros to whole panels of W.
 /// Operand: float, or a pair of bf16 that are neighbours along the summed dimension.
 struct PackedKeys {
-  int64_t panels;       // of W keys
-  const void* kt[2];    // [panels][D][W]: the right side of q k^T
-  const void* v;        // [ceil(Dv / W)][panels * W][W]: the right side of p v
-  const void* vt;       // backward: [panels][Dv][W], of dO v^T
-  const void* k[2];     // backward: [ceil(D / W)][panels * W][W], of ds k
+  int64_t panels;            // of W keys
+  const void* kt[2];         // [panels][D][W]: the right side of q k^T
+  const void* v;             // [ceil(Dv / W)][panels * W][W]: the right side of p v
+  const void* vt;            // backward: [panels][Dv][W], of dO v^T
+  const void* k[2];          // backward: [ceil(D / W)][panels * W][W], of ds k
   const uint32_t* odd_v;     // [panels]: bit j is set where row j of a panel is not finite. Such a
   const uint32_t* odd_k[2];  // row is zero in `v`, `k`, and is added to those rows that see it.
   Matrix v_rows;
@@ -42,7 +42,7 @@ struct Row {
   int64_t begin, end;  // columns it may see before any mask
   const void* mask;    // its row of the mask, or null
   float lambda;
-  float ref[2];        // where its exponentials start: log2-units, e.g. a known lse; else 0
+  float ref[2];  // where its exponentials start: log2-units, e.g. a known lse; else 0
 };
 
 /// The part of a block that the two maps are made from. All rows read the same kv head.
@@ -98,7 +98,7 @@ struct BackwardBlock {
   /// Sums over blocks, tile by tile: [ceil(N / R)][ceil(width / W)][R][W].
   float *dk[2], *dv;
   uint8_t* begun;  // [ceil(N / R)]: does this strip of dk and dv hold anything yet? Zero at first.
-  double* dgain;  // [Dv]: sum of dout o O * rstd
+  double* dgain;   // [Dv]: sum of dout o O * rstd
 };
 
 /// The sum over slabs of one gradient, in tiles as above.
@@ -114,9 +114,9 @@ struct SlabSum {
 
 /// What one instruction set offers. Sizes in floats unless said otherwise.
 struct TileCode {
-  int rows;     // R: rows of a tile
-  int columns;  // W: its columns
-  int pair;     // how many elements an operand holds; operands are 4 bytes wide
+  int rows;                         // R: rows of a tile
+  int columns;                      // W: its columns
+  int pair;                         // how many elements an operand holds; operands are 4 bytes wide
   int64_t (*depth)(int64_t width);  // operands that `width` elements take along a summed dimension
   int64_t (*forward_scratch)(int block_rows, int64_t map_panels, int64_t d, int64_t dv);  // bytes
   int64_t (*backward_scratch)(int block_rows, int64_t map_panels, int64_t d, int64_t dv);

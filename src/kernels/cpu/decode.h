@@ -74,8 +74,8 @@ struct Decode {
   }
 
  private:
-  /// With kAhead also asks for the same place in the next panel: the rows of one head are apart by all
-  /// heads, which the hardware's prefetchers do not follow. Asking past the end does no harm.
+  /// With kAhead also asks for the same place in the next panel: the rows of one head are apart by
+  /// all heads, which the hardware's prefetchers do not follow. Asking past the end does no harm.
   template <bool kAhead>
   static Vec load(const Matrix& x, int64_t n, int64_t c) {
     constexpr int64_t kSize = kType == Dtype::kFloat32 ? 4 : 2;

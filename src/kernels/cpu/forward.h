@@ -39,8 +39,7 @@ struct Forward {
   float* norm[2];     // [rows]: what e1 and e2 are multiplied with
   float* acc_ref[2];  // [rows]: the ref that acc is relative to
 
-  Forward(const ForwardBlock& in, void* memory)
-      : block(in), carver{static_cast<char*>(memory), 0} {
+  Forward(const ForwardBlock& in, void* memory) : block(in), carver{static_cast<char*>(memory), 0} {
     for (int m = 0; m < 2; ++m) {
       acc[m] = carver.template take<float>(product.acc_floats());
       norm[m] = carver.template take<float>(maps.rows);

@@ -19,9 +19,9 @@ enum TileKind : uint8_t { kTileUnseen, kTileFull, kTileMasked };
 ///
 ///   e[m][row][n] = exp2(score - ref)        0 where the row may not see column n
 ///
-/// with their row sums. Exponentials are taken once, straight from the sums of a score tile; nothing
-/// is divided: p = e * weight(...) where it is used. The memory is 8 B * rows * keys, so a block is
-/// chosen small enough for the maps to stay in L2.
+/// with their row sums. Exponentials are taken once, straight from the sums of a score tile;
+/// nothing is divided: p = e * weight where it is used. The memory is 8 B * rows * keys, so a block
+/// is chosen small enough for the maps to stay in L2.
 ///
 /// Keys are cut into panels of W columns, panels into key blocks (kKeyBlock). `ref` may move from
 /// one key block to the next; each remembers its own.
@@ -34,7 +34,7 @@ struct Maps {
   static constexpr int kBlockPanels = kKeyBlock / kCols;
 
   const MapsBlock& block;
-  const int rows;    // padded to whole strips; the rows that were added repeat the last one's range
+  const int rows;  // padded to whole strips; the rows that were added repeat the last one's range
   const int strips;
   const TileMask<Isa> mask{block};
 
@@ -308,8 +308,7 @@ struct Maps {
             biases == nullptr ? Isa::zero() : Isa::load(biases + i * kCols + h * kLanes);
         const Vec x = Isa::fma(t.row(i, h), scale, added);
         const Vec most = Isa::load(maxima + i * kLanes);
-        Isa::store(maxima + i * kLanes,
-                   Isa::max(Isa::select(bits >> (h * kLanes), x, most), most));
+        Isa::store(maxima + i * kLanes, Isa::max(Isa::select(bits >> (h * kLanes), x, most), most));
       }
     }
   }

@@ -64,9 +64,8 @@ struct FloatPack {
     for (int64_t c = 0; c < width; c += kLanes) {
       Vec r[kLanes];
       for (int j = 0; j < kLanes; ++j) {
-        r[j] = j < kRows && rows[j] != nullptr
-                   ? Isa::load_elements(rows[j], dtype, c, width - c)
-                   : Isa::zero();
+        r[j] = j < kRows && rows[j] != nullptr ? Isa::load_elements(rows[j], dtype, c, width - c)
+                                               : Isa::zero();
       }
       Isa::transpose(r);
       const int64_t count = width - c < kLanes ? width - c : kLanes;

@@ -17,8 +17,8 @@ inline int64_t worker_count(int64_t tasks) {
   return tasks < most ? tasks : most;
 }
 
-/// Flushes denormals while it lives: one denormal operand makes a multiply-add tens of times slower,
-/// and far from the diagonal most of a softmax is denormal.
+/// Flushes denormals while it lives: one denormal operand makes a multiply-add tens of times
+/// slower, and far from the diagonal most of a softmax is denormal.
 class FlushDenormals {
  public:
   FlushDenormals();
@@ -30,9 +30,9 @@ class FlushDenormals {
   unsigned before_;
 };
 
-/// Calls body(task, worker) for task = 0 .. tasks - 1, each once, with worker < workers unique among
-/// the calls that run at one time. Tasks are taken from a counter in order, so long ones do not
-/// leave other workers idle; what a task computes must not depend on who runs it.
+/// Calls body(task, worker) for task = 0 .. tasks - 1, each once, with worker < workers unique
+/// among the calls that run at one time. Tasks are taken from a counter in order, so long ones do
+/// not leave other workers idle; what a task computes must not depend on who runs it.
 template <class Body>
 void parallel_for(int64_t tasks, int64_t workers, const Body& body) {
   struct Context {

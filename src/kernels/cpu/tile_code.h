@@ -20,19 +20,22 @@ constexpr TileCode make_tile_code() {
       .backward_scratch = Backward<Isa>::scratch,
       .pack_transposed = Isa::Pack::transposed,
       .pack_rows = Isa::Pack::rows,
-      .forward = [](const ForwardBlock* block, void* memory) {
-        [[maybe_unused]] const typename Isa::Session session{};
-        Forward<Isa>(*block, memory).run();
-      },
-      .backward = [](const BackwardBlock* block, void* memory) {
-        [[maybe_unused]] const typename Isa::Session session{};
-        Backward<Isa>(*block, memory).run();
-      },
+      .forward =
+          [](const ForwardBlock* block, void* memory) {
+            [[maybe_unused]] const typename Isa::Session session{};
+            Forward<Isa>(*block, memory).run();
+          },
+      .backward =
+          [](const BackwardBlock* block, void* memory) {
+            [[maybe_unused]] const typename Isa::Session session{};
+            Backward<Isa>(*block, memory).run();
+          },
       .decode_part_floats = DecodePart<Isa>::floats,
       .decode = run_decode<Isa>,
-      .decode_join = [](const ForwardBlock* block, int64_t chunks, float* parts) {
-        DecodeJoin<Isa>{*block, parts, chunks}.run();
-      },
+      .decode_join =
+          [](const ForwardBlock* block, int64_t chunks, float* parts) {
+            DecodeJoin<Isa>{*block, parts, chunks}.run();
+          },
       .store_sum = Backward<Isa>::store_sum,
   };
 }

@@ -18,8 +18,8 @@ struct ValueProduct {
   using Operand = typename Isa::Operand;
   static constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
   static constexpr int kBlockPanels = kKeyBlock / kCols;
-  static constexpr int kStride = kMapStride / Isa::kPair;        // of a row of p
-  static constexpr int kPanelOperands = kCols / Isa::kPair;      // of a row of p in one panel
+  static constexpr int kStride = kMapStride / Isa::kPair;    // of a row of p
+  static constexpr int kPanelOperands = kCols / Isa::kPair;  // of a row of p in one panel
 
   const Maps<Isa>& maps;
   const int64_t value_dim;
@@ -27,8 +27,8 @@ struct ValueProduct {
   const int64_t acc_stride = column_panels * kCols + 16;  // an odd number of cache lines
 
   // Scratch.
-  Operand* p;         // [rows][kStride]: the weights of one key block
-  float* weight[2];   // [rows]: what e1 and e2 are multiplied with in this key block
+  Operand* p;        // [rows][kStride]: the weights of one key block
+  float* weight[2];  // [rows]: what e1 and e2 are multiplied with in this key block
 
   ValueProduct(const Maps<Isa>& of, int64_t dv, Carver<Isa>& carver) : maps(of), value_dim(dv) {
     p = carver.template take<Operand>(maps.rows * kStride);
@@ -100,8 +100,8 @@ struct ValueProduct {
   void product_tile(int64_t c, int s, int64_t begin, int64_t end, int64_t first, float* acc) {
     const int64_t padded = maps.block.keys->panels * kCols;
     const int64_t key = (maps.origin + begin) * kCols;
-    const Operand* v = static_cast<const Operand*>(maps.block.keys->v) +
-                       (c * padded + key) / Isa::kPair * kCols;
+    const Operand* v =
+        static_cast<const Operand*>(maps.block.keys->v) + (c * padded + key) / Isa::kPair * kCols;
     float* out = acc + s * kRows * acc_stride + c * kCols;
     typename Isa::Tile t;
     t.load(out, acc_stride);
@@ -122,9 +122,8 @@ struct ValueProduct {
         for (int i = 0; i < maps.rows; ++i) {
           if (!maps.sees(panel, i, j)) continue;
           const int64_t entry = (panel * maps.rows + i) * kCols + j;
-          const Vec x = combine<kWeights>(
-              Isa::set1(maps.e[0][entry]), Isa::set1(weight[0][i]), Isa::set1(maps.e[1][entry]),
-              Isa::set1(weight[1][i]));
+          const Vec x = combine<kWeights>(Isa::set1(maps.e[0][entry]), Isa::set1(weight[0][i]),
+                                          Isa::set1(maps.e[1][entry]), Isa::set1(weight[1][i]));
           for (int64_t c = 0; c < value_dim; c += kLanes) {
             float* out = acc + i * acc_stride + c;
             const Vec row = Isa::load_elements(v.data, v.dtype, at + c, value_dim - c);

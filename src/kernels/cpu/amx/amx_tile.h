@@ -26,13 +26,13 @@ void configure_tiles() {
 }
 
 /// A 32 x 32 tile of sums in tile registers 0 to 3; 4 and 5 hold rows of the left side, 6 and 7
-/// columns of the right. One pass of four TDPBF16PS sums 16 pairs and loads four tiles: 64 clocks of
-/// products against 32 of loads.
+/// columns of the right. One pass of four TDPBF16PS sums 16 pairs and loads four tiles: 64 clocks
+/// of products against 32 of loads.
 template <class Isa>
 struct AmxTile {
   using Vec = __m512;
   static constexpr int kRows = 32, kCols = 32, kLanes = 16;
-  static constexpr int kDepth = 16;  // pairs of one pass
+  static constexpr int kDepth = 16;    // pairs of one pass
   alignas(64) float c[kRows * kCols];  // where row() reads
 
   DIFFATTN_INLINE void zero() {
@@ -73,7 +73,7 @@ struct AmxTile {
   DIFFATTN_INLINE void multiply(const uint32_t* a, int64_t a_stride, const uint32_t* b,
                                 int64_t b_stride, int64_t steps) {
     const int64_t a_bytes = a_stride * 4, b_bytes = b_stride * 4;
-    __atomic_signal_fence(__ATOMIC_SEQ_CST);  // _tile_loadd does not tell the compiler that it reads
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);  // _tile_loadd does not say that it reads memory
     for (int64_t k = 0; k < steps; k += kDepth, a += kDepth, b += kDepth * b_stride) {
       _tile_loadd(4, a, a_bytes);
       _tile_loadd(6, b, b_bytes);

@@ -3,8 +3,8 @@
 
 #include "kernels/cpu/amx/amx_tile.h"
 #include "kernels/cpu/avx512_bf16/convert.h"
-#include "kernels/cpu/gradient_operands.h"
 #include "kernels/cpu/avx512_bf16/pair_pack.h"
+#include "kernels/cpu/gradient_operands.h"
 
 /// AMX-BF16: products on 16 x 64 B tile registers, everything else on AVX-512.
 namespace diffattn::cpu::amx {
@@ -75,7 +75,7 @@ struct Isa : PairOperands<Isa> {
   using Tile = AmxTile<Isa>;
   using Pack = TilePack<Isa>;
   using Gradients = TileGradients<Isa>;
-  static constexpr int kRows = 32;  // 2 x 2 tiles of sums: each operand tile is used twice
+  static constexpr int kRows = 32;        // 2 x 2 tiles of sums: each operand tile is used twice
   static constexpr bool kOverlap = true;  // tiles are multiplied beside the vector ports
 
   /// Tile registers are in use while it lives.

@@ -7,8 +7,8 @@
 
 namespace diffattn::cpu {
 
-/// Vectors of 16 floats: what all instruction sets built on AVX-512 (F, BW, DQ, VL) share. `Isa` keeps
-/// the copies that are compiled with different flags apart.
+/// Vectors of 16 floats: what all instruction sets built on AVX-512 (F, BW, DQ, VL) share. `Isa`
+/// keeps the copies that are compiled with different flags apart.
 template <class Isa>
 struct Avx512 {
   using Vec = __m512;
@@ -50,8 +50,8 @@ struct Avx512 {
     return _mm512_cmp_ps_mask(x, set1(limit), _CMP_LT_OQ) == 0xffff;
   }
 
-  /// 2^x with relative error below 1e-7: minimax polynomial of degree 6 on [-1/2, 1/2]. scalef takes
-  /// any exponent and flushes what is too small.
+  /// 2^x with relative error below 1e-7: minimax polynomial of degree 6 on [-1/2, 1/2]. scalef
+  /// takes any exponent and flushes what is too small.
   static Vec exp2(Vec x) {
     const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vec f = sub(x, n);

@@ -9,8 +9,8 @@
 
 namespace diffattn::cpu {
 
-/// FmaTile over pairs of bf16: one step broadcasts R dwords, loads two vectors of dwords and sums two
-/// elements of the inner dimension.
+/// FmaTile over pairs of bf16: one step broadcasts R dwords, loads two vectors of dwords and sums
+/// two elements of the inner dimension.
 template <class Isa>
 struct DotTile {
   using Vec = __m512;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The backward over all heads. Blocks of query rows of one kv head add to the same dk and dv. To
-// run in parallel they are dealt out to a fixed number of slabs (depending on the shape alone), each
-// with its own copy of dk and dv, and a slab takes its blocks in order; the slabs are then added up
-// in order. So results do not depend on the number of threads.
+// run in parallel they are dealt out to a fixed number of slabs (depending on the shape alone),
+// each with its own copy of dk and dv, and a slab takes its blocks in order; the slabs are then
+// added up in order. So results do not depend on the number of threads.
 
 #include <algorithm>
 #include <cstring>
@@ -118,8 +118,7 @@ struct BackwardRun {
       float* const own = sums[i] + task * slab_floats(heads[i]);
       std::memset(flags(heads[i], own), 0, strips(heads[i]));
       double* const gains =
-          dgain.empty() ? nullptr
-                        : &dgain[((index + i) * kMaxSlabs + task) * params.value_dim];
+          dgain.empty() ? nullptr : &dgain[((index + i) * kMaxSlabs + task) * params.value_dim];
       for (int64_t b = task; b < blocks(heads[i]); b += slabs(heads[i])) {
         run_block(heads[i], keys[i], b * block_rows, (b + 1) * block_rows, own, gains,
                   scratches + worker * scratch);
@@ -213,8 +212,7 @@ struct BackwardRun {
       for (int64_t n = task * kRowsPerTask; n < end; ++n) {
         const auto store = [&](const View<void>& view, const SlabSum& from) {
           if (!view) return;
-          code.store_sum(&from, n,
-                         at(view, params.dtype, head.b, head.seq.k_begin + n, head.g));
+          code.store_sum(&from, n, at(view, params.dtype, head.b, head.seq.k_begin + n, head.g));
         };
         store(params.dk1, dk1);
         store(params.dk2, dk2);

@@ -21,15 +21,14 @@ struct ForwardRun {
   const PackPlan plan{.problem = params, .v = params.v, .code = code};
   const std::vector<float> gain = gain_of(params.epilogue, params.value_dim);
   const int block_rows = forward_block_rows(params.seq_k, code);
-  const int64_t map_panels = std::min(panels_in_key_blocks(params.seq_k, code),
-                                      panels_in_key_blocks(kMapKeys, code));
+  const int64_t map_panels =
+      std::min(panels_in_key_blocks(params.seq_k, code), panels_in_key_blocks(kMapKeys, code));
   const bool stretches = panels_in_key_blocks(params.seq_k, code) > map_panels;
 
   void run() {
     std::vector<Head> heads = heads_of(params, /*empty=*/false);
-    const auto few = std::stable_partition(heads.begin(), heads.end(), [](const Head& head) {
-      return head.rows > kDecodeRows;
-    });
+    const auto few = std::stable_partition(
+        heads.begin(), heads.end(), [](const Head& head) { return head.rows > kDecodeRows; });
     run_decode({few, heads.end()});
     heads.erase(few, heads.end());
     for (size_t first = 0; first < heads.size();) {
@@ -97,8 +96,9 @@ struct ForwardRun {
     const int64_t floats = code.decode_part_floats(kDecodeRows, params.value_dim) * chunks;
     const auto count = static_cast<int64_t>(heads.size());
     if (count == 0) return;
-    float* parts = reinterpret_cast<float*>(
-        CallMemory::take(CallMemory::kScratch, count * floats * static_cast<int64_t>(sizeof(float))));
+    constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+    float* parts =
+        reinterpret_cast<float*>(CallMemory::take(CallMemory::kScratch, count * floats * kFloat));
     std::vector<PackedKeys> keys;
     for (const Head& head : heads) keys.push_back(plan.rows_only(head));
     parallel_for(count * chunks, worker_count(count * chunks), [&](int64_t task, int64_t) {

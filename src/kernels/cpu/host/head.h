@@ -29,8 +29,8 @@ struct PackPlan {
   const Problem& problem;
   const View<const void>& v;
   const TileCode& code;
-  bool rows_of_v = true;      // right side of p v
-  bool backward = false;      // right sides of dO v^T and ds k
+  bool rows_of_v = true;  // right side of p v
+  bool backward = false;  // right sides of dO v^T and ds k
 
   int64_t bytes(const Head& head) const;
   /// Lays the copies of `head` out in `memory`.
