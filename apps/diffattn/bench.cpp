@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn bench attention: the fused operator beside every other route, on the same tensors, in one
-// run. Routes take turns within each repetition, so that a noisy neighbour hits all of them.
+// diffattn bench attention: the fused operator beside every other route, on the same tensors, in
+// one run. Routes take turns within each repetition, so that a noisy neighbour hits all of them.
 
 #include <fmt/core.h>
 #include <torch/torch.h>
@@ -69,8 +69,9 @@ std::vector<Point> sweep(const Settings& s) {
 double useful_flop(const Settings& s, const Point& p) {
   const auto n = static_cast<double>(p.seq);
   const double pairs =
-      static_cast<double>(s.batch * s.heads) *
-      (p.pass == "decode" ? n : p.mask == "causal" ? n * (n + 1) / 2 : n * n);
+      static_cast<double>(s.batch * s.heads) * (p.pass == "decode"   ? n
+                                                : p.mask == "causal" ? n * (n + 1) / 2
+                                                                     : n * n);
   return pairs * (p.pass == "backward" ? 20.0 : 8.0) * static_cast<double>(p.head_dim);
 }
 
@@ -150,11 +151,16 @@ Json measure_point(const Settings& s, const Point& p) {
     }
     rows.push_back(row);
   }
-  return {{"pass", p.pass},          {"dtype", p.dtype},
-          {"mask", p.mask},          {"seq", p.seq},
-          {"head_dim", p.head_dim},  {"heads", s.heads},
-          {"batch", s.batch},        {"threads", p.threads},
-          {"device", s.device},      {"backend", backend_for(torch::Device(s.device), kDtypes.at(p.dtype))},
+  return {{"pass", p.pass},
+          {"dtype", p.dtype},
+          {"mask", p.mask},
+          {"seq", p.seq},
+          {"head_dim", p.head_dim},
+          {"heads", s.heads},
+          {"batch", s.batch},
+          {"threads", p.threads},
+          {"device", s.device},
+          {"backend", backend_for(torch::Device(s.device), kDtypes.at(p.dtype))},
           {"fma_peak_gflops", peak / 1e9},
           {"ratio_to_fastest_other", fastest_other * 1e3 / rows[0]["ms"].get<double>()},
           {"ratio_to_plain", rows.back()["ms"].get<double>() / rows[0]["ms"].get<double>()},
@@ -168,8 +174,8 @@ void print_point(const Json& point) {
              text("pass"), text("dtype"), text("mask"), number("seq"), number("head_dim"),
              2 * number("head_dim"), number("heads"), number("batch"), number("threads"),
              number("threads") == 1 ? "" : "s", text("backend"));
-  fmt::print("  {:<20} {:>10} {:>19} {:>9} {:>7} {:>9} {:>9}\n", "route", "ms", "spread",
-             "GFLOP/s", "peak", "MiB", "vs fused");
+  fmt::print("  {:<20} {:>10} {:>19} {:>9} {:>7} {:>9} {:>9}\n", "route", "ms", "spread", "GFLOP/s",
+             "peak", "MiB", "vs fused");
   const double fused = point["routes"][0]["ms"];
   for (const Json& row : point["routes"]) {
     const double ms = row["ms"];
@@ -192,18 +198,18 @@ void print_point(const Json& point) {
 }
 
 void print_csv(const Json& points) {
-  fmt::print("pass,dtype,mask,seq,head_dim,heads,batch,threads,backend,route,ms,ms_fastest,"
-             "ms_slowest,gflops\n");
+  fmt::print(
+      "pass,dtype,mask,seq,head_dim,heads,batch,threads,backend,route,ms,ms_fastest,"
+      "ms_slowest,gflops\n");
   for (const Json& p : points) {
     for (const Json& row : p["routes"]) {
-      fmt::print("{},{},{},{},{},{},{},{},{},\"{}\",{:.4f},{:.4f},{:.4f},{:.2f}\n",
-                 p["pass"].get<std::string>(), p["dtype"].get<std::string>(),
-                 p["mask"].get<std::string>(), p["seq"].get<int64_t>(),
-                 p["head_dim"].get<int64_t>(), p["heads"].get<int64_t>(),
-                 p["batch"].get<int64_t>(), p["threads"].get<int64_t>(),
-                 p["backend"].get<std::string>(), row["route"].get<std::string>(),
-                 row["ms"].get<double>(), row["ms_fastest"].get<double>(),
-                 row["ms_slowest"].get<double>(), row["gflops"].get<double>());
+      fmt::print(
+          "{},{},{},{},{},{},{},{},{},\"{}\",{:.4f},{:.4f},{:.4f},{:.2f}\n",
+          p["pass"].get<std::string>(), p["dtype"].get<std::string>(), p["mask"].get<std::string>(),
+          p["seq"].get<int64_t>(), p["head_dim"].get<int64_t>(), p["heads"].get<int64_t>(),
+          p["batch"].get<int64_t>(), p["threads"].get<int64_t>(), p["backend"].get<std::string>(),
+          row["route"].get<std::string>(), row["ms"].get<double>(), row["ms_fastest"].get<double>(),
+          row["ms_slowest"].get<double>(), row["gflops"].get<double>());
     }
   }
 }

@@ -64,10 +64,9 @@ Tensor four_calls(const LayerTensors& t, bool causal) {
 /// Four heads for each: (map 1, map 1, map 2, map 2) with (v left, v right, v left, v right).
 Tensor one_call_4h(const LayerTensors& t, bool causal) {
   const auto halves = t.v.chunk(2, -1);
-  const Tensor o = sdpa(torch::cat({t.q1, t.q1, t.q2, t.q2}, 1),
-                        torch::cat({t.k1, t.k1, t.k2, t.k2}, 1),
-                        torch::cat({halves[0], halves[1], halves[0], halves[1]}, 1), scale_of(t),
-                        causal);
+  const Tensor o =
+      sdpa(torch::cat({t.q1, t.q1, t.q2, t.q2}, 1), torch::cat({t.k1, t.k1, t.k2, t.k2}, 1),
+           torch::cat({halves[0], halves[1], halves[0], halves[1]}, 1), scale_of(t), causal);
   const auto part = o.chunk(4, 1);
   return difference(t, torch::cat({part[0], part[1]}, -1), torch::cat({part[2], part[3]}, -1));
 }
@@ -92,8 +91,8 @@ Tensor zero_padded_gqa(const LayerTensors& t, bool causal) {
 /// A Transformer of equal width: 2H heads of width D.
 Tensor plain(const LayerTensors& t, bool causal) {
   const Tensor v = torch::cat(t.v.chunk(2, -1), 1);
-  const auto o = sdpa(torch::cat({t.q1, t.q2}, 1), torch::cat({t.k1, t.k2}, 1), v, scale_of(t),
-                      causal);
+  const auto o =
+      sdpa(torch::cat({t.q1, t.q2}, 1), torch::cat({t.k1, t.k2}, 1), v, scale_of(t), causal);
   return torch::cat(o.chunk(2, 1), -1);
 }
 
@@ -104,8 +103,8 @@ LayerTensors make_layer(int64_t batch, int64_t heads, int64_t seq, int64_t head_
   const auto make = [&](int64_t width) {
     return torch::randn({batch, heads, seq, width}, options).requires_grad_(true);
   };
-  LayerTensors t{make(head_dim), make(head_dim), make(head_dim), make(head_dim),
-                 make(2 * head_dim), {}};
+  LayerTensors t{make(head_dim), make(head_dim),     make(head_dim),
+                 make(head_dim), make(2 * head_dim), {}};
   t.lambda = torch::full({}, 0.5, options.dtype(torch::kFloat32)).requires_grad_(true);
   return t;
 }

@@ -17,10 +17,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array kDtypes{std::pair{"float32", torch::kFloat32},
-                             std::pair{"bfloat16", torch::kBFloat16},
-                             std::pair{"float16", torch::kFloat16},
-                             std::pair{"float64", torch::kFloat64}};
+constexpr std::array kDtypes{
+    std::pair{"float32", torch::kFloat32}, std::pair{"bfloat16", torch::kBFloat16},
+    std::pair{"float16", torch::kFloat16}, std::pair{"float64", torch::kFloat64}};
 
 /// Why a backend was chosen: what stands in front of it, and why that is not taken.
 std::string reason(const std::string& device, const std::string& chosen) {

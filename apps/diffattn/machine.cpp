@@ -15,9 +15,9 @@ namespace diffattn::app {
 namespace {
 
 /// In the order of the backends that use them.
-constexpr std::array kInstructionSets{"sse4_2", "avx2",        "fma",      "f16c", "avx512f",
-                                      "avx512bw", "avx512vl", "avx512_bf16", "avx512_fp16",
-                                      "amx_tile", "amx_bf16"};
+constexpr std::array kInstructionSets{"sse4_2",      "avx2",     "fma",      "f16c",
+                                      "avx512f",     "avx512bw", "avx512vl", "avx512_bf16",
+                                      "avx512_fp16", "amx_tile", "amx_bf16"};
 
 /// The text behind the colon of a `key : value` line.
 std::string value_of(const std::string& line) {

@@ -9,11 +9,11 @@
 namespace diffattn::app {
 
 struct Machine {
-  std::string cpu;                 // model name
-  int cores = 0;                   // processors this process may use
-  std::vector<std::string> isa;    // the instruction sets our kernels care about
+  std::string cpu;               // model name
+  int cores = 0;                 // processors this process may use
+  std::vector<std::string> isa;  // the instruction sets our kernels care about
   int64_t memory_bytes = 0;
-  std::vector<std::string> gpus;   // model names, as the NVIDIA driver lists them
+  std::vector<std::string> gpus;  // model names, as the NVIDIA driver lists them
 };
 
 Machine this_machine();

@@ -7,8 +7,8 @@
 
 namespace diffattn::app {
 
-/// A bar with rate and time left on a terminal; nothing elsewhere. Writes to standard error, so that
-/// results on standard output stay clean.
+/// A bar with rate and time left on a terminal; nothing elsewhere. Writes to standard error, so
+/// that results on standard output stay clean.
 class Progress {
  public:
   Progress(std::string name, int64_t total);

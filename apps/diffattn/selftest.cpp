@@ -40,17 +40,18 @@ std::vector<Case> make_cases(torch::ScalarType dtype) {
   };
   const auto batch = [&](int64_t rows, int64_t columns, int64_t kv_heads, int64_t width,
                          int64_t value_width) {
-    return std::vector<Tensor>{
-        random({2, rows, 4, width}),        random({2, rows, 4, width}),
-        random({2, columns, kv_heads, width}), random({2, columns, kv_heads, width}),
-        random({2, columns, kv_heads, value_width}),
-        torch::rand({2, rows, 4}, torch::kFloat32).to(torch::kFloat64)};
+    return std::vector<Tensor>{random({2, rows, 4, width}),
+                               random({2, rows, 4, width}),
+                               random({2, columns, kv_heads, width}),
+                               random({2, columns, kv_heads, width}),
+                               random({2, columns, kv_heads, value_width}),
+                               torch::rand({2, rows, 4}, torch::kFloat32).to(torch::kFloat64)};
   };
   const auto lengths = torch::tensor({33, 70}, torch::kInt);
   const auto offsets = torch::tensor({0, 29, 29, 96}, torch::kInt);
   std::vector<Case> cases;
-  cases.push_back({batch(65, 65, 4, 64, 128),
-                   AttentionOptions().causal(true).norm_eps(1e-5).out_scale(0.8)});
+  cases.push_back(
+      {batch(65, 65, 4, 64, 128), AttentionOptions().causal(true).norm_eps(1e-5).out_scale(0.8)});
   cases.push_back({batch(48, 77, 2, 32, 64), AttentionOptions().scale2(0.1)});
   cases.push_back({batch(70, 70, 1, 40, 40), AttentionOptions().window(9)});
   cases.push_back({batch(31, 70, 4, 16, 32), AttentionOptions().causal(true).key_lengths(lengths)});
@@ -203,9 +204,10 @@ int run(bool json) {
   if (json) {
     fmt::print("{}\n", report.dump(2));
   } else {
-    fmt::print("{} in {:.1f} s (bounds: float32 2e-6, bfloat16 3e-3 / 6e-3, float16 4e-4 / 8e-4, "
-               "float64 1e-13)\n",
-               passed ? "All passed" : "FAILED", report["seconds"].get<double>());
+    fmt::print(
+        "{} in {:.1f} s (bounds: float32 2e-6, bfloat16 3e-3 / 6e-3, float16 4e-4 / 8e-4, "
+        "float64 1e-13)\n",
+        passed ? "All passed" : "FAILED", report["seconds"].get<double>());
   }
   return passed ? 0 : 1;
 }

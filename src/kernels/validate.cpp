@@ -29,8 +29,8 @@ void check_sizes(const Problem& problem) {
   check_size("seq_k", problem.seq_k, 0);
   check_size("head_dim", problem.head_dim, 1);
   check_size("value_dim", problem.value_dim, 0);
-  const bool divides = problem.kv_heads == 0 ? problem.heads == 0
-                                             : problem.heads % problem.kv_heads == 0;
+  const bool divides =
+      problem.kv_heads == 0 ? problem.heads == 0 : problem.heads % problem.kv_heads == 0;
   if (!divides) {
     throw_argument_error("heads", "a multiple of kv_heads = " + std::to_string(problem.kv_heads),
                          std::to_string(problem.heads));
@@ -73,9 +73,9 @@ void check_offsets(const char* name, const int32_t* offsets, int64_t batch, int6
                            entry(b + 1, offsets[b + 1]) + " after " + std::to_string(offsets[b]));
     }
     if (length > longest) {
-      throw_argument_error(name, "sequences of at most " + std::to_string(longest),
-                           "a sequence of " + std::to_string(length) + " at index " +
-                               std::to_string(b));
+      throw_argument_error(
+          name, "sequences of at most " + std::to_string(longest),
+          "a sequence of " + std::to_string(length) + " at index " + std::to_string(b));
     }
   }
 }
@@ -83,10 +83,9 @@ void check_offsets(const char* name, const int32_t* offsets, int64_t batch, int6
 void check_within(const char* name, const int32_t* values, int64_t b, int64_t upper,
                   const char* upper_name) {
   if (values[b] >= 0 && values[b] <= upper) return;
-  throw_argument_error(name,
-                       "0 <= " + std::string(name) + "[b] <= " + upper_name + " = " +
-                           std::to_string(upper),
-                       std::to_string(values[b]) + " at index " + std::to_string(b));
+  throw_argument_error(
+      name, "0 <= " + std::string(name) + "[b] <= " + upper_name + " = " + std::to_string(upper),
+      std::to_string(values[b]) + " at index " + std::to_string(b));
 }
 
 void check_host_arrays(const Problem& problem) {

@@ -7,8 +7,7 @@
 /// Outputs of the operators, from sizes alone: the same for real, meta and symbolic tensors.
 namespace diffattn::ops {
 
-inline Tensor empty_like_rows(const Tensor& q1, const c10::SymInt& width,
-                              torch::ScalarType dtype) {
+inline Tensor empty_like_rows(const Tensor& q1, const c10::SymInt& width, torch::ScalarType dtype) {
   auto sizes = q1.sym_sizes().vec();
   sizes.back() = width;
   return at::empty_symint(sizes, q1.options().dtype(dtype));
@@ -34,8 +33,8 @@ inline Tensor allocate_gradient(bool wanted, const Tensor& tensor) {
   return wanted ? at::empty_symint(tensor.sym_sizes(), tensor.options()) : nothing(tensor);
 }
 
-/// As above for what was broadcast: in the accumulator type of q1, and zero, so that a gradient that
-/// no row contributes to is right as it is.
+/// As above for what was broadcast: in the accumulator type of q1, and zero, so that a gradient
+/// that no row contributes to is right as it is.
 inline Tensor allocate_broadcast_gradient(bool wanted, const OptionalTensor& tensor,
                                           const Tensor& q1) {
   const auto options = q1.options().dtype(accumulator_type(q1.scalar_type()));
@@ -55,8 +54,8 @@ inline BackwardResult allocate_input_gradients(const ProblemArguments& a, bool d
 }
 
 inline BackwardResult allocate_backward(const AttentionArguments& a, const Wanted& wanted) {
-  BackwardResult result = allocate_input_gradients(a, wanted[0], wanted[1], wanted[2], wanted[3],
-                                                   wanted[5], wanted[7]);
+  BackwardResult result =
+      allocate_input_gradients(a, wanted[0], wanted[1], wanted[2], wanted[3], wanted[5], wanted[7]);
   result.dv = allocate_gradient(wanted[4], a.v);
   result.dnorm_weight = allocate_broadcast_gradient(wanted[6], a.norm_weight, a.q1);
   return result;

@@ -76,9 +76,9 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const at::AutoDispatchBelowADInplaceOrView below;
     const ForwardResult r = call::attention_forward(a, save_outputs);
     ctx->save_for_backward({q1, q2, k1, k2, v, lambda, or_undefined(norm_weight),
-                            or_undefined(mask), or_undefined(a.key_starts), or_undefined(a.key_lengths),
-                            or_undefined(a.cu_seqlens_q), or_undefined(a.cu_seqlens_k), r.lse1,
-                            r.lse2, r.o, r.o2});
+                            or_undefined(mask), or_undefined(a.key_starts),
+                            or_undefined(a.key_lengths), or_undefined(a.cu_seqlens_q),
+                            or_undefined(a.cu_seqlens_k), r.lse1, r.lse2, r.o, r.o2});
     save_options(ctx, a);
     ctx->saved_data["norm_eps"] = a.norm_eps;
     ctx->saved_data["out_scale"] = a.out_scale;
@@ -157,7 +157,8 @@ class NoSecondDerivative : public torch::autograd::Function<NoSecondDerivative> 
   }
 };
 
-/// The fused CUDA backward would otherwise recompute O and O2. Decided by what fake tensors know too.
+/// The fused CUDA backward would otherwise recompute O and O2. Decided by what fake tensors know
+/// too.
 bool backward_reads_outputs(const AttentionArguments& a) {
   return cuda_fused() != nullptr && a.q1.is_cuda() && a.q1.scalar_type() != torch::kFloat64;
 }
@@ -167,9 +168,9 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call::attention_forward(a, save_outputs);
   }
-  const variable_list r = AttentionFunction::apply(
-      a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask, a,
-      save_outputs || backward_reads_outputs(a));
+  const variable_list r =
+      AttentionFunction::apply(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask, a,
+                               save_outputs || backward_reads_outputs(a));
   return {r[0], r[1], r[2], r[3], r[4]};
 }
 
@@ -200,8 +201,7 @@ Tensor stats(const ProblemArguments& a, double sparse_threshold) {
   return StatsFunction::apply(a.q1, a.q2, a.k1, a.k2, a.lambda, a.mask, a, sparse_threshold);
 }
 
-BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a,
-                              StatsWanted wanted) {
+BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a, StatsWanted wanted) {
   const auto compute = [&] {
     const BackwardResult r = call::attention_stats_backward(dstats, a, wanted);
     return variable_list{r.dq1, r.dq2, r.dk1, r.dk2, r.dlambda, r.dmask};
@@ -215,8 +215,14 @@ BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a,
     const at::AutoDispatchBelowADInplaceOrView below;
     r = compute();
   }
-  return {.dq1 = r[0], .dq2 = r[1], .dk1 = r[2], .dk2 = r[3], .dv = {}, .dlambda = r[4],
-          .dnorm_weight = {}, .dmask = r[5]};
+  return {.dq1 = r[0],
+          .dq2 = r[1],
+          .dk1 = r[2],
+          .dk2 = r[3],
+          .dv = {},
+          .dlambda = r[4],
+          .dnorm_weight = {},
+          .dmask = r[5]};
 }
 
 // Decoding and looking at maps have no gradients: their results never require one.

@@ -25,14 +25,13 @@ constexpr auto kMap = [](const ProblemArguments&, const MapGrid&) -> Tensor { re
 
 }  // namespace
 
-#define DIFFATTN_PROBLEM_VALUES                                                              \
+#define DIFFATTN_PROBLEM_VALUES                                                               \
   a.scale, a.scale2, a.causal, a.window, a.mask, a.key_starts, a.key_lengths, a.cu_seqlens_q, \
       a.cu_seqlens_k
 #define DIFFATTN_EPILOGUE_VALUES a.norm_weight, a.norm_eps, a.out_scale
 
 Tensor attention(const AttentionArguments& a) {
-  static const auto op =
-      operator_handle("diffattn::attention", &entry::attention<kAttention>);
+  static const auto op = operator_handle("diffattn::attention", &entry::attention<kAttention>);
   return op.call(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, DIFFATTN_PROBLEM_VALUES,
                  DIFFATTN_EPILOGUE_VALUES);
 }
@@ -74,8 +73,14 @@ BackwardResult attention_stats_backward(const Tensor& dstats, const ProblemArgum
                                          &entry::attention_stats_backward<kStatsBackward>);
   auto [dq1, dq2, dk1, dk2, dlambda, dmask] =
       op.call(dstats, a.q1, a.q2, a.k1, a.k2, a.lambda, wanted, DIFFATTN_PROBLEM_VALUES);
-  return {.dq1 = dq1, .dq2 = dq2, .dk1 = dk1, .dk2 = dk2, .dv = {}, .dlambda = dlambda,
-          .dnorm_weight = {}, .dmask = dmask};
+  return {.dq1 = dq1,
+          .dq2 = dq2,
+          .dk1 = dk1,
+          .dk2 = dk2,
+          .dv = {},
+          .dlambda = dlambda,
+          .dnorm_weight = {},
+          .dmask = dmask};
 }
 
 Tensor attention_map(const ProblemArguments& a, const MapGrid& grid) {

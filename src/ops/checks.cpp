@@ -53,8 +53,9 @@ void check_floating(const char* name, const Tensor& tensor) {
 void check_activation(const char* name, const Tensor& tensor, const Tensor& q1, bool packed) {
   const int64_t rank = packed ? 3 : 4;
   if (tensor.dim() != rank) {
-    throw_argument_error(name, packed ? "3 axes [total, heads, width], packed by cu_seqlens"
-                                      : "4 axes [batch, sequence, heads, width]",
+    throw_argument_error(name,
+                         packed ? "3 axes [total, heads, width], packed by cu_seqlens"
+                                : "4 axes [batch, sequence, heads, width]",
                          std::to_string(tensor.dim()) + " axes, shape " + shape(tensor));
   }
   check_floating(name, tensor);
@@ -106,8 +107,7 @@ void check_mask(const ProblemArguments& a, const c10::SymInt& batch) {
   // Packed rows and columns count within their own sequence; how long the longest is, only the
   // data of cu_seqlens says, so those two axes are checked where that is read.
   const std::array<std::optional<c10::SymInt>, 4> full{
-      batch, a.q1.sym_size(-2),
-      a.packed() ? std::nullopt : std::optional(a.q1.sym_size(1)),
+      batch, a.q1.sym_size(-2), a.packed() ? std::nullopt : std::optional(a.q1.sym_size(1)),
       a.packed() ? std::nullopt : std::optional(a.k1.sym_size(1))};
   bool fits = mask.dim() <= 4;
   for (int64_t axis = 0; fits && axis < mask.dim(); ++axis) {
@@ -119,8 +119,8 @@ void check_mask(const ProblemArguments& a, const c10::SymInt& batch) {
   const auto axis_text = [&](int i, const char* name) { return full[i] ? text(*full[i]) : name; };
   throw_argument_error("mask",
                        "a shape that broadcasts to [B, H, M, N] = [" + axis_text(0, "B") + ", " +
-                           axis_text(1, "H") + ", " + axis_text(2, "M") + ", " +
-                           axis_text(3, "N") + "]",
+                           axis_text(1, "H") + ", " + axis_text(2, "M") + ", " + axis_text(3, "N") +
+                           "]",
                        "shape " + shape(mask));
 }
 

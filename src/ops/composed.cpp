@@ -17,7 +17,7 @@ using Gradients = std::vector<Tensor>;
 template <class Compute>
 Gradients gradients(const std::vector<Tensor>& inputs, const Tensor& grad, Compute compute) {
   const c10::impl::ForceDispatchKeyGuard above(c10::default_included_set,
-                                              c10::default_excluded_set);
+                                               c10::default_excluded_set);
   const torch::AutoGradMode enable(true);
   std::vector<Tensor> leaves, wanted;
   for (const Tensor& input : inputs) {
@@ -68,22 +68,22 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
 }
 
 BackwardResult backward(const Tensor& dout, const AttentionArguments& a, Wanted wanted) {
-  const auto grads = gradients(
-      {pick(wanted[0], a.q1), pick(wanted[1], a.q2), pick(wanted[2], a.k1), pick(wanted[3], a.k2),
-       pick(wanted[4], a.v), pick(wanted[5], a.lambda), pick(wanted[6], a.norm_weight),
-       pick(wanted[7], a.mask)},
-      dout, [&](const std::vector<Tensor>& leaves) {
-        AttentionArguments with = a;
-        replace(with.q1, leaves[0]);
-        replace(with.q2, leaves[1]);
-        replace(with.k1, leaves[2]);
-        replace(with.k2, leaves[3]);
-        replace(with.v, leaves[4]);
-        replace(with.lambda, leaves[5]);
-        replace(with.norm_weight, leaves[6]);
-        replace(with.mask, leaves[7]);
-        return attention_rows(with).out.to(dout.scalar_type());
-      });
+  const auto grads =
+      gradients({pick(wanted[0], a.q1), pick(wanted[1], a.q2), pick(wanted[2], a.k1),
+                 pick(wanted[3], a.k2), pick(wanted[4], a.v), pick(wanted[5], a.lambda),
+                 pick(wanted[6], a.norm_weight), pick(wanted[7], a.mask)},
+                dout, [&](const std::vector<Tensor>& leaves) {
+                  AttentionArguments with = a;
+                  replace(with.q1, leaves[0]);
+                  replace(with.q2, leaves[1]);
+                  replace(with.k1, leaves[2]);
+                  replace(with.k2, leaves[3]);
+                  replace(with.v, leaves[4]);
+                  replace(with.lambda, leaves[5]);
+                  replace(with.norm_weight, leaves[6]);
+                  replace(with.mask, leaves[7]);
+                  return attention_rows(with).out.to(dout.scalar_type());
+                });
   const BackwardResult result = allocate_backward(a, wanted);
   const std::array promised{result.dq1, result.dq2,     result.dk1,          result.dk2,
                             result.dv,  result.dlambda, result.dnorm_weight, result.dmask};
@@ -96,23 +96,22 @@ Tensor stats(const ProblemArguments& a, double sparse_threshold) {
   return stats_rows(a, sparse_threshold).to(accumulator_type(a.q1.scalar_type())).contiguous();
 }
 
-BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a,
-                              StatsWanted wanted) {
-  const auto grads = gradients(
-      {pick(wanted[0], a.q1), pick(wanted[1], a.q2), pick(wanted[2], a.k1), pick(wanted[3], a.k2),
-       pick(wanted[4], a.lambda), pick(wanted[5], a.mask)},
-      dstats, [&](const std::vector<Tensor>& leaves) {
-        ProblemArguments with = a;
-        replace(with.q1, leaves[0]);
-        replace(with.q2, leaves[1]);
-        replace(with.k1, leaves[2]);
-        replace(with.k2, leaves[3]);
-        replace(with.lambda, leaves[4]);
-        replace(with.mask, leaves[5]);
-        return stats_rows(with, /*sparse_threshold=*/0.0);
-      });
-  const BackwardResult result = allocate_input_gradients(a, wanted[0], wanted[1], wanted[2],
-                                                         wanted[3], wanted[4], wanted[5]);
+BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a, StatsWanted wanted) {
+  const auto grads =
+      gradients({pick(wanted[0], a.q1), pick(wanted[1], a.q2), pick(wanted[2], a.k1),
+                 pick(wanted[3], a.k2), pick(wanted[4], a.lambda), pick(wanted[5], a.mask)},
+                dstats, [&](const std::vector<Tensor>& leaves) {
+                  ProblemArguments with = a;
+                  replace(with.q1, leaves[0]);
+                  replace(with.q2, leaves[1]);
+                  replace(with.k1, leaves[2]);
+                  replace(with.k2, leaves[3]);
+                  replace(with.lambda, leaves[4]);
+                  replace(with.mask, leaves[5]);
+                  return stats_rows(with, /*sparse_threshold=*/0.0);
+                });
+  const BackwardResult result =
+      allocate_input_gradients(a, wanted[0], wanted[1], wanted[2], wanted[3], wanted[4], wanted[5]);
   const std::array promised{result.dq1, result.dq2,     result.dk1,
                             result.dk2, result.dlambda, result.dmask};
   for (size_t i = 0; i < promised.size(); ++i) fill(promised[i], wanted[i], grads[i]);

@@ -59,8 +59,8 @@ Tensor lambda_of(const ProblemArguments& a) {
   return lambda.view({1, -1, 1, 1});
 }
 
-/// One map from scores; a row that sees nothing is given finite scores first, so that neither it nor
-/// its gradient is NaN, and then zero.
+/// One map from scores; a row that sees nothing is given finite scores first, so that neither it
+/// nor its gradient is NaN, and then zero.
 std::pair<Tensor, Tensor> softmax(const Tensor& scores, const Tensor& visible) {
   const Tensor sees_none = ~visible.any(-1, /*keepdim=*/true);
   const Tensor masked = scores.masked_fill(~visible, -INFINITY).masked_fill(sees_none, 0.0);
@@ -172,8 +172,7 @@ Tensor batch_stats(const ProblemArguments& a, double sparse_threshold) {
   stats[kStatCoverage] = share(difference > 0.1);
   stats[kStatEntropy] = entropy;
   stats[kStatSinkMass] = empty ? zero : column_or_zero(visible.to(torch::kInt).argmax(-1));
-  stats[kStatCancelled] =
-      torch::minimum(maps.p1, (maps.lambda * maps.p2).clamp_min(0.0)).sum(-1);
+  stats[kStatCancelled] = torch::minimum(maps.p1, (maps.lambda * maps.p2).clamp_min(0.0)).sum(-1);
   stats[kStatOverlap] = torch::minimum(maps.p1, maps.p2).sum(-1);
   return torch::stack(stats, -1).transpose(1, 2);  // [B, M, H, S]
 }

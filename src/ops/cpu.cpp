@@ -69,16 +69,15 @@ Tensor stats(const ProblemArguments& a, double sparse_threshold) {
   return result;
 }
 
-BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a,
-                              StatsWanted wanted) {
+BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a, StatsWanted wanted) {
   check(a);
   StatsBackwardParams params;
   HostProblem host(a, params);
   validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
   const Backend* backend = cpu_backend_or_composed(params);
   if (backend == nullptr) return composed::stats_backward(dstats, a, wanted);
-  const BackwardResult result = allocate_input_gradients(a, wanted[0], wanted[1], wanted[2],
-                                                         wanted[3], wanted[4], wanted[5]);
+  const BackwardResult result =
+      allocate_input_gradients(a, wanted[0], wanted[1], wanted[2], wanted[3], wanted[4], wanted[5]);
   params.dstats = view_of(dstats);
   set_input_gradients(params, result, params.heads, wanted);
   backend->stats_backward(params);

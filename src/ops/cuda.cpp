@@ -51,8 +51,7 @@ Tensor stats(const ProblemArguments& a, double sparse_threshold) {
   return composed::stats(a, sparse_threshold);
 }
 
-BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a,
-                              StatsWanted wanted) {
+BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a, StatsWanted wanted) {
   check(a);
   check_values(a);
   return composed::stats_backward(dstats, a, wanted);

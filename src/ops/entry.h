@@ -6,25 +6,25 @@
 
 #include "ops/arguments.h"
 
-/// Between the flat argument lists that the dispatcher knows (schemas: register.cpp) and our structs:
-/// `entry::x<implementation>` is what gets registered, `call::x` calls the operator.
+/// Between the flat argument lists that the dispatcher knows (schemas: register.cpp) and our
+/// structs: `entry::x<implementation>` is what gets registered, `call::x` calls the operator.
 namespace diffattn::ops {
 
 /// The tail that all schemas share.
-#define DIFFATTN_PROBLEM_PARAMETERS                                                           \
-  std::optional<double> scale, std::optional<double> scale2, bool causal,                     \
+#define DIFFATTN_PROBLEM_PARAMETERS                                                                \
+  std::optional<double> scale, std::optional<double> scale2, bool causal,                          \
       std::optional<int64_t> window, const OptionalTensor &mask, const OptionalTensor &key_starts, \
-      const OptionalTensor &key_lengths, const OptionalTensor &cu_seqlens_q,                  \
+      const OptionalTensor &key_lengths, const OptionalTensor &cu_seqlens_q,                       \
       const OptionalTensor &cu_seqlens_k
 #define DIFFATTN_EPILOGUE_PARAMETERS \
   const OptionalTensor &norm_weight, std::optional<double> norm_eps, double out_scale
 #define DIFFATTN_QUERIES_AND_KEYS \
   const Tensor &q1, const Tensor &q2, const Tensor &k1, const Tensor &k2
 
-#define DIFFATTN_PACK_PROBLEM                                                                 \
-  {                                                                                           \
-    q1, q2, k1, k2, lam, scale, scale2, causal, window, mask, key_starts, key_lengths,        \
-        cu_seqlens_q, cu_seqlens_k                                                            \
+#define DIFFATTN_PACK_PROBLEM                                                          \
+  {                                                                                    \
+    q1, q2, k1, k2, lam, scale, scale2, causal, window, mask, key_starts, key_lengths, \
+        cu_seqlens_q, cu_seqlens_k                                                     \
   }
 #define DIFFATTN_PACK_ATTENTION \
   { DIFFATTN_PACK_PROBLEM, v, norm_weight, norm_eps, out_scale }
@@ -94,8 +94,7 @@ template <auto Implementation>
 SixTensors attention_stats_backward(const Tensor& dstats, DIFFATTN_QUERIES_AND_KEYS,
                                     const Tensor& lam, StatsWanted wanted,
                                     DIFFATTN_PROBLEM_PARAMETERS) {
-  const BackwardResult r =
-      Implementation(dstats, ProblemArguments DIFFATTN_PACK_PROBLEM, wanted);
+  const BackwardResult r = Implementation(dstats, ProblemArguments DIFFATTN_PACK_PROBLEM, wanted);
   return {r.dq1, r.dq2, r.dk1, r.dk2, r.dlambda, r.dmask};
 }
 

@@ -19,9 +19,7 @@ BackwardResult backward(const Tensor&, const AttentionArguments& a, const Saved&
   return allocate_backward(a, wanted);
 }
 
-Tensor decode(const AttentionArguments& a) {
-  return forward(a, /*save_outputs=*/false).out;
-}
+Tensor decode(const AttentionArguments& a) { return forward(a, /*save_outputs=*/false).out; }
 
 Tensor stats(const ProblemArguments& a, double) {
   check(a);

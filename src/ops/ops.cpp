@@ -50,7 +50,8 @@ torch::Tensor decode(const torch::Tensor& q1, const torch::Tensor& q2, const tor
                      const torch::Tensor& k2, const torch::Tensor& v, const torch::Tensor& lambda,
                      const AttentionOptions& options) {
   if (options.cu_seqlens_q() || options.cu_seqlens_k()) {
-    throw_argument_error("cu_seqlens_q", "a cache [B, N, Hkv, D] when decoding", "packed sequences");
+    throw_argument_error("cu_seqlens_q", "a cache [B, N, Hkv, D] when decoding",
+                         "packed sequences");
   }
   return ops::call::decode(attention_arguments(q1, q2, k1, k2, v, lambda, options));
 }
@@ -74,11 +75,10 @@ torch::Tensor attention_map(const torch::Tensor& q1, const torch::Tensor& q2,
   };
   const int64_t row_end = map.row_end().value_or(longest(q1, options.cu_seqlens_q()));
   const int64_t col_end = map.col_end().value_or(longest(k1, options.cu_seqlens_k()));
-  return ops::call::attention_map(
-      problem_arguments(q1, q2, k1, k2, lambda, options),
-      {map.row_begin(), row_end, map.col_begin(), col_end,
-       map.rows().value_or(row_end - map.row_begin()),
-       map.cols().value_or(col_end - map.col_begin())});
+  return ops::call::attention_map(problem_arguments(q1, q2, k1, k2, lambda, options),
+                                  {map.row_begin(), row_end, map.col_begin(), col_end,
+                                   map.rows().value_or(row_end - map.row_begin()),
+                                   map.cols().value_or(col_end - map.col_begin())});
 }
 
 }  // namespace diffattn

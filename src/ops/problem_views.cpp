@@ -18,9 +18,9 @@ int64_t longest_sequence(const char* name, const int32_t* offsets, int64_t batch
     longest = std::max<int64_t>(longest, int64_t{offsets[b + 1]} - offsets[b]);
   }
   if (offsets[batch] != total) {
-    throw_argument_error(
-        name, "a last offset equal to the rows there are, " + std::to_string(total),
-        std::to_string(offsets[batch]));
+    throw_argument_error(name,
+                         "a last offset equal to the rows there are, " + std::to_string(total),
+                         std::to_string(offsets[batch]));
   }
   return longest;
 }

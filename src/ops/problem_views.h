@@ -12,8 +12,8 @@ namespace diffattn::ops {
 /// Index tensors as int32 on the host, checked: no value that int32 cannot hold.
 Tensor host_index(const char* name, const Tensor& index);
 
-/// Fills the parts of kernel parameters that all operators share. Keeps what it had to convert (small
-/// index arrays, lambda in another type) alive.
+/// Fills the parts of kernel parameters that all operators share. Keeps what it had to convert
+/// (small index arrays, lambda in another type) alive.
 class ProblemViews {
  public:
   /// A tensor in the accumulator type of the problem, kept alive; null for none.

@@ -15,8 +15,7 @@ const std::string kProblem =
     "Tensor? mask=None, Tensor? key_starts=None, Tensor? key_lengths=None, "
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None";
 
-const std::string kEpilogue =
-    "Tensor? norm_weight=None, float? norm_eps=None, float out_scale=1.0";
+const std::string kEpilogue = "Tensor? norm_weight=None, float? norm_eps=None, float out_scale=1.0";
 
 }  // namespace
 
@@ -24,32 +23,34 @@ TORCH_LIBRARY(diffattn, m) {
   const auto define = [&m](const std::string& schema) { m.def(schema.c_str()); };
 
   define("attention(" + kQueriesAndKeys + ", Tensor v, Tensor lam, *, " + kProblem + ", " +
-        kEpilogue + ") -> Tensor");
+         kEpilogue + ") -> Tensor");
 
   define("attention_forward(" + kQueriesAndKeys + ", Tensor v, Tensor lam, *, " + kProblem + ", " +
-        kEpilogue +
-        ", bool save_outputs=False) -> "
-        "(Tensor out, Tensor lse1, Tensor lse2, Tensor o, Tensor o2)");
+         kEpilogue +
+         ", bool save_outputs=False) -> "
+         "(Tensor out, Tensor lse1, Tensor lse2, Tensor o, Tensor o2)");
 
   define("attention_backward(Tensor dout, " + kQueriesAndKeys +
-        ", Tensor v, Tensor lam, Tensor lse1, Tensor lse2, Tensor o, Tensor o2, bool[8] wanted, "
-        "*, " + kProblem + ", " + kEpilogue +
-        ") -> (Tensor dq1, Tensor dq2, Tensor dk1, Tensor dk2, Tensor dv, Tensor dlam, "
-        "Tensor dnorm_weight, Tensor dmask)");
+         ", Tensor v, Tensor lam, Tensor lse1, Tensor lse2, Tensor o, Tensor o2, bool[8] wanted, "
+         "*, " +
+         kProblem + ", " + kEpilogue +
+         ") -> (Tensor dq1, Tensor dq2, Tensor dk1, Tensor dk2, Tensor dv, Tensor dlam, "
+         "Tensor dnorm_weight, Tensor dmask)");
 
   define("decode(" + kQueriesAndKeys +
-        ", Tensor v, Tensor lam, *, float? scale=None, float? scale2=None, int? window=None, "
-        "Tensor? mask=None, Tensor? key_starts=None, Tensor? key_lengths=None, " +
-        kEpilogue + ") -> Tensor");
+         ", Tensor v, Tensor lam, *, float? scale=None, float? scale2=None, int? window=None, "
+         "Tensor? mask=None, Tensor? key_starts=None, Tensor? key_lengths=None, " +
+         kEpilogue + ") -> Tensor");
 
   define("attention_stats(" + kQueriesAndKeys + ", Tensor lam, *, " + kProblem +
-        ", float sparse_threshold=0.001) -> Tensor");
+         ", float sparse_threshold=0.001) -> Tensor");
 
   define("attention_stats_backward(Tensor dstats, " + kQueriesAndKeys +
-        ", Tensor lam, bool[6] wanted, *, " + kProblem +
-        ") -> (Tensor dq1, Tensor dq2, Tensor dk1, Tensor dk2, Tensor dlam, Tensor dmask)");
+         ", Tensor lam, bool[6] wanted, *, " + kProblem +
+         ") -> (Tensor dq1, Tensor dq2, Tensor dk1, Tensor dk2, Tensor dlam, Tensor dmask)");
 
   define("attention_map(" + kQueriesAndKeys +
-        ", Tensor lam, int row_begin, int row_end, int col_begin, int col_end, int rows, "
-        "int cols, *, " + kProblem + ") -> Tensor");
+         ", Tensor lam, int row_begin, int row_end, int col_begin, int col_end, int rows, "
+         "int cols, *, " +
+         kProblem + ") -> Tensor");
 }

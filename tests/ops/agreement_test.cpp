@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every backend, through the operators, against the reference in double: outputs, gradients,
-// decoding, statistics and maps, over random calls. The composed backend's gradients are autograd's,
-// so this also holds the reference's hand-written backward to autograd.
+// decoding, statistics and maps, over random calls. The composed backend's gradients are
+// autograd's, so this also holds the reference's hand-written backward to autograd.
 
 #include <gtest/gtest.h>
 
@@ -27,8 +27,8 @@ constexpr int kCases = 250;
 uint64_t first_seed() {
   static const uint64_t seed = [] {
     const char* given = std::getenv("DIFFATTN_TEST_SEED");
-    const uint64_t value = given != nullptr ? std::strtoull(given, nullptr, 10)
-                                            : std::random_device{}() % 1000000007u;
+    const uint64_t value =
+        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}() % 1000000007u;
     std::printf("first seed %llu (DIFFATTN_TEST_SEED repeats it)\n",
                 static_cast<unsigned long long>(value));
     return value;
@@ -100,13 +100,16 @@ TEST_P(AgreementTest, AttentionAndGradients) {
 TEST_P(AgreementTest, StatisticsAndGradients) {
   for (int i = 0; i < kCases; ++i) {
     RandomCase c = make_random_case(first_seed() + i, torch::kFloat64);
-    expect_agreement(c, "stats", [&] {
-      auto t = fresh_leaves(c);
-      const Tensor out =
-          attention_stats(t[0], t[1], t[2], t[3], t[5], c.options_with(t), /*threshold=*/0.05);
-      t.erase(t.begin() + 4);  // v has no part in it
-      return with_gradients(out, t);
-    }, kStatsTolerance);
+    expect_agreement(
+        c, "stats",
+        [&] {
+          auto t = fresh_leaves(c);
+          const Tensor out =
+              attention_stats(t[0], t[1], t[2], t[3], t[5], c.options_with(t), /*threshold=*/0.05);
+          t.erase(t.begin() + 4);  // v has no part in it
+          return with_gradients(out, t);
+        },
+        kStatsTolerance);
   }
 }
 

@@ -73,8 +73,8 @@ DiffLlama::Result DiffLlama::forward(const Tensor& ids, const Tensor& mask) cons
     x = x + attend(norm(x, prefix + "input_layernorm"), layer, key_starts);
     const Tensor y = norm(x, prefix + "post_attention_layernorm");
     const Tensor gate = torch::silu(linear(y, weight(prefix + "mlp.gate_proj")));
-    x = x + linear(gate * linear(y, weight(prefix + "mlp.up_proj")),
-                   weight(prefix + "mlp.down_proj"));
+    x = x +
+        linear(gate * linear(y, weight(prefix + "mlp.up_proj")), weight(prefix + "mlp.down_proj"));
     result.hidden.push_back(x);
   }
   result.hidden.back() = norm(x, "model.norm");

@@ -27,7 +27,8 @@ class DiffLlama {
   torch::Tensor greedy(const torch::Tensor& ids, int64_t count) const;
 
  private:
-  torch::Tensor attend(const torch::Tensor& x, int64_t layer, const torch::Tensor& key_starts) const;
+  torch::Tensor attend(const torch::Tensor& x, int64_t layer,
+                       const torch::Tensor& key_starts) const;
   torch::Tensor norm(const torch::Tensor& x, const std::string& name) const;
   torch::Tensor weight(const std::string& name) const { return weights_.at(name + ".weight"); }
 

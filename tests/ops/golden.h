@@ -8,7 +8,8 @@
 #include <vector>
 
 /// Recorded outputs of other implementations: tests/data/golden, or the folder that
-/// DIFFATTN_GOLDEN_DIR names. Files are told apart by metadata and tensor names, never by file name.
+/// DIFFATTN_GOLDEN_DIR names. Files are told apart by metadata and tensor names, never by file
+/// name.
 namespace diffattn::testing {
 
 using Tensors = std::map<std::string, torch::Tensor>;

@@ -20,7 +20,9 @@ using torch::Tensor;
 /// Absolute up to 1, relative above: the recordings are float32 sums, some of which reach 40.
 constexpr double kTolerance = 2e-5;
 
-double lambda_init(int64_t depth) { return 0.8 - 0.6 * std::exp(-0.3 * static_cast<double>(depth)); }
+double lambda_init(int64_t depth) {
+  return 0.8 - 0.6 * std::exp(-0.3 * static_cast<double>(depth));
+}
 
 /// x [B, N, heads, d]; cos, sin [N, d/2]; pairs (0,1), (2,3), ...
 Tensor rotate_interleaved(const Tensor& x, const Tensor& cos, const Tensor& sin) {
@@ -30,7 +32,8 @@ Tensor rotate_interleaved(const Tensor& x, const Tensor& cos, const Tensor& sin)
   return torch::stack({even * c - odd * s, odd * c + even * s}, -1).flatten(-2);
 }
 
-/// Which key sub-head meets which query sub-head when kv heads are shared: spec of the two families.
+/// Which key sub-head meets which query sub-head when kv heads are shared: spec of the two
+/// families.
 enum class Pairing { kPaired, kLegacyNaive };
 
 /// Parameters as leaves that take gradients, and everything a module of the V1 family reads.
@@ -69,13 +72,13 @@ struct Module {
     const auto dot = [&](const char* a, const char* b) { return (leaf(a) * leaf(b)).sum().exp(); };
     const double init = lambda_init(depth);
     const Tensor lambda = dot("lambda_q1", "lambda_k1") - dot("lambda_q2", "lambda_k2") + init;
-    const Tensor out = attention(q.select(3, 0), q.select(3, 1), k.select(3, 0), k.select(3, 1), v,
-                                 lambda,
-                                 AttentionOptions()
-                                     .causal(true)
-                                     .norm_eps(1e-5)
-                                     .norm_weight(leaf("subln.weight"))
-                                     .out_scale(1.0 - init));
+    const Tensor out =
+        attention(q.select(3, 0), q.select(3, 1), k.select(3, 0), k.select(3, 1), v, lambda,
+                  AttentionOptions()
+                      .causal(true)
+                      .norm_eps(1e-5)
+                      .norm_weight(leaf("subln.weight"))
+                      .out_scale(1.0 - init));
     return linear(out.flatten(2), leaf("out_proj.weight"));
   }
 
@@ -84,8 +87,8 @@ struct Module {
     const Tensor k = project("k_proj", head_dim, true);
     const Tensor v = project("v_proj", head_dim, false);
     const Tensor lambda = linear(leaf("x"), leaf("lambda_proj.weight")).sigmoid();  // [B, N, h]
-    const Tensor out = attention(q.select(3, 0), q.select(3, 1), k, k, v, lambda,
-                                 AttentionOptions().causal(true));
+    const Tensor out =
+        attention(q.select(3, 0), q.select(3, 1), k, k, v, lambda, AttentionOptions().causal(true));
     return linear(out.flatten(2), leaf("o_proj.weight"));
   }
 

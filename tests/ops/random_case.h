@@ -76,8 +76,10 @@ inline RandomCase make_random_case(uint64_t seed, torch::ScalarType dtype) {
   if (coin(4)) c.tensors[3] = c.tensors[2];
   const auto wide = dtype == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
   const std::vector<std::vector<int64_t>> lambda_shapes{
-      {}, {1}, {heads}, packed ? std::vector<int64_t>{rows, heads}
-                               : std::vector<int64_t>{batch, rows, heads}};
+      {},
+      {1},
+      {heads},
+      packed ? std::vector<int64_t>{rows, heads} : std::vector<int64_t>{batch, rows, heads}};
   c.tensors.push_back(torch::randn(lambda_shapes[pick(0, 3)], wide));
 
   if (coin(2)) c.options.causal(true), c.text += " causal";
@@ -107,8 +109,8 @@ inline RandomCase make_random_case(uint64_t seed, torch::ScalarType dtype) {
       c.options.mask(torch::rand(shape) < 0.6), c.text += " boolean mask";
     } else {
       c.mask_at = static_cast<int64_t>(c.tensors.size());
-      c.tensors.push_back(torch::randn(shape, wide).masked_fill(torch::rand(shape) < 0.2,
-                                                                -INFINITY));
+      c.tensors.push_back(
+          torch::randn(shape, wide).masked_fill(torch::rand(shape) < 0.2, -INFINITY));
       c.text += " additive mask";
     }
   }

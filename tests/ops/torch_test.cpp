@@ -108,8 +108,8 @@ TEST_P(TorchTest, StridedViewsEqualContiguousTensors) {
   const Tensor q = piece(0), k = piece(1);
   const Tensor wide = qkv.narrow(2, 128, 64).unflatten(2, {2, 32});
   const Tensor lambda = torch::tensor(0.5f);
-  const Tensor got = attention(q.select(3, 0), q.select(3, 1), k.select(3, 0), k.select(3, 1),
-                               wide, lambda, AttentionOptions().causal(true));
+  const Tensor got = attention(q.select(3, 0), q.select(3, 1), k.select(3, 0), k.select(3, 1), wide,
+                               lambda, AttentionOptions().causal(true));
   const auto copy = [](const Tensor& t) { return t.contiguous(); };
   const Tensor want =
       attention(copy(q.select(3, 0)), copy(q.select(3, 1)), copy(k.select(3, 0)),

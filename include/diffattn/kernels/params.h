@@ -88,8 +88,8 @@ struct ForwardParams : Problem {
                           // backward passes that would rather read than recompute them.
 };
 
-/// Gradients of what `Problem` holds. They are overwritten, never added to; a null one is not wanted.
-/// dlambda and dmask are dense: no gaps between their elements, no negative strides.
+/// Gradients of what `Problem` holds. They are overwritten, never added to; a null one is not
+/// wanted. dlambda and dmask are dense: no gaps between their elements, no negative strides.
 struct ProblemGradients {
   View<void> dq1, dq2;    // [B, M, H, D]
   View<void> dk1, dk2;    // [B, N, Hkv, D]
@@ -137,8 +137,8 @@ struct StatsBackwardParams : Problem, ProblemGradients {
 };
 
 /// The maps p1, p2 and A themselves, over rows [row_begin, row_end) and columns [col_begin,
-/// col_end), in a grid of `rows` x `cols` cells. A cell that covers several entries shows the one of
-/// largest magnitude, with its sign, so that an isolated negative entry does not vanish.
+/// col_end), in a grid of `rows` x `cols` cells. A cell that covers several entries shows the one
+/// of largest magnitude, with its sign, so that an isolated negative entry does not vanish.
 struct MapParams : Problem {
   int64_t row_begin = 0, row_end = 0;
   int64_t col_begin = 0, col_end = 0;

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "io/json_events.h"
 #include "diffattn/io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/safetensors.h"
+#include "io/json_events.h"
 #include "rules.h"
 
 // PRIVATE header: the grammar of the safetensors header, checked tensor by tensor as the text is

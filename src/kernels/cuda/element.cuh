@@ -20,11 +20,17 @@ __device__ inline float widen(float16 x) { return __half2float(x); }
 template <class T>
 __device__ inline T narrow(float x);
 template <>
-__device__ inline float narrow<float>(float x) { return x; }
+__device__ inline float narrow<float>(float x) {
+  return x;
+}
 template <>
-__device__ inline bfloat16 narrow<bfloat16>(float x) { return __float2bfloat16_rn(x); }
+__device__ inline bfloat16 narrow<bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
 template <>
-__device__ inline float16 narrow<float16>(float x) { return __float2half_rn(x); }
+__device__ inline float16 narrow<float16>(float x) {
+  return __float2half_rn(x);
+}
 
 /// Two neighbours of a row in one 32-bit register, `low` at the lower address.
 template <class T>

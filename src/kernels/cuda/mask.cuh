@@ -34,9 +34,7 @@ struct HeadMask {
   const int64_t head = 0;  // offset of the mask's entry (b, h, 0, 0)
 
   __device__ HeadMask(const Shape& shape, const Sequence& seq, int b, int h)
-      : shape(shape),
-        seq(seq),
-        head(b * shape.mask.strides.batch + h * shape.mask.strides.head) {}
+      : shape(shape), seq(seq), head(b * shape.mask.strides.batch + h * shape.mask.strides.head) {}
 
   /// Added to both scores of (m, n), base 2; -inf when the row may not see the column, or is none.
   __device__ float bias(int m, int n) const {

@@ -56,9 +56,7 @@ struct Sequence {
   int window;              // kFarAway without one
   bool bounded;            // n <= m'
 
-  __device__ int first_visible(int m) const {
-    return max(first_key, m + diagonal - window + 1);
-  }
+  __device__ int first_visible(int m) const { return max(first_key, m + diagonal - window + 1); }
   __device__ int end_visible(int m) const {
     return bounded ? min(end_key, m + diagonal + 1) : end_key;
   }

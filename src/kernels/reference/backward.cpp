@@ -53,7 +53,8 @@ struct Backward {
     inputs.end_kv_head(b, g);
     if (!params.dv) return;
     for (int64_t n = 0; n < seq.seq_k; ++n) {
-      store_row<T>(params.dv, b, seq.k_begin + n, g, dv.data() + n * params.value_dim, params.value_dim);
+      store_row<T>(params.dv, b, seq.k_begin + n, g, dv.data() + n * params.value_dim,
+                   params.value_dim);
     }
   }
 
@@ -61,7 +62,8 @@ struct Backward {
     const int64_t width = params.value_dim;
     std::vector<double> o(width, 0.0);
     for (int64_t n = maps.columns.begin; n < maps.columns.end; ++n) {
-      if (maps.visible[n]) add_scaled(o.data(), maps.difference(n), v.data() + n * width, width);  // (4)
+      if (maps.visible[n])
+        add_scaled(o.data(), maps.difference(n), v.data() + n * width, width);  // (4)
     }
     std::vector<double> dout =
         load_rows<T>(params.dout, b, maps.seq.q_begin + m, 1, h, width);  // (6): becomes dO

@@ -89,8 +89,8 @@ struct StatsBackward {
     HeadMaps<T> maps(params, b, h);
     for (int64_t m = 0; m < maps.seq.seq_q; ++m) {
       maps.compute_row(m);
-      const std::vector<double> dstats = load_rows<Accumulator<T>>(
-          params.dstats, b, maps.seq.q_begin + m, 1, h, kStatCount);
+      const std::vector<double> dstats =
+          load_rows<Accumulator<T>>(params.dstats, b, maps.seq.q_begin + m, 1, h, kStatCount);
       run_row(maps, dstats, b, h, m);
     }
   }

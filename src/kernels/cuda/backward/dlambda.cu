@@ -77,20 +77,18 @@ void reduce_dlambda(const BackwardParams& params, const BackwardWorkspace& works
   // Packed rows of all sequences lie on one axis: lambda has it whole or not at all.
   const bool packed = params.cu_seqlens_q != nullptr;
   const bool batch_broadcast = packed ? out.seq_stride == 0 : out.batch_stride == 0;
-  DlambdaArguments args{.shape = shape_of(params),
-                        .delta2 = {workspace.state.delta2.data,
-                                   workspace.state.delta2.batch_stride,
-                                   workspace.state.delta2.seq_stride,
-                                   workspace.state.delta2.head_stride},
-                        .dlambda = rows_of<float>(out),
-                        .b = axis(params.batch, batch_broadcast),
-                        .m = axis(params.seq_q, out.seq_stride == 0),
-                        .h = axis(params.heads, out.head_stride == 0)};
+  DlambdaArguments args{
+      .shape = shape_of(params),
+      .delta2 = {workspace.state.delta2.data, workspace.state.delta2.batch_stride,
+                 workspace.state.delta2.seq_stride, workspace.state.delta2.head_stride},
+      .dlambda = rows_of<float>(out),
+      .b = axis(params.batch, batch_broadcast),
+      .m = axis(params.seq_q, out.seq_stride == 0),
+      .h = axis(params.heads, out.head_stride == 0)};
   args.entries = args.b.entries * args.m.entries * args.h.entries;
   args.shared = args.b.shared * args.m.shared * args.h.shared;
   args.block_per_entry = args.entries < kManyEntries;
-  const int blocks =
-      args.block_per_entry ? args.entries : (args.entries + kThreads - 1) / kThreads;
+  const int blocks = args.block_per_entry ? args.entries : (args.entries + kThreads - 1) / kThreads;
   if (blocks == 0) return;
   dlambda_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
   check_launch("sum of dlambda", params);

@@ -92,8 +92,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void reduce(const BackwardParams& params, const BackwardWorkspace& workspace,
-            cudaStream_t stream) {
+void reduce(const BackwardParams& params, const BackwardWorkspace& workspace, cudaStream_t stream) {
   const auto axis = [](int64_t size, int64_t stride) {
     const int n = static_cast<int>(size);
     return stride == 0 ? Axis{1, n} : Axis{n, 1};

@@ -26,14 +26,14 @@ constexpr int kPerLane = kMaxWidth / kWarpSize;
 template <class T, class U>
 struct RowsArguments {
   Shape shape;
-  Rows<const T> dout;               // [B, M, H, Dv]
-  Rows<const U> o, o2;              // [B, M, H, Dv]
-  Rows<const float> lse1, lse2;     // [B, M, H], natural
-  Rows<const float> lambda;         // [B, M, H]
+  Rows<const T> dout;            // [B, M, H, Dv]
+  Rows<const U> o, o2;           // [B, M, H, Dv]
+  Rows<const float> lse1, lse2;  // [B, M, H], natural
+  Rows<const float> lambda;      // [B, M, H]
   HeadEpilogue epilogue;
-  Rows<T> d_o;                      // [B, M, H, Dv]
+  Rows<T> d_o;  // [B, M, H, Dv]
   RowState state;
-  float* dnorm_parts;               // [kRowBlocks, Dv] or null
+  float* dnorm_parts;  // [kRowBlocks, Dv] or null
 };
 
 template <class T, class U>
@@ -132,18 +132,17 @@ __global__ void __launch_bounds__(kWarpSize)
 template <class T, class U>
 void prepare(const BackwardParams& params, const View<const void>& o, const View<const void>& o2,
              const BackwardWorkspace& workspace, cudaStream_t stream) {
-  const RowsArguments<T, U> args{
-      .shape = shape_of(params),
-      .dout = rows_of<const T>(params.dout),
-      .o = rows_of<const U>(o),
-      .o2 = rows_of<const U>(o2),
-      .lse1 = rows_of<const float>(params.lse1),
-      .lse2 = rows_of<const float>(params.lse2),
-      .lambda = rows_of<const float>(params.lambda),
-      .epilogue = epilogue_of(params.epilogue),
-      .d_o = rows_of<T>(workspace.d_o),
-      .state = workspace.state,
-      .dnorm_parts = workspace.dnorm_parts};
+  const RowsArguments<T, U> args{.shape = shape_of(params),
+                                 .dout = rows_of<const T>(params.dout),
+                                 .o = rows_of<const U>(o),
+                                 .o2 = rows_of<const U>(o2),
+                                 .lse1 = rows_of<const float>(params.lse1),
+                                 .lse2 = rows_of<const float>(params.lse2),
+                                 .lambda = rows_of<const float>(params.lambda),
+                                 .epilogue = epilogue_of(params.epilogue),
+                                 .d_o = rows_of<T>(workspace.d_o),
+                                 .state = workspace.state,
+                                 .dnorm_parts = workspace.dnorm_parts};
   prepare_rows_kernel<T, U><<<kRowBlocks, kWarps * kWarpSize, 0, stream>>>(args);
   check_launch("backward over rows", params);
   if (params.dnorm_weight == nullptr) return;

@@ -24,8 +24,8 @@ struct RowState {
 /// The workspace of one backward, cut into its arrays.
 struct BackwardWorkspace {
   size_t bytes = 0;
-  View<void> d_o;      // [B, M, H, Dv] in the problem's type
-  View<void> o, o2;    // the same in float, only when the forward did not save them
+  View<void> d_o;    // [B, M, H, Dv] in the problem's type
+  View<void> o, o2;  // the same in float, only when the forward did not save them
   RowState state;
   float* dnorm_parts = nullptr;  // [kRowBlocks, Dv]
 

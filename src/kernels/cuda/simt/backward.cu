@@ -47,9 +47,9 @@ struct Backward {
   const Sequence seq = args.shape.sequence(b);
   const int pitch = pitch_of(max(args.shape.head_dim, args.shape.value_dim));
 
-  float* const x_smem = smem;                      // [32, pitch]: the owned rows
-  float* const y_smem = x_smem + kBlock * pitch;   // [32, pitch]: the others
-  float* const a_smem = y_smem + kBlock * pitch;   // [32, kScorePitch] each
+  float* const x_smem = smem;                     // [32, pitch]: the owned rows
+  float* const y_smem = x_smem + kBlock * pitch;  // [32, pitch]: the others
+  float* const a_smem = y_smem + kBlock * pitch;  // [32, kScorePitch] each
   float* const ds1_smem = a_smem + kBlock * kScorePitch;
   float* const ds2_smem = ds1_smem + kBlock * kScorePitch;
 
@@ -85,9 +85,9 @@ struct Backward {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int row = at.ty + 16 * i, column = at.tx + 16 * j;
-        const PairGradient pair = pair_gradient(mask, h, m0 + (keys_own ? column : row),
-                                                n0 + (keys_own ? row : column), s1[i][j],
-                                                s2[i][j], dp[i][j]);
+        const PairGradient pair =
+            pair_gradient(mask, h, m0 + (keys_own ? column : row), n0 + (keys_own ? row : column),
+                          s1[i][j], s2[i][j], dp[i][j]);
         a[i][j] = pair.a, ds1[i][j] = pair.ds1, ds2[i][j] = pair.ds2;
       }
     }
@@ -129,9 +129,9 @@ struct Backward {
       const int begin = seq.first_row(first_key), end = seq.end_row(end_key - 1);
       for (int h = g * group; h < (g + 1) * group; ++h) {
         for (int m0 = begin; m0 < end; m0 += kBlock) {
-          gradients(true, h, m0, n0);  // (1) (2)
+          gradients(true, h, m0, n0);                                       // (1) (2)
           accumulate(dv_reg, a_smem, y_smem, args.shape.value_dim, pitch);  // (3)
-          __syncthreads();  // dO was used
+          __syncthreads();                                                  // dO was used
           load_queries(y_smem, args.q1, h, m0, width);
           load_queries(x_smem, args.q2, h, m0, width);
           __syncthreads();  // q1, q2 are there
@@ -156,7 +156,7 @@ struct Backward {
       gradients(false, h, m0, n0);  // (1) (2)
       load_keys(y_smem, args.k1, g, n0, width);
       load_keys(x_smem, args.k2, g, n0, width);
-      __syncthreads();  // k1, k2 are there
+      __syncthreads();                                      // k1, k2 are there
       accumulate(dq1_reg, ds1_smem, y_smem, width, pitch);  // (3)
       accumulate(dq2_reg, ds2_smem, x_smem, width, pitch);
     }

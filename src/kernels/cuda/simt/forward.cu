@@ -27,8 +27,8 @@ struct ForwardArguments {
   Rows<const float> lambda;      // [B, M, H]
   float scale_log2, scale2_log2;
   HeadEpilogue epilogue;
-  Rows<T> out, o, o2;      // [B, M, H, Dv]
-  Rows<float> lse1, lse2;  // [B, M, H]
+  Rows<T> out, o, o2;             // [B, M, H, Dv]
+  Rows<float> lse1, lse2;         // [B, M, H]
   Rows<float> o_exact, o2_exact;  // [B, M, H, Dv]
 };
 
@@ -53,9 +53,9 @@ struct Forward {
   const int row0 = place.tile * kBlock;
   const int pitch = pitch_of(max(args.shape.head_dim, args.shape.value_dim));
 
-  float* const x_smem = smem;                          // [32, pitch]: q
-  float* const y_smem = x_smem + kBlock * pitch;       // [32, pitch]: k, v
-  float* const p1_smem = y_smem + kBlock * pitch;      // [32, kScorePitch]
+  float* const x_smem = smem;                      // [32, pitch]: q
+  float* const y_smem = x_smem + kBlock * pitch;   // [32, pitch]: k, v
+  float* const p1_smem = y_smem + kBlock * pitch;  // [32, kScorePitch]
   float* const p2_smem = p1_smem + kBlock * kScorePitch;
 
   Wide o1_reg = {}, o2_reg = {};
@@ -75,7 +75,7 @@ struct Forward {
       store_scores(p1_smem, s1);
       store_scores(p2_smem, s2);
       load_keys(args.v, n0, args.shape.value_dim);
-      __syncthreads();  // v and both p are there
+      __syncthreads();                                                   // v and both p are there
       accumulate(o1_reg, p1_smem, y_smem, args.shape.value_dim, pitch);  // (3)
       accumulate(o2_reg, p2_smem, y_smem, args.shape.value_dim, pitch);
       __syncthreads();  // nobody reads them any more
@@ -97,8 +97,8 @@ struct Forward {
   __device__ void scores(Scores& s, Scores& rest, const Rows<const T>& q, const Rows<const T>& k,
                          int n0, float scale) {
     const int width = args.shape.head_dim;
-    load_tile(x_smem, q.at(place.b, seq.q_begin + row0, place.h), q.seq_stride, 0,
-              seq.seq_q - row0, width, pitch);
+    load_tile(x_smem, q.at(place.b, seq.q_begin + row0, place.h), q.seq_stride, 0, seq.seq_q - row0,
+              width, pitch);
     load_keys(k, n0, width);
     __syncthreads();  // q and k are there
     dot_rows(s, x_smem, y_smem, width, pitch);

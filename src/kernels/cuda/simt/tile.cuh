@@ -93,8 +93,7 @@ __device__ inline void store_scores(float* tile, const Scores& s) {
 
 /// acc += a b, a [kBlock, kBlock] a tile of scores, b [kBlock, width]. Zeros of a stand for "may
 /// not see" and skip the row of b, which may hold NaN.
-__device__ inline void accumulate(Wide& acc, const float* a, const float* b, int width,
-                                  int pitch) {
+__device__ inline void accumulate(Wide& acc, const float* a, const float* b, int width, int pitch) {
   const ThreadPlace at;
   for (int n = 0; n < kBlock; ++n) {
     const float a_reg[2] = {a[at.ty * kScorePitch + n], a[(at.ty + 16) * kScorePitch + n]};

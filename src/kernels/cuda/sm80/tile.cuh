@@ -94,8 +94,8 @@ __device__ inline void multiply_transposed(Accumulator<kM, kN / 8>& acc, const T
     uint32_t a_reg[kM][4];
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
-      ptx::load_matrix_x4(
-          a_reg[i], a_smem + Layout::offset(a_row + i * 16 + lane % 16, k * 2, lane / 16));
+      ptx::load_matrix_x4(a_reg[i],
+                          a_smem + Layout::offset(a_row + i * 16 + lane % 16, k * 2, lane / 16));
     }
 #pragma unroll
     for (int j = 0; j < kN / 16; ++j) {
@@ -125,8 +125,8 @@ __device__ inline void round_to_operand(uint32_t (&a)[kN8 / 2][4], const float (
 
 /// acc [16 kM, kN] += A B, A [16 kM, kK] in registers, B [kK, kN] from a tile.
 template <int kM, int kN, int kK, class T>
-__device__ inline void multiply(Accumulator<kM, kN / 8>& acc,
-                                const uint32_t (&a)[kM][kK / 16][4], const T* b) {
+__device__ inline void multiply(Accumulator<kM, kN / 8>& acc, const uint32_t (&a)[kM][kK / 16][4],
+                                const T* b) {
   const int lane = threadIdx.x % kWarpSize;
   const uint32_t b_smem = ptx::smem_address(b);
 #pragma unroll
@@ -150,8 +150,7 @@ __device__ inline void multiply(Accumulator<kM, kN / 8>& acc,
 /// Inlined like the rest: a call would move the accumulators to local memory.
 template <int kM, int kN, int kK, class T>
 __device__ inline void multiply_skipping_zeros(Accumulator<kM, kN / 8>& acc,
-                                               const uint32_t (&a)[kM][kK / 16][4],
-                                               const T* b) {
+                                               const uint32_t (&a)[kM][kK / 16][4], const T* b) {
   const int lane = threadIdx.x % kWarpSize;
 #pragma unroll 1
   for (int n = 0; n < kK; ++n) {  // row n of B

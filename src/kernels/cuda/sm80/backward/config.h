@@ -19,7 +19,7 @@ struct KeysConfig {
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kBlockN = kWarps * 16;
-  static constexpr int kBlockM = 32;  // s1, s2 and dp take 16 registers each beside up to 128 sums
+  static constexpr int kBlockM = 32;   // s1, s2 and dp take 16 registers each beside up to 128 sums
   static constexpr int kRowStats = 5;  // lse1, lse2, delta1, delta2, lambda
 
   static constexpr int kKElements = kBlockN * kD;

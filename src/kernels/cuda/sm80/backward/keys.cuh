@@ -41,9 +41,9 @@ struct BackwardKeys {
   const int lane = threadIdx.x % kWarpSize;
   const int warp_row = threadIdx.x / kWarpSize * 16;
 
-  T* const k_smem = reinterpret_cast<T*>(smem);             // [2, kBlockN, kD]
-  T* const v_smem = k_smem + 2 * Config::kKElements;        // [kBlockN, kValue], for dk
-  char* const stages_smem = smem + Config::kKeyBytes;       // kStages x {q1, q2, dO, stats}
+  T* const k_smem = reinterpret_cast<T*>(smem);        // [2, kBlockN, kD]
+  T* const v_smem = k_smem + 2 * Config::kKElements;   // [kBlockN, kValue], for dk
+  char* const stages_smem = smem + Config::kKeyBytes;  // kStages x {q1, q2, dO, stats}
 
   Accumulator<1, kWantDv ? kValue / 8 : 1> dv_reg = {};
   Accumulator<1, kWantDk ? kD / 8 : 1> dk1_reg = {}, dk2_reg = {};
@@ -116,9 +116,9 @@ struct BackwardKeys {
                         args.shape.head_dim, args.q_aligned});
     }
     load_tile<kBlockM, kValue, kThreads>(
-        d_o_smem(stage), TileSource<T>{args.d_o.at(place.b, seq.q_begin + m0, h),
-                                       args.d_o.seq_stride, 0, rows, args.shape.value_dim,
-                                       args.d_o_aligned});
+        d_o_smem(stage),
+        TileSource<T>{args.d_o.at(place.b, seq.q_begin + m0, h), args.d_o.seq_stride, 0, rows,
+                      args.shape.value_dim, args.d_o_aligned});
     if (threadIdx.x < kBlockM) {
       const bool valid = static_cast<int>(threadIdx.x) < rows;
       const int64_t l = seq.q_begin + m0 + (valid ? threadIdx.x : 0);
@@ -141,8 +141,7 @@ struct BackwardKeys {
     const T* const dout_smem = d_o_smem(stage);
     const float* const stats = stats_smem(stage);
     const HeadMask mask{args.shape, seq, place.b, head_of(step, tiles)};
-    const bool all_visible =
-        mask.all_visible(m0, min(m0 + kBlockM, seq.seq_q), n0, n0 + kBlockN);
+    const bool all_visible = mask.all_visible(m0, min(m0 + kBlockM, seq.seq_q), n0, n0 + kBlockN);
     bool skip_zeros = false;
     if (!all_visible) {
       skip_zeros = __syncthreads_or(has_non_finite<kBlockM, kD, kThreads>(q1_smem) ||

@@ -43,9 +43,9 @@ void launch_tiles(void (*kernel)(BackwardArguments<T>, int), const char* name,
   const int64_t tiles = (rows + block_rows - 1) / block_rows;
   const auto blocks = static_cast<unsigned>(params.batch * heads * tiles);
   if (blocks == 0) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             Config::kSmemBytes),
-        name, params);
+  check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
+      name, params);
   kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(args, static_cast<int>(tiles));
   check_launch(name, params);
 }

@@ -38,9 +38,9 @@ struct BackwardQueries {
   const int lane = threadIdx.x % kWarpSize;
   const int warp_row = threadIdx.x / kWarpSize * 16;
 
-  T* const q_smem = reinterpret_cast<T*>(smem);            // [2, kBlockM, kD]
-  T* const d_o_smem = q_smem + 2 * Config::kQElements;     // [kBlockM, kValue]
-  char* const stages_smem = smem + Config::kQueryBytes;    // kStages x {k1, k2, v}
+  T* const q_smem = reinterpret_cast<T*>(smem);          // [2, kBlockM, kD]
+  T* const d_o_smem = q_smem + 2 * Config::kQElements;   // [kBlockM, kValue]
+  char* const stages_smem = smem + Config::kQueryBytes;  // kStages x {k1, k2, v}
 
   Accumulator<1, kD / 8> dq1_reg = {}, dq2_reg = {};
   float lse1[2], lse2[2], delta1[2], delta2[2], lambda[2];  // of rows g and g + 8
@@ -81,9 +81,9 @@ struct BackwardQueries {
                         args.shape.head_dim, args.q_aligned});
     }
     load_tile<kBlockM, kValue, kThreads>(
-        d_o_smem, TileSource<T>{args.d_o.at(place.b, seq.q_begin + row0, place.h),
-                                args.d_o.seq_stride, 0, rows, args.shape.value_dim,
-                                args.d_o_aligned});
+        d_o_smem,
+        TileSource<T>{args.d_o.at(place.b, seq.q_begin + row0, place.h), args.d_o.seq_stride, 0,
+                      rows, args.shape.value_dim, args.d_o_aligned});
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = warp_row + r * 8 + lane / 4;
@@ -111,8 +111,8 @@ struct BackwardQueries {
     }
     load_tile<kBlockN, kValue, kThreads>(
         k_smem + 2 * Config::kKElements,
-        TileSource<T>{args.v.at(place.b, seq.k_begin + n0, kv_head), args.v.seq_stride, first,
-                      last, args.shape.value_dim, args.v_aligned});
+        TileSource<T>{args.v.at(place.b, seq.k_begin + n0, kv_head), args.v.seq_stride, first, last,
+                      args.shape.value_dim, args.v_aligned});
   }
 
   __device__ void accumulate(int stage, int n0, int end_row) {
@@ -138,8 +138,8 @@ struct BackwardQueries {
         float x1 = s1[0][j][e] * args.scale_log2 - lse1[r];
         float x2 = s2[0][j][e] * args.scale2_log2 - lse2[r];
         if (!all_visible) {
-          const float bias = mask.bias(row0 + warp_row + r * 8 + lane / 4,
-                                       n0 + j * 8 + lane % 4 * 2 + e % 2);
+          const float bias =
+              mask.bias(row0 + warp_row + r * 8 + lane / 4, n0 + j * 8 + lane % 4 * 2 + e % 2);
           x1 = bias == -INFINITY ? bias : x1 + bias;
           x2 = bias == -INFINITY ? bias : x2 + bias;
         }

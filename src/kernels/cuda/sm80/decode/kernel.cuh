@@ -41,7 +41,7 @@ struct Decode {
   const int b, kv_head, row0, split;
   const Sequence seq = args.shape.sequence(b);
   const int group = args.shape.heads / args.shape.kv_heads;
-  const int end_row = min(row0 + kRows, seq.seq_q * group);
+  const int end_row = min(row0 + kRows, seq.seq_q* group);
   const int lane = threadIdx.x % kWarpSize;
   const int map = threadIdx.x / (kThreads / 2);
   const int warp = threadIdx.x / kWarpSize % kWarps;  // of the map
@@ -76,7 +76,7 @@ struct Decode {
     __syncthreads();  // q and stages become o_smem
     share_results();
     __syncthreads();  // every warp's results are there
-    merge();  // (2) (3)
+    merge();          // (2) (3)
   }
 
   __device__ int query_of(int row) const { return row / group; }
@@ -130,8 +130,9 @@ struct Decode {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int n = n0 + warp * 16 + j * 8 + lane % 4 * 2 + e % 2;
-        const float bias = all_visible ? 0.0f : row < end_row ? mask.bias(query_of(row), n)
-                                                              : -INFINITY;
+        const float bias = all_visible     ? 0.0f
+                           : row < end_row ? mask.bias(query_of(row), n)
+                                           : -INFINITY;
         s_reg[0][j][e] = bias == -INFINITY ? bias : s_reg[0][j][e] * scale + bias;
       }
     }
@@ -178,8 +179,8 @@ struct Decode {
         weight[w] = m == -INFINITY ? 0.0f : ptx::exp2(m_smem[at] - m);
         l += l_smem[at] * weight[w];
       }
-      const int64_t slot = args.partials.slot(which, split, b, query_of(row0 + row),
-                                              head_of(row0 + row));
+      const int64_t slot =
+          args.partials.slot(which, split, b, query_of(row0 + row), head_of(row0 + row));
       if (lane == 0) args.partials.m[slot] = m;
       if (lane == 0) args.partials.l[slot] = l;
       for (int c = lane; c < width; c += kWarpSize) {

@@ -25,9 +25,9 @@ void launch_decode(const ForwardParams& params, const Partials& partials, cudaSt
       .v_aligned = has_aligned_rows(params.v, params.value_dim),
       .partials = partials};
   const auto kernel = decode_kernel<T, Config>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             Config::kSmemBytes),
-        "sm80 decode: shared memory", params);
+  check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
+      "sm80 decode: shared memory", params);
   const int64_t rows = params.seq_q * (params.heads / params.kv_heads);
   const int64_t row_tiles = (rows + Config::kRows - 1) / Config::kRows;
   const auto blocks =

@@ -16,9 +16,7 @@ struct Partials {
   float* o;  // [2, splits, B, M, H, Dv]
   int splits, batch, seq_q, heads;
 
-  __host__ __device__ int64_t count() const {
-    return int64_t{2} * splits * batch * seq_q * heads;
-  }
+  __host__ __device__ int64_t count() const { return int64_t{2} * splits * batch * seq_q * heads; }
   __device__ int64_t slot(int map, int split, int b, int m_row, int h) const {
     return (((int64_t{map} * splits + split) * batch + b) * seq_q + m_row) * heads + h;
   }

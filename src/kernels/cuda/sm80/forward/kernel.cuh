@@ -37,8 +37,8 @@ struct ForwardArguments {
   bool q_aligned, k_aligned, v_aligned;
   bool shared_k;  // k1 and k2 are the same memory: load it once
   HeadEpilogue epilogue;
-  Rows<T> out, o, o2;       // [B, M, H, Dv]
-  Rows<float> lse1, lse2;   // [B, M, H]
+  Rows<T> out, o, o2;             // [B, M, H, Dv]
+  Rows<float> lse1, lse2;         // [B, M, H]
   Rows<float> o_exact, o2_exact;  // [B, M, H, Dv]
 };
 
@@ -61,10 +61,10 @@ struct Forward {
   const int warp_row = threadIdx.x / kWarpSize % Config::kWarpsPerMap * kM * 16;
   const float scale = map == 0 ? args.scale_log2 : args.scale2_log2;
 
-  T* const q_smem = reinterpret_cast<T*>(smem);                // [2, kBlockM, kD]
-  T* const stages_smem = q_smem + 2 * Config::kQElements;      // [2] x {k1, k2, v}
-  float* const o_smem = reinterpret_cast<float*>(smem);        // [kBlockM, kOPitch], after the loop
-  float* const l_smem = o_smem + kBlockM * Config::kOPitch;    // [2, kBlockM]
+  T* const q_smem = reinterpret_cast<T*>(smem);              // [2, kBlockM, kD]
+  T* const stages_smem = q_smem + 2 * Config::kQElements;    // [2] x {k1, k2, v}
+  float* const o_smem = reinterpret_cast<float*>(smem);      // [kBlockM, kOPitch], after the loop
+  float* const l_smem = o_smem + kBlockM * Config::kOPitch;  // [2, kBlockM]
 
   Accumulator<kM, kDv / 8> o_reg;
   OnlineSoftmax<kM> softmax;
@@ -119,8 +119,8 @@ struct Forward {
     }
     load_tile<kBlockN, kDv, kThreads>(
         k_smem + 2 * Config::kKElements,
-        TileSource<T>{args.v.at(place.b, seq.k_begin + n0, kv_head), args.v.seq_stride, first,
-                      last, args.shape.value_dim, args.v_aligned});
+        TileSource<T>{args.v.at(place.b, seq.k_begin + n0, kv_head), args.v.seq_stride, first, last,
+                      args.shape.value_dim, args.v_aligned});
   }
 
   __device__ void step(int stage, int n0, int end_row) {
@@ -137,7 +137,7 @@ struct Forward {
                                          k_smem);  // (2)
     // A wholly visible tile is scaled inside the exponential, unless the scale turns maxima around.
     const bool scale_late = all_visible && scale > 0.0f;
-    if (!scale_late) scale_and_mask(s_reg, n0);             // (3)
+    if (!scale_late) scale_and_mask(s_reg, n0);               // (3)
     softmax.update(s_reg, scale_late ? scale : 1.0f, o_reg);  // (4)
     uint32_t p_reg[kM][kBlockN / 16][4];
     for (int i = 0; i < kM; ++i) round_to_operand<T>(p_reg[i], s_reg[i]);

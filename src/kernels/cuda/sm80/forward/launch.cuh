@@ -43,9 +43,9 @@ template <class T, int kD, int kDv>
 void launch_forward(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t stream) {
   using Config = ForwardConfig<kD, kDv>;
   const auto kernel = forward_kernel<T, Config>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             Config::kSmemBytes),
-        "sm80 forward: shared memory", params);
+  check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
+      "sm80 forward: shared memory", params);
   const int64_t tiles = (params.seq_q + Config::kBlockM - 1) / Config::kBlockM;
   const auto blocks = static_cast<unsigned>(params.batch * params.heads * tiles);
   kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(

@@ -4,8 +4,8 @@
 namespace diffattn::cuda::sm80 {
 
 template void launch_backward<bfloat16, 96, 192>(const BackwardParams&, const BackwardWorkspace&,
-                                                cudaStream_t);
+                                                 cudaStream_t);
 template void launch_backward<float16, 96, 192>(const BackwardParams&, const BackwardWorkspace&,
-                                               cudaStream_t);
+                                                cudaStream_t);
 
 }  // namespace diffattn::cuda::sm80

@@ -5,7 +5,6 @@ namespace diffattn::cuda::sm80 {
 
 template void launch_decode<bfloat16, 128, 128>(const ForwardParams&, const Partials&,
                                                 cudaStream_t);
-template void launch_decode<float16, 128, 128>(const ForwardParams&, const Partials&,
-                                                cudaStream_t);
+template void launch_decode<float16, 128, 128>(const ForwardParams&, const Partials&, cudaStream_t);
 
 }  // namespace diffattn::cuda::sm80

@@ -3,9 +3,7 @@
 
 namespace diffattn::cuda::sm80 {
 
-template void launch_decode<bfloat16, 64, 64>(const ForwardParams&, const Partials&,
-                                                cudaStream_t);
-template void launch_decode<float16, 64, 64>(const ForwardParams&, const Partials&,
-                                                cudaStream_t);
+template void launch_decode<bfloat16, 64, 64>(const ForwardParams&, const Partials&, cudaStream_t);
+template void launch_decode<float16, 64, 64>(const ForwardParams&, const Partials&, cudaStream_t);
 
 }  // namespace diffattn::cuda::sm80

@@ -6,6 +6,6 @@ namespace diffattn::cuda::sm80 {
 template void launch_forward<bfloat16, 128, 256>(const ForwardParams&, const ExactOutputs&,
                                                  cudaStream_t);
 template void launch_forward<float16, 128, 256>(const ForwardParams&, const ExactOutputs&,
-                                                 cudaStream_t);
+                                                cudaStream_t);
 
 }  // namespace diffattn::cuda::sm80

@@ -4,8 +4,8 @@
 namespace diffattn::cuda::sm80 {
 
 template void launch_forward<bfloat16, 64, 64>(const ForwardParams&, const ExactOutputs&,
-                                                 cudaStream_t);
+                                               cudaStream_t);
 template void launch_forward<float16, 64, 64>(const ForwardParams&, const ExactOutputs&,
-                                                 cudaStream_t);
+                                              cudaStream_t);
 
 }  // namespace diffattn::cuda::sm80

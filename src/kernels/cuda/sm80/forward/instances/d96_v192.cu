@@ -4,8 +4,8 @@
 namespace diffattn::cuda::sm80 {
 
 template void launch_forward<bfloat16, 96, 192>(const ForwardParams&, const ExactOutputs&,
-                                                 cudaStream_t);
+                                                cudaStream_t);
 template void launch_forward<float16, 96, 192>(const ForwardParams&, const ExactOutputs&,
-                                                 cudaStream_t);
+                                               cudaStream_t);
 
 }  // namespace diffattn::cuda::sm80
