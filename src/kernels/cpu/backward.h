@@ -13,8 +13,8 @@
 //     (9)        dk += ds^T q,  dq += ds k,  dmask += ds1 + ds2
 //
 // 20 D FLOP per pair (Dv = 2 D). p is e divided by the row sum found here, not exp(s - lse): a
-// saved lse is rounded, and that would show where dA - delta cancels. It only serves as the first
-// ref. dk and dv are sums over blocks; the caller says where and adds them up in a fixed order.
+// saved lse is rounded, and that would show where dA - delta cancels. It is only the first ref.
+// dk and dv are sums over blocks; the caller says where and adds them up in a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -128,8 +128,8 @@ struct Backward {
     }
     for (int i = 0; i < maps.rows; ++i) {
       for (int m = 0; m < 2; ++m) {
-        gradients.delta[m][i] =
-            Isa::sum(Isa::load(whole[m] + i * kLanes)) * maps.softmax[m].inverse(i);
+        const float sum = Isa::sum(Isa::load(whole[m] + i * kLanes));
+        gradients.delta[m][i] = sum * maps.softmax[m].inverse(i);
       }
       if (i < block.maps.count && block.rows[i].dlambda != nullptr) {
         *block.rows[i].dlambda = -gradients.delta[1][i];
@@ -254,7 +254,7 @@ struct Backward {
     }
   }
 
-  /// A strip of keys, the query rows [from, from + count) that see it, and whether others came
+  /// A strip of keys, the query rows [from, from + count) that see it, and whether others did
   /// before.
   struct Keys {
     int64_t key;

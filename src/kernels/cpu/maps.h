@@ -20,8 +20,8 @@ enum TileKind : uint8_t { kTileUnseen, kTileFull, kTileMasked };
 ///   e[m][row][n] = exp2(score - ref)        0 where the row may not see column n
 ///
 /// with their row sums. Exponentials are taken once, straight from the sums of a score tile;
-/// nothing is divided: p = e * weight(...) where it is used. The memory is 8 B * rows * keys, so a
-/// block is chosen small enough for the maps to stay in L2.
+/// nothing is divided: p = e * weight where it is used. The memory is 8 B * rows * keys, so a block
+/// is chosen small enough for the maps to stay in L2.
 ///
 /// Keys are cut into panels of W columns, panels into key blocks (kKeyBlock). `ref` may move from
 /// one key block to the next; each remembers its own.

@@ -73,8 +73,7 @@ struct AmxTile {
   DIFFATTN_INLINE void multiply(const uint32_t* a, int64_t a_stride, const uint32_t* b,
                                 int64_t b_stride, int64_t steps) {
     const int64_t a_bytes = a_stride * 4, b_bytes = b_stride * 4;
-    __atomic_signal_fence(
-        __ATOMIC_SEQ_CST);  // _tile_loadd does not tell the compiler that it reads
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);  // _tile_loadd does not say that it reads memory
     for (int64_t k = 0; k < steps; k += kDepth, a += kDepth, b += kDepth * b_stride) {
       _tile_loadd(4, a, a_bytes);
       _tile_loadd(6, b, b_bytes);

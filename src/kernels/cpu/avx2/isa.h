@@ -18,8 +18,7 @@ struct Isa {
   using Pack = FloatPack<Isa>;
   using Gradients = FloatGradients<Isa>;
   static constexpr int kLanes = 8;
-  static constexpr int kRows =
-      6;  // 6 x 2 sums + 2 right vectors + 1 broadcast = 15 of 16 registers
+  static constexpr int kRows = 6;  // 6 x 2 sums + 2 right vectors + 1 broadcast: 15 of 16 registers
   static constexpr bool kOverlap = false;
   static constexpr int kCols = 2 * kLanes;
   static constexpr int kPair = 1;

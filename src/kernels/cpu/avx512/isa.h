@@ -14,8 +14,7 @@ struct Isa : Avx512<Isa> {
   using Tile = FmaTile<Isa>;
   using Pack = FloatPack<Isa>;
   using Gradients = FloatGradients<Isa>;
-  static constexpr int kRows =
-      12;  // 12 x 2 sums + 2 right vectors + 1 broadcast = 27 of 32 registers
+  static constexpr int kRows = 12;  // 12 x 2 sums + 2 right vectors + 1 broadcast: 27 of 32
   static constexpr bool kOverlap = false;
   static constexpr int kPair = 1;
 

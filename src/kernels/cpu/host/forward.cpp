@@ -96,8 +96,9 @@ struct ForwardRun {
     const int64_t floats = code.decode_part_floats(kDecodeRows, params.value_dim) * chunks;
     const auto count = static_cast<int64_t>(heads.size());
     if (count == 0) return;
-    float* parts = reinterpret_cast<float*>(CallMemory::take(
-        CallMemory::kScratch, count * floats * static_cast<int64_t>(sizeof(float))));
+    constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+    float* parts =
+        reinterpret_cast<float*>(CallMemory::take(CallMemory::kScratch, count * floats * kFloat));
     std::vector<PackedKeys> keys;
     for (const Head& head : heads) keys.push_back(plan.rows_only(head));
     parallel_for(count * chunks, worker_count(count * chunks), [&](int64_t task, int64_t) {

@@ -28,11 +28,10 @@ inline constexpr int64_t kDecodeKeys = 512;
 /// Query rows of a backward block: 12 B of maps and dA per row and key, and every block reads and
 /// writes all of dk and dv once (1 KB per key at D = 64), so more rows mean less traffic.
 inline constexpr int kBackwardRows = 48;
-/// Slabs of one kv head: enough for 8 threads on one head, at the price of as many copies of dk,
-/// dv.
+/// Slabs of one kv head: enough for 8 threads on one head, for as many copies of dk and dv.
 inline constexpr int64_t kMaxSlabs = 8;
-/// Blocks that make a slab worth its zeroing and adding up (2.5 % of 12 blocks), or, with few heads
-/// to run side by side, that let more threads in.
+/// Blocks that make a slab worth adding up (2 % of 12 blocks), or, with few heads to run side by
+/// side, that let more threads in.
 inline constexpr int64_t kBlocksPerSlab = 12, kBlocksPerSlabOfFewHeads = 5, kFewHeads = 4;
 
 namespace avx2 {
