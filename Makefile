@@ -4,6 +4,7 @@
 .PHONY: build test demo bench python format check asan tsan clean help setup
 
 PRESET ?= release
+CUDA ?= AUTO
 TOOLCHAIN := build/toolchain.mk
 ifneq ($(filter-out clean help,$(or $(MAKECMDGOALS),build)),)
 -include $(TOOLCHAIN)
@@ -16,7 +17,11 @@ build: configure  ## build build/release/diffattn
 test: build  ## build everything and run all tests
 	@$(CTEST) --preset $(PRESET) -j $(JOBS)
 
-demo: configure  ## what this machine has, and a check of its numerics
+# A first demo on a machine without an NVIDIA driver does not wait for the CUDA kernels; `make` and
+# `make test` build them wherever nvcc is.
+demo: setup  ## what this machine has, and a check of its numerics
+	@test -f build/release/build.ninja || $(CMAKE) --preset release -DDIFFATTN_PYTHON=$(PYTHON) \
+	  $(if $(wildcard /proc/driver/nvidia/version),,-DDIFFATTN_CUDA=OFF)
 	@$(CMAKE) --build --preset release -j $(JOBS) --target diffattn_program
 	@build/release/diffattn info
 	@build/release/diffattn selftest
@@ -49,8 +54,10 @@ help:  ## this list
 
 .PHONY: configure
 configure: setup
-	@test build/$(PRESET)/build.ninja -nt $(TOOLCHAIN) || \
-	  $(CMAKE) --preset $(PRESET) -DDIFFATTN_PYTHON=$(PYTHON)
+	@{ test build/$(PRESET)/build.ninja -nt $(TOOLCHAIN) && \
+	   ! { test $(PRESET) = release && grep -q '^DIFFATTN_CUDA:STRING=OFF' build/release/CMakeCache.txt; }; } || \
+	  $(CMAKE) --preset $(PRESET) -DDIFFATTN_PYTHON=$(PYTHON) \
+	    $(if $(filter release,$(PRESET)),-DDIFFATTN_CUDA=$(CUDA))
 
 setup:
 	@scripts/setup $(TOOLCHAIN)
