@@ -81,6 +81,23 @@ print(len(os.listdir("/proc/self/task")) - before)
         self.assertEqual(int(result.stdout), 2)
 
 
+    def test_results_do_not_depend_on_the_number_of_threads(self):
+        before = torch.get_num_threads()
+        try:
+            for dtype in (torch.float32, torch.bfloat16):
+                runs = []
+                for threads in (1, 2, 3, 5, 8):
+                    torch.set_num_threads(threads)
+                    tensors = inputs(dtype=dtype, seq=150)
+                    out = ops.attention(*tensors, causal=True, norm_eps=1e-5)
+                    runs.append([out, *torch.autograd.grad(out.sin().sum(), tensors)])
+                for run in runs[1:]:
+                    for got, want in zip(run, runs[0]):
+                        self.assertTrue(torch.equal(got, want), dtype)
+        finally:
+            torch.set_num_threads(before)
+
+
 class Errors(unittest.TestCase):
     def test_same_text_as_from_cpp(self):
         q1, q2, k1, k2, v, lam = inputs()
