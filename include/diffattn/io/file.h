@@ -52,6 +52,7 @@ class File {
   /// Size when the file was opened.
   std::uint64_t size() const noexcept { return size_; }
   const std::string& name() const noexcept { return name_; }
+  int fd() const noexcept { return fd_; }
   /// Fills out with the bytes from offset on; throws Error unless all of them are there.
   void read(std::uint64_t offset, std::span<std::byte> out) const;
 

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/io/jsonl.h"
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "diffattn/io/error.h"
+#include "diffattn/io/json.h"
+
+namespace diffattn::io {
+namespace {
+
+constexpr std::size_t kBufferBytes = std::size_t{1} << 18;
+
+std::string at_line(std::uint64_t number, const std::string& message) {
+  return "line " + std::to_string(number) + ": " + message;
+}
+
+std::string label_of(const JsonValue& value) {
+  if (value.is_string()) return value.to_string(kMaxLineBytes);
+  if (!value.is_number()) value.fail("a string or an integer");
+  return std::to_string(value.to_int());
+}
+
+Record record_of(const JsonValue& root, RecordKind kind) {
+  Record record;
+  if (kind == RecordKind::kSummary) {
+    record.text = root.at("document").to_string(kMaxLineBytes);
+    record.summary = root.at("summary").to_string(kMaxLineBytes);
+    return record;
+  }
+  record.text = root.at("text").to_string(kMaxLineBytes);
+  if (kind == RecordKind::kLabelled) record.label = label_of(root.at("label"));
+  return record;
+}
+
+}  // namespace
+
+LineReader::LineReader(const std::string& path, std::size_t max_line_bytes)
+    : file_(File::open(path)), max_line_bytes_(max_line_bytes) {}
+
+bool LineReader::fill() {
+  const std::uint64_t rest = file_.size() - read_to_;
+  buffer_.resize(static_cast<std::size_t>(std::min<std::uint64_t>(kBufferBytes, rest)));
+  at_ = 0;
+  if (buffer_.empty()) return false;
+  file_.read(read_to_, std::as_writable_bytes(std::span(buffer_)));
+  read_to_ += buffer_.size();
+  return true;
+}
+
+bool LineReader::next(std::string& line) {
+  line.clear();
+  if (at_ == buffer_.size() && !fill()) return false;
+  ++number_;
+  bool too_long = false, more = true;
+  while (more && (at_ < buffer_.size() || fill())) {
+    const std::size_t end = std::min(buffer_.find('\n', at_), buffer_.size());
+    const std::size_t size = end - at_;
+    too_long = too_long || line.size() + size > max_line_bytes_;
+    if (!too_long) line.append(buffer_, at_, size);
+    more = end == buffer_.size();
+    at_ = more ? end : end + 1;
+    position_ += size + (more ? 0 : 1);
+  }
+  if (too_long) {
+    line.clear();
+    throw Error(name(), at_line(number_, "expected at most " + std::to_string(max_line_bytes_) +
+                                             " bytes, got more"));
+  }
+  if (!line.empty() && line.back() == '\r') line.pop_back();
+  return true;
+}
+
+Record parse_record(std::string_view line, RecordKind kind, const std::string& file,
+                    std::uint64_t number) {
+  try {
+    const nlohmann::json document = parse_json(line, file);
+    return record_of(JsonValue(document, file), kind);
+  } catch (const Error& error) {
+    const std::string byte =
+        error.offset() ? "byte " + std::to_string(*error.offset()) + ": " : std::string();
+    throw Error(file, at_line(number, byte + error.message()));
+  }
+}
+
+JsonlReader::JsonlReader(const std::string& path, RecordKind kind, bool skip_bad)
+    : lines_(path), kind_(kind), skip_bad_(skip_bad) {}
+
+bool JsonlReader::next(Record& record) {
+  for (;;) {
+    try {
+      if (!lines_.next(text_)) return false;
+      if (text_.find_first_not_of(" \t") == std::string::npos) continue;
+      record = parse_record(text_, kind_, lines_.name(), lines_.number());
+      return true;
+    } catch (const Error& error) {
+      // A failed read is no bad line: the line number would not have moved on.
+      if (!skip_bad_ || !error.message().starts_with("line ")) throw;
+      if (skipped_++ == 0) first_fault_ = error.what();
+    }
+  }
+}
+
+}  // namespace diffattn::io

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/io/text.h"
+
+#include <algorithm>
+#include <span>
+#include <string_view>
+
+#include "io/unicode/characters.h"
+
+namespace diffattn::io {
+namespace {
+
+constexpr std::size_t kPatience = 16;  // chunks that may pass without a good place to cut
+
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+/// The last place between a letter and a space; 0 when there is none.
+std::size_t word_cut(std::string_view text) {
+  for (std::size_t at = text.rfind(' '); at != text.npos && at > 0; at = text.rfind(' ', at - 1)) {
+    if (is_letter(text[at - 1])) return at;
+  }
+  return 0;
+}
+
+std::size_t any_cut(std::string_view text) {
+  const std::size_t line = text.rfind('\n');
+  if (line != text.npos) return line + 1;
+  return text.size() - unicode::incomplete_tail(text);
+}
+
+}  // namespace
+
+TextChunks::TextChunks(const std::string& path, std::size_t chunk_bytes)
+    : file_(File::open(path)), chunk_bytes_(std::max<std::size_t>(chunk_bytes, 16)) {}
+
+bool TextChunks::next(std::string& chunk) {
+  chunk.clear();
+  std::size_t cut = 0;
+  while (cut == 0) {
+    const std::uint64_t rest = file_.size() - read_to_;
+    const auto wanted = static_cast<std::size_t>(std::min<std::uint64_t>(chunk_bytes_, rest));
+    const std::size_t before = held_.size();
+    held_.resize(before + wanted);
+    file_.read(read_to_, std::as_writable_bytes(std::span(held_).subspan(before)));
+    read_to_ += wanted;
+    if (read_to_ == file_.size()) {
+      cut = held_.size();
+      break;
+    }
+    cut = word_cut(held_);
+    if (cut == 0 && held_.size() >= kPatience * chunk_bytes_) cut = any_cut(held_);
+  }
+  chunk.assign(held_, 0, cut);
+  held_.erase(0, cut);
+  position_ += cut;
+  return cut > 0;
+}
+
+}  // namespace diffattn::io

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pre_tokenizer.h"
+
+#include "diffattn/io/error.h"
+#include "diffattn/io/tokenizer.h"
+#include "io/unicode/characters.h"
+#include "normalizer.h"
+#include "sections.h"
+
+namespace diffattn::io {
+
+PreTokenizer::PreTokenizer(const JsonValue& section) {
+  if (!section.is_null()) add(section, 0);
+}
+
+void PreTokenizer::add(const JsonValue& section, int depth) {
+  const std::string type = section_type(section);
+  // Behind ByteLevel text is in the byte alphabet, in which the other steps would look for
+  // characters that are not there.
+  if (byte_level_) section.at("type").fail("ByteLevel as the last step");
+  if (type == "Sequence") {
+    for_each_section(section, "pretokenizers", depth,
+                     [&](const JsonValue& s) { add(s, depth + 1); });
+  } else if (type == "ByteLevel") {
+    byte_level_ = true;
+    if (flag(section, "add_prefix_space", true)) {
+      steps_.push_back({.kind = Step::Kind::kPrefixSpace});
+    }
+    if (flag(section, "use_regex", true)) steps_.push_back({.pattern = Pattern::kGpt2});
+  } else if (type == "Split") {
+    add_split(section);
+  } else if (type == "Digits") {
+    steps_.push_back(
+        {.kind = Step::Kind::kDigits, .each = flag(section, "individual_digits", false)});
+  } else if (type == "Metaspace") {
+    add_metaspace(section);
+  } else {
+    section.at("type").fail("ByteLevel, Split, Digits, Metaspace or Sequence");
+  }
+}
+
+void PreTokenizer::add_split(const JsonValue& section) {
+  const JsonValue pattern = section.at("pattern");
+  if (!pattern.is_object() || !pattern.find("Regex")) pattern.fail("{\"Regex\": expression}");
+  const std::string& expression = pattern.at("Regex").to_string(kMaxTokenBytes);
+  const auto known = find_pattern(expression);
+  if (!known) {
+    // The whole expression, not the start of it that messages usually show: it has to be searched
+    // for.
+    std::string shown;
+    for (std::size_t at = 0; at < expression.size(); at += 64) {
+      const std::string part = in_quotes(std::string_view(expression).substr(at, 64));
+      shown += part.substr(1, part.size() - 2);
+    }
+    throw Error(section.file(), "key '" + pattern.at("Regex").path() +
+                                    "': expected the pattern of GPT-2, Llama 3, Qwen 2 or o200k, "
+                                    "got '" +
+                                    shown + "'");
+  }
+  const JsonValue behavior = section.at("behavior");
+  const std::string& name = behavior.to_string(64);
+  // Matches leave no gaps, so keeping both matches and gaps, or matches alone, is the same.
+  const bool invert = flag(section, "invert", false);
+  if (name != "Isolated" && !(name == "Removed" && invert)) {
+    behavior.fail("Isolated, or Removed with invert");
+  }
+  steps_.push_back({.pattern = *known});
+}
+
+void PreTokenizer::add_metaspace(const JsonValue& section) {
+  Step step{.kind = Step::Kind::kMetaspace};
+  const JsonValue replacement = section.at("replacement");
+  step.replacement = replacement.to_string(4);
+  if (step.replacement.empty() ||
+      unicode::character_at(step.replacement, 0).size != step.replacement.size()) {
+    replacement.fail("one character");
+  }
+  step.each = flag(section, "split", true);
+  step.prepend =
+      flag(section, "add_prefix_space", true) ? Step::Prepend::kAlways : Step::Prepend::kNever;
+  if (const auto scheme = section.find("prepend_scheme")) {
+    const std::string& name = scheme->to_string(64);
+    if (name == "always") {
+      step.prepend = Step::Prepend::kAlways;
+    } else if (name == "first") {
+      step.prepend = Step::Prepend::kFirst;
+    } else if (name == "never") {
+      step.prepend = Step::Prepend::kNever;
+    } else {
+      scheme->fail("always, first or never");
+    }
+  }
+  steps_.push_back(std::move(step));
+}
+
+std::string PreTokenizer::rewritten(const Step& step, std::string_view piece, bool first) {
+  if (step.kind == Step::Kind::kPrefixSpace) {
+    std::string text(piece.front() == ' ' ? "" : " ");
+    return text.append(piece);
+  }
+  std::string text = replace_all(piece, " ", step.replacement);
+  const bool prepend =
+      step.prepend == Step::Prepend::kAlways || (step.prepend == Step::Prepend::kFirst && first);
+  if (prepend && !text.starts_with(step.replacement)) text.insert(0, step.replacement);
+  return text;
+}
+
+std::size_t PreTokenizer::piece_end(const Step& step, std::string_view text, std::size_t at) {
+  if (step.kind == Step::Kind::kPattern) return match_end(step.pattern, text, at);
+  if (step.kind == Step::Kind::kMetaspace) {
+    const std::size_t found = text.find(step.replacement, at + 1);
+    return found == text.npos ? text.size() : found;
+  }
+  const auto is_number = [&](std::size_t i) {
+    return (unicode::class_at(text, i) & unicode::kNumber) != 0;
+  };
+  const bool number = is_number(at);
+  std::size_t end = at + unicode::character_at(text, at).size;
+  if (number && step.each) return end;
+  while (end < text.size() && is_number(end) == number) {
+    end += unicode::character_at(text, end).size;
+  }
+  return end;
+}
+
+}  // namespace diffattn::io

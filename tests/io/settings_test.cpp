@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/io/settings.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "diffattn/io/error.h"
+
+namespace diffattn::io {
+namespace {
+
+std::string message(const std::string& text) {
+  try {
+    parse_settings(text, "run.toml");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Settings, ReadsTablesStringsNumbersAndComments) {
+  const auto settings = parse_settings(
+      "task = \"lm\"   # what to do\r\n"
+      "seed = 11\n"
+      "\n"
+      "  [model]\n"
+      "attention = 'diff # llama'\n"
+      "scale = -1.5e-3# close\n"
+      "[train.inner]\n"
+      "on = true\n"
+      "a.b = \"q\\\"\\\\\\n\\t\"",
+      "run.toml");
+  ASSERT_EQ(settings.size(), 6u);
+  EXPECT_EQ(settings[0].key, "task");
+  EXPECT_EQ(settings[0].value, "lm");
+  EXPECT_EQ(settings[1].value, "11");
+  EXPECT_EQ(settings[1].line, 2u);
+  EXPECT_EQ(settings[2].key, "model.attention");
+  EXPECT_EQ(settings[2].value, "diff # llama");
+  EXPECT_EQ(settings[3].value, "-1.5e-3");
+  EXPECT_EQ(settings[4].key, "train.inner.on");
+  EXPECT_EQ(settings[5].key, "train.inner.a.b");
+  EXPECT_EQ(settings[5].value, "q\"\\\n\t");
+  EXPECT_TRUE(parse_settings("", "empty").empty());
+}
+
+TEST(Settings, RefusesTheRestWithLineAndOffset) {
+  EXPECT_EQ(message("a = 1\nb 2\n"), "run.toml: byte 8: line 2: expected '=', got '2'");
+  EXPECT_EQ(message("a = 1\na = 2\n"), "run.toml: byte 6: line 2: key 'a' a second time");
+  EXPECT_EQ(message("[t]\n[t]\n"), "run.toml: byte 5: line 2: table 't' a second time");
+  EXPECT_EQ(
+      message("a = [1, 2]\n"),
+      "run.toml: byte 4: line 1: expected a string in quotes, a number, true or false, got '['");
+  EXPECT_NE(message("a = \"x\n").find("before the end of the line"), std::string::npos);
+  EXPECT_NE(message("a = \"\\x\"").find("one of"), std::string::npos);
+  EXPECT_NE(message("a = 'x").find("single quote"), std::string::npos);
+  EXPECT_NE(message("a = 1 2\n").find("the end of the line"), std::string::npos);
+  EXPECT_NE(message("= 1\n").find("a key, a [table]"), std::string::npos);
+  EXPECT_NE(message("[t\n").find("']'"), std::string::npos);
+  EXPECT_NE(message("a =\n").find("got the end of the line"), std::string::npos);
+  EXPECT_NE(message(std::string("a = 1\0", 6)).find("the end of the line"), std::string::npos);
+}
+
+TEST(Settings, TakesAnyBytesWithoutHarm) {
+  std::mt19937_64 random(7);
+  const std::string letters = "ab.=[]\"'\\#\n\r \t1e-_";
+  for (int i = 0; i < 20000; ++i) {
+    std::string text;
+    for (std::uint64_t n = random() % 40; n > 0; --n) {
+      text += random() % 16 == 0 ? static_cast<char>(random()) : letters[random() % letters.size()];
+    }
+    try {
+      for (const Setting& setting : parse_settings(text, "x")) EXPECT_FALSE(setting.key.empty());
+    } catch (const Error& error) {
+      ASSERT_TRUE(error.offset());
+      EXPECT_LE(*error.offset(), text.size());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace diffattn::io
