@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/data/examples.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+
+#include "diffattn/io/error.h"
+#include "position.h"
+#include "split.h"
+
+namespace diffattn::data {
+namespace {
+
+constexpr char kKind[] = "shuffled examples";
+
+std::optional<std::int64_t> number_of(const std::string& text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+/// Numbers first and by value, then text by its bytes.
+bool label_less(const std::string& a, const std::string& b) {
+  const auto x = number_of(a), y = number_of(b);
+  if (x && y) return *x != *y ? *x < *y : a < b;
+  if (x.has_value() != y.has_value()) return x.has_value();
+  return a < b;
+}
+
+struct LabelOrder {
+  bool operator()(const std::string& a, const std::string& b) const { return label_less(a, b); }
+};
+using LabelIndex = std::map<std::string, std::int64_t, LabelOrder>;
+
+/// Cuts ids to `most`, but keeps the special tokens at their end.
+bool truncate(std::vector<TokenId>& ids, std::size_t most, std::span<const TokenId> suffix) {
+  if (ids.size() <= most) return false;
+  ids.resize(most);
+  if (suffix.size() <= most)
+    std::copy(suffix.begin(), suffix.end(), ids.end() - std::ssize(suffix));
+  return true;
+}
+
+class ExampleReader {
+ public:
+  ExampleReader(io::RecordKind kind, const io::Tokenizer& tokenizer, const ExampleOptions& options)
+      : kind_(kind), tokenizer_(tokenizer), options_(options) {
+    for (const std::string& name : options.label_names) {
+      labels_.emplace(name, static_cast<std::int64_t>(labels_.size()));
+    }
+    const auto end = tokenizer.end_of_text();
+    if (end) target_end_.push_back(*end);
+  }
+
+  ExampleSet run(const std::string& path, ReadReport& report) {
+    io::JsonlReader reader(path, kind_, options_.skip_bad);
+    for (io::Record record; reader.next(record);) add(record, path, reader.line(), report);
+    report.files = 1;
+    report.bytes = report.total_bytes = reader.lines().size();
+    report.documents = set_.examples.size();
+    report.skipped += reader.skipped();
+    if (report.first_fault.empty()) report.first_fault = reader.first_fault();
+    if (set_.examples.empty()) {
+      throw io::Error(
+          path, "expected examples, got none (" + std::to_string(report.skipped) + " bad lines)");
+    }
+    finish_labels();
+    return std::move(set_);
+  }
+
+ private:
+  void add(const io::Record& record, const std::string& path, std::uint64_t line,
+           ReadReport& report) {
+    Example example;
+    if (kind_ == io::RecordKind::kLabelled) {
+      if (!options_.label_names.empty() && labels_.find(record.label) == labels_.end()) {
+        const io::Error error(path, "line " + std::to_string(line) +
+                                        ": key 'label': expected one of " +
+                                        std::to_string(labels_.size()) + " known labels, got " +
+                                        io::in_quotes(record.label));
+        if (!options_.skip_bad) throw error;
+        if (report.skipped++ == 0) report.first_fault = error.what();
+        return;
+      }
+      names_.push_back(record.label);
+      labels_.emplace(record.label, 0);
+    }
+    example.source = tokenizer_.encode(record.text);
+    bool cut = truncate(example.source, options_.max_source_tokens, tokenizer_.suffix());
+    if (kind_ == io::RecordKind::kSummary) {
+      tokenizer_.encode(record.summary, {.add_special_tokens = false}, example.target);
+      example.target.insert(example.target.end(), target_end_.begin(), target_end_.end());
+      cut = truncate(example.target, options_.max_target_tokens, target_end_) || cut;
+    }
+    set_.truncated += cut;
+    report.tokens += example.source.size() + example.target.size();
+    set_.examples.push_back(std::move(example));
+  }
+
+  void finish_labels() {
+    if (kind_ != io::RecordKind::kLabelled) return;
+    set_.label_names = options_.label_names;
+    if (set_.label_names.empty()) {
+      for (auto& [name, index] : labels_) {
+        index = static_cast<std::int64_t>(set_.label_names.size());
+        set_.label_names.push_back(name);
+      }
+    }
+    for (std::size_t i = 0; i < names_.size(); ++i) set_.examples[i].label = labels_.at(names_[i]);
+  }
+
+  io::RecordKind kind_;
+  const io::Tokenizer& tokenizer_;
+  const ExampleOptions& options_;
+  LabelIndex labels_;
+  std::vector<std::string> names_;  // of each example
+  std::vector<TokenId> target_end_;
+  ExampleSet set_;
+};
+
+/// Rows of the vectors that part(example) gives, padded to the longest.
+template <typename Part>
+PaddedBatch padded(const ExampleSet& set, std::span<const std::uint64_t> indices, TokenId pad,
+                   Part&& part) {
+  PaddedBatch batch;
+  batch.rows = std::ssize(indices);
+  for (const std::uint64_t i : indices) {
+    batch.lengths.push_back(std::ssize(part(set.examples.at(i))));
+    batch.length = std::max(batch.length, batch.lengths.back());
+  }
+  batch.ids.assign(static_cast<std::size_t>(batch.rows * batch.length), pad);
+  for (std::int64_t row = 0; const std::uint64_t i : indices) {
+    const auto& ids = part(set.examples[i]);
+    std::copy(ids.begin(), ids.end(), batch.ids.begin() + row++ * batch.length);
+  }
+  return batch;
+}
+
+}  // namespace
+
+ExampleSet read_examples(const std::string& path, io::RecordKind kind,
+                         const io::Tokenizer& tokenizer, const ExampleOptions& options,
+                         ReadReport* report) {
+  if (kind == io::RecordKind::kText) {
+    throw io::Error(path, "expected labelled texts or summaries, got plain text");
+  }
+  ReadReport result;
+  ExampleSet set = ExampleReader(kind, tokenizer, options).run(path, result);
+  if (report != nullptr) *report = result;
+  return set;
+}
+
+std::pair<ExampleSet, ExampleSet> ExampleSet::split(double fraction, std::uint64_t seed) const {
+  const SplitRule rule(examples.size(), fraction, seed);
+  std::pair<ExampleSet, ExampleSet> parts;
+  parts.first.label_names = parts.second.label_names = label_names;
+  for (std::uint64_t i = 0; i < examples.size(); ++i) {
+    (rule.second(i) ? parts.second : parts.first).examples.push_back(examples[i]);
+  }
+  return parts;
+}
+
+ShuffledIndices::ShuffledIndices(std::uint64_t size, const RowOptions& options)
+    : size_(size), options_(options) {
+  if (size == 0) throw io::Error("examples", "expected at least one, got none");
+  if (options.batch_size < 1 || options.world_size < 1 || options.rank < 0 ||
+      options.rank >= options.world_size) {
+    throw io::Error("examples",
+                    "expected batch_size and world_size of at least 1 and a rank below "
+                    "world_size, got " +
+                        std::to_string(options.batch_size) + ", " +
+                        std::to_string(options.world_size) + ", " + std::to_string(options.rank));
+  }
+}
+
+std::vector<std::uint64_t> ShuffledIndices::next() {
+  std::vector<std::uint64_t> indices;
+  for (std::int64_t i = 0; i < options_.batch_size * options_.world_size; ++i, ++taken_) {
+    if (!options_.endless && taken_ >= size_) break;
+    if (i % options_.world_size != options_.rank) continue;
+    const std::uint64_t index = taken_ % size_;
+    indices.push_back(options_.shuffle ? Permutation(size_, options_.seed, taken_ / size_)(index)
+                                       : index);
+  }
+  return indices;
+}
+
+std::string ShuffledIndices::position() const {
+  return write_position(kKind, {{"taken", taken_}},
+                        {{"size", size_}, {"seed", options_.seed}, {"shuffle", options_.shuffle}});
+}
+
+void ShuffledIndices::seek(const std::string& position) {
+  taken_ = read_position(position, kKind, {"taken"},
+                         {{"size", size_}, {"seed", options_.seed}, {"shuffle", options_.shuffle}})
+               .at(0);
+}
+
+PaddedBatch pad_sources(const ExampleSet& set, std::span<const std::uint64_t> indices,
+                        TokenId pad) {
+  return padded(
+      set, indices, pad, [](const Example& example) -> const auto& { return example.source; });
+}
+
+PaddedBatch pad_targets(const ExampleSet& set, std::span<const std::uint64_t> indices,
+                        TokenId begin, TokenId pad) {
+  return padded(set, indices, pad, [&](const Example& example) {
+    std::vector<TokenId> ids = {begin};
+    if (!example.target.empty()) {
+      ids.insert(ids.end(), example.target.begin(), example.target.end() - 1);
+    }
+    return ids;
+  });
+}
+
+std::vector<std::int64_t> target_labels(const ExampleSet& set,
+                                        std::span<const std::uint64_t> indices) {
+  std::size_t length = 1;
+  for (const std::uint64_t i : indices) length = std::max(length, set.examples.at(i).target.size());
+  std::vector<std::int64_t> labels(indices.size() * length, kIgnoredLabel);
+  for (std::size_t row = 0; row < indices.size(); ++row) {
+    const auto& target = set.examples[indices[row]].target;
+    std::copy(target.begin(), target.end(),
+              labels.begin() + static_cast<std::ptrdiff_t>(row * length));
+  }
+  return labels;
+}
+
+std::vector<std::int64_t> class_labels(const ExampleSet& set,
+                                       std::span<const std::uint64_t> indices) {
+  std::vector<std::int64_t> labels;
+  for (const std::uint64_t i : indices) labels.push_back(set.examples.at(i).label);
+  return labels;
+}
+
+}  // namespace diffattn::data

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+
+#include "diffattn/data/tasks.h"
+#include "draw.h"
+
+namespace diffattn::data {
+namespace {
+
+/// Appends a question about the value at `answer`: mark, key, then the value itself.
+void ask(TaskSequence& sequence, const std::vector<std::int64_t>& key, std::int64_t answer) {
+  sequence.ids.push_back(kTaskMark);
+  sequence.ids.insert(sequence.ids.end(), key.begin(), key.end());
+  const std::int64_t value = sequence.ids[static_cast<std::size_t>(answer)];
+  sequence.labels.resize(sequence.ids.size(), kIgnoredLabel);
+  sequence.labels.back() = value;
+  sequence.questions.push_back({std::ssize(sequence.ids) - 1, answer});
+  sequence.ids.push_back(value);
+  sequence.labels.push_back(kIgnoredLabel);
+}
+
+class NeedleTask final : public SequenceTask {
+ public:
+  explicit NeedleTask(const NeedleOptions& options) : o_(options) {
+    expect_option("needles", o_.needles, 1, kMostOfATask);
+    expect_option("length", o_.length, 2 * o_.needles, kMostOfATask);
+    expect_option("asked", o_.asked, 1, o_.needles);
+    expect_option("questions", o_.questions, 1, kMostOfATask);
+    expect_option("keys", o_.keys, o_.needles, kMostOfATask);
+    expect_option("values", o_.values, 2, kMostOfATask);
+    expect_option("noise", o_.noise, 1, kMostOfATask);
+    if (o_.depth && !(*o_.depth >= 0 && *o_.depth <= 1)) {
+      throw io::Error("depth", "expected a number in [0, 1], got " + std::to_string(*o_.depth));
+    }
+  }
+  std::int64_t vocab_size() const override { return kTaskTokens + o_.keys + o_.values + o_.noise; }
+  std::int64_t length() const override { return o_.length + 3 * o_.questions; }
+
+ private:
+  TaskSequence make(Random& random) const override {
+    TaskSequence sequence;
+    for (std::int64_t i = 0; i < o_.length; ++i) {
+      sequence.ids.push_back(kTaskTokens + o_.keys + o_.values + draw(random, o_.noise));
+    }
+    const std::vector<std::int64_t> keys = draw_different(random, o_.keys, o_.needles);
+    const std::vector<std::int64_t> places = needle_places(random);
+    for (std::int64_t n = 0; n < o_.needles; ++n) {
+      const auto at = static_cast<std::size_t>(places[static_cast<std::size_t>(n)]);
+      sequence.ids[at] = kTaskTokens + keys[static_cast<std::size_t>(n)];
+      sequence.ids[at + 1] = kTaskTokens + o_.keys + draw(random, o_.values);
+    }
+    // Needle 0 comes first: it is the one whose depth can be set.
+    for (std::int64_t q = 0; q < o_.questions; ++q) {
+      const auto needle = static_cast<std::size_t>(q < o_.asked ? q : draw(random, o_.asked));
+      ask(sequence, {kTaskTokens + keys[needle]}, places[needle] + 1);
+    }
+    return sequence;
+  }
+
+  /// Where needles begin: two tokens each, none on another.
+  std::vector<std::int64_t> needle_places(Random& random) const {
+    // Among length - needles slots each needle takes one, and behind it everything moves on by one.
+    const std::int64_t slots = o_.length - o_.needles;
+    std::vector<std::int64_t> drawn = draw_different(random, slots, o_.needles);
+    if (o_.depth) {
+      const auto wanted =
+          static_cast<std::int64_t>(std::llround(*o_.depth * static_cast<double>(slots - 1)));
+      const auto taken = std::find(drawn.begin(), drawn.end(), wanted);
+      if (taken != drawn.end()) std::swap(*taken, drawn[0]);
+      drawn[0] = wanted;
+    }
+    std::vector<std::int64_t> places = drawn;
+    for (std::int64_t& place : places) {
+      place += std::count_if(drawn.begin(), drawn.end(),
+                             [slot = place](std::int64_t other) { return other < slot; });
+    }
+    return places;
+  }
+
+  NeedleOptions o_;
+};
+
+class RecallTask final : public SequenceTask {
+ public:
+  explicit RecallTask(const RecallOptions& options) : o_(options) {
+    expect_option("distractors", o_.distractors, 0, 1 << 16);
+    expect_option("pairs", o_.pairs, 1, 1 << 16);
+    expect_option("questions", o_.questions, 1, kMostOfATask);
+    expect_option("values", o_.values, 2, kMostOfATask);
+    // First halves differ from pair to pair, second halves within a pair and its distractors.
+    expect_option("key_parts", o_.key_parts, std::max(o_.pairs, o_.distractors + 1), kMostOfATask);
+  }
+  std::int64_t vocab_size() const override { return kTaskTokens + 2 * o_.key_parts + o_.values; }
+  std::int64_t length() const override {
+    return 3 * o_.pairs * (1 + o_.distractors) + 4 * o_.questions;
+  }
+
+ private:
+  struct Pair {
+    std::int64_t first, second, value;
+    std::int64_t place = 0;  // of the value
+  };
+
+  TaskSequence make(Random& random) const override {
+    std::vector<Pair> pairs;
+    for (const std::int64_t first : draw_different(random, o_.key_parts, o_.pairs)) {
+      for (const std::int64_t second : draw_different(random, o_.key_parts, 1 + o_.distractors)) {
+        pairs.push_back({kTaskTokens + first, kTaskTokens + o_.key_parts + second,
+                         kTaskTokens + 2 * o_.key_parts + draw(random, o_.values)});
+      }
+    }
+    TaskSequence sequence;
+    for (const std::int64_t i : draw_different(random, std::ssize(pairs), std::ssize(pairs))) {
+      Pair& pair = pairs[static_cast<std::size_t>(i)];
+      sequence.ids.insert(sequence.ids.end(), {pair.first, pair.second, pair.value});
+      pair.place = std::ssize(sequence.ids) - 1;
+    }
+    for (std::int64_t q = 0; q < o_.questions; ++q) {
+      const Pair& pair = pairs[static_cast<std::size_t>(draw(random, std::ssize(pairs)))];
+      ask(sequence, {pair.first, pair.second}, pair.place);
+    }
+    return sequence;
+  }
+
+  RecallOptions o_;
+};
+
+}  // namespace
+
+TaskSequence SequenceTask::example(std::uint64_t seed, Split split, std::uint64_t index) const {
+  Random random(seed, 2 * index + static_cast<std::uint64_t>(split));
+  return make(random);
+}
+
+std::unique_ptr<SequenceTask> needle_task(const NeedleOptions& options) {
+  return std::make_unique<NeedleTask>(options);
+}
+
+std::unique_ptr<SequenceTask> recall_task(const RecallOptions& options) {
+  return std::make_unique<RecallTask>(options);
+}
+
+}  // namespace diffattn::data

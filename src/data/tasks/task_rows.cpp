@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/position.h"
+#include "diffattn/data/tasks.h"
+#include "draw.h"
+
+namespace diffattn::data {
+namespace {
+
+constexpr char kKind[] = "task rows";
+
+std::vector<PositionField> identity(const SequenceTask& task, Split split,
+                                    const RowOptions& options) {
+  return {{"seed", options.seed},
+          {"split", static_cast<std::uint64_t>(split)},
+          {"length", static_cast<std::uint64_t>(task.length())},
+          {"vocab_size", static_cast<std::uint64_t>(task.vocab_size())}};
+}
+
+}  // namespace
+
+TaskRows::TaskRows(std::shared_ptr<const SequenceTask> task, Split split, const RowOptions& options)
+    : task_(std::move(task)), split_(split), options_(options) {
+  expect_option("batch_size", options.batch_size, 1, kMostOfATask);
+  expect_option("batch_size times length", options.batch_size * task_->length(), 1, 0x7fffffff);
+  expect_option("world_size", options.world_size, 1, kMostOfATask);
+  expect_option("rank", options.rank, 0, options.world_size - 1);
+}
+
+RowBatch TaskRows::next() {
+  RowBatch batch;
+  batch.rows = options_.batch_size;
+  batch.seq_len = batch.max_segment = task_->length();
+  batch.cu_seqlens.push_back(0);
+  const auto ranks = static_cast<std::uint64_t>(options_.world_size);
+  for (std::int64_t row = 0; row < batch.rows; ++row, taken_ += ranks) {
+    const TaskSequence sequence =
+        task_->example(options_.seed, split_, taken_ + static_cast<std::uint64_t>(options_.rank));
+    batch.ids.insert(batch.ids.end(), sequence.ids.begin(), sequence.ids.end());
+    batch.labels.insert(batch.labels.end(), sequence.labels.begin(), sequence.labels.end());
+    for (std::int64_t i = 0; i < batch.seq_len; ++i) batch.positions.push_back(i);
+    batch.cu_seqlens.push_back(static_cast<std::int32_t>(batch.ids.size()));
+  }
+  return batch;
+}
+
+std::string TaskRows::position() const {
+  return write_position(kKind, {{"taken", taken_}}, identity(*task_, split_, options_));
+}
+
+void TaskRows::seek(const std::string& position) {
+  taken_ = read_position(position, kKind, {"taken"}, identity(*task_, split_, options_)).at(0);
+}
+
+}  // namespace diffattn::data
