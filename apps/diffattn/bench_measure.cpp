@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench_measure.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
+
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -54,6 +56,12 @@ int64_t status_bytes(const std::string& field) {
   return -1;
 }
 
+/// What torch has allocated on the first GPU.
+c10::CachingAllocator::Stat gpu_bytes() {
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(0).allocated_bytes[kAll];
+}
+
 }  // namespace
 
 Timing summarise(std::vector<double> seconds) {
@@ -75,13 +83,18 @@ double measure_fma_peak(int threads) {
   return 2.0 * width * kChains * static_cast<double>(kSteps) / best * threads;
 }
 
-PeakMemory::PeakMemory() {
+PeakMemory::PeakMemory(bool on_gpu) : on_gpu_(on_gpu) {
+  if (on_gpu) {
+    c10::getDeviceAllocator(c10::kCUDA)->resetPeakStats(0);
+    start_ = gpu_bytes().current;
+    return;
+  }
   std::ofstream("/proc/self/clear_refs") << "5";  // sets the high-water mark to what is resident
   start_ = status_bytes("VmRSS");
 }
 
 int64_t PeakMemory::bytes() const {
-  const int64_t peak = status_bytes("VmHWM");
+  const int64_t peak = on_gpu_ ? gpu_bytes().peak : status_bytes("VmHWM");
   return start_ < 0 || peak < 0 ? -1 : std::max<int64_t>(0, peak - start_);
 }
 

@@ -17,14 +17,15 @@ Timing summarise(std::vector<double> seconds);
 /// vectors of this machine: what no kernel can pass. Takes about 50 ms.
 double measure_fma_peak(int threads);
 
-/// Highest resident memory since the last reset, above what was resident then. -1 where the kernel
-/// does not tell.
+/// Highest memory in use since the construction, above what was in use then: resident memory of the
+/// process, or what torch allocated on the first GPU. -1 where nobody tells.
 class PeakMemory {
  public:
-  PeakMemory();
+  explicit PeakMemory(bool on_gpu = false);
   int64_t bytes() const;
 
  private:
+  bool on_gpu_;
   int64_t start_ = -1;
 };
 

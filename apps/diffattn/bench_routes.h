@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "diffattn/nn/route.h"
+
 /// The ways to compute one differential attention with today's torch, beside the fused operator.
 namespace diffattn::app {
 
@@ -31,5 +33,8 @@ struct Route {
 
 /// "fused" first, "plain" last.
 const std::vector<Route>& routes();
+
+/// The fused operator for new queries against a cache, `diffattn::decode`: [B, H, M, 2D].
+torch::Tensor fused_decode(const LayerTensors& tensors);
 
 }  // namespace diffattn::app

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// diffattn bench module: a whole attention layer (projections, rotary embedding, mask, attention,
+// head norm) by every route, time and memory, forward and backward, in one run. Routes take turns
+// within each repetition, so that a noisy neighbour hits all of them.
+
+#include "bench_module.h"
+
+#include <fmt/core.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "bench_measure.h"
+#include "diffattn/nn/multihead_diff_attention.h"
+#include "diffattn/nn/presets.h"
+#include "machine.h"
+#include "progress.h"
+
+namespace diffattn::app {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Layer = nn::MultiheadDiffAttentionImpl;
+using torch::Tensor;
+
+struct Settings {
+  std::string preset = "diffllama", device = "cpu";
+  std::vector<int64_t> seq{512, 2048};
+  std::vector<std::string> dtype{"float32"}, mask{"causal"}, pass{"forward", "backward"}, route;
+  int64_t embed_dim = 512, heads = 8, kv_heads = 8, batch = 1;
+  int threads = 1, repeat = 5;
+  bool no_rotary = false, json = false, csv = false;
+
+  bool on_gpu() const { return device == "cuda"; }
+};
+
+const std::map<std::string, torch::ScalarType> kDtypes{{"float32", torch::kFloat32},
+                                                       {"bfloat16", torch::kBFloat16},
+                                                       {"float16", torch::kFloat16},
+                                                       {"float64", torch::kFloat64}};
+const std::vector<std::string> kMasks{"causal",        "full",    "window",  "left_padding",
+                                      "right_padding", "boolean", "additive"};
+
+/// One point of the sweep.
+struct Point {
+  int64_t seq;
+  std::string dtype, mask, pass;
+};
+
+std::shared_ptr<Layer> make_layer(const Settings& s, const Point& p) {
+  auto options =
+      preset_options(s.preset, nn::PresetOptions(s.embed_dim, s.heads).num_kv_heads(s.kv_heads));
+  if (s.no_rotary) options.rotary({});
+  const auto layer = std::make_shared<Layer>(options);
+  layer->to(torch::Device(s.device), kDtypes.at(p.dtype));
+  return layer;
+}
+
+nn::AttentionMask make_mask(const Settings& s, const Point& p) {
+  const auto on_device = torch::TensorOptions().device(s.device);
+  std::vector<int64_t> padding;  // of row b: half of the row in the first one, less in the others
+  for (int64_t b = 0; b < s.batch; ++b) padding.push_back(p.seq / 2 / (b + 1));
+  const Tensor padded = torch::tensor(padding, torch::kLong).to(torch::Device(s.device));
+  nn::AttentionMask mask;
+  if (p.mask == "full") mask.causal(false);
+  if (p.mask == "window") mask.window(std::max<int64_t>(1, p.seq / 4));
+  if (p.mask == "left_padding") mask.key_starts(padded);
+  if (p.mask == "right_padding") mask.key_lengths(p.seq - padded);
+  if (p.mask == "boolean") mask.mask(torch::rand({p.seq, p.seq}, on_device) > 0.2);
+  if (p.mask == "additive") mask.mask(torch::randn({p.seq, p.seq}, on_device));
+  return mask;
+}
+
+/// What one run of a route gave.
+struct Sample {
+  double seconds = 0.0;
+  int64_t memory = 0;
+  Tensor result;
+};
+
+class Measurement {
+ public:
+  Measurement(const Settings& settings, const Point& point)
+      : s_(settings), p_(point), layer_(make_layer(settings, point)), mask_(make_mask(s_, p_)) {
+    const auto options = torch::TensorOptions().device(s_.device).dtype(kDtypes.at(p_.dtype));
+    x_ = torch::randn({s_.batch, p_.seq, s_.embed_dim}, options).requires_grad_(true);
+    if (p_.pass == "decode") fill_cache();
+  }
+
+  Sample run(nn::Route route) {
+    layer_->set_route(route);
+    const PeakMemory peak(s_.on_gpu());
+    Sample sample;
+    if (p_.pass == "backward") {
+      const Tensor out = forward();
+      const auto parameters = layer_->parameters();
+      std::vector<Tensor> leaves{x_};
+      leaves.insert(leaves.end(), parameters.begin(), parameters.end());
+      const Tensor dout = torch::ones_like(out);
+      sample.seconds =
+          timed([&] { sample.result = torch::autograd::grad({out}, leaves, {dout})[0]; });
+    } else {
+      const torch::NoGradGuard no_grad;
+      if (p_.pass == "decode") cache_.rewind(p_.seq - 1);
+      sample.seconds = timed([&] { sample.result = forward(); });
+    }
+    sample.memory = peak.bytes();
+    return sample;
+  }
+
+  int64_t parameters() const { return layer_->parameter_count(); }
+
+ private:
+  Tensor forward() {
+    if (p_.pass != "decode") return layer_->forward({.x = x_, .mask = mask_});
+    return layer_->forward({.x = x_.narrow(1, p_.seq - 1, 1), .cache = &cache_});
+  }
+
+  void fill_cache() {
+    const torch::NoGradGuard no_grad;
+    layer_->forward({.x = x_, .cache = &cache_});
+  }
+
+  template <class Work>
+  double timed(Work work) const {
+    using Clock = std::chrono::steady_clock;
+    if (s_.on_gpu()) torch::cuda::synchronize();
+    const auto start = Clock::now();
+    work();
+    if (s_.on_gpu()) torch::cuda::synchronize();
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+  const Settings& s_;
+  const Point& p_;
+  std::shared_ptr<Layer> layer_;
+  nn::AttentionMask mask_;
+  nn::KvCache cache_;
+  Tensor x_;
+};
+
+Json measure_point(const Settings& s, const Point& p) {
+  torch::manual_seed(0);
+  Measurement measurement(s, p);
+  const size_t count = s.route.size();
+  std::vector<std::vector<double>> seconds(count);
+  std::vector<int64_t> memory(count);
+  std::vector<Tensor> results(count);
+  for (int repeat = -1; repeat < s.repeat; ++repeat) {  // the first one warms up
+    for (size_t i = 0; i < count; ++i) {
+      const Sample sample = measurement.run(nn::route_from_name(s.route[i]));
+      if (repeat < 0) {
+        results[i] = sample.result.to(torch::kFloat32);
+      } else {
+        seconds[i].push_back(sample.seconds);
+        memory[i] = std::max(memory[i], sample.memory);
+      }
+    }
+  }
+  const double tokens = static_cast<double>(s.batch * (p.pass == "decode" ? 1 : p.seq));
+  Json rows = Json::array();
+  for (size_t i = 0; i < count; ++i) {
+    const Timing timing = summarise(seconds[i]);
+    rows.push_back(
+        {{"route", s.route[i]},
+         {"ms", timing.median * 1e3},
+         {"ms_fastest", timing.fastest * 1e3},
+         {"ms_slowest", timing.slowest * 1e3},
+         {"tokens_per_second", tokens / timing.median},
+         {"peak_memory_mib", static_cast<double>(memory[i]) / (1 << 20)},
+         {"difference",
+          ((results[i] - results[0]).norm() / results[0].norm().clamp_min(1e-30)).item<double>()}});
+  }
+  return {{"preset", s.preset},       {"parameters", measurement.parameters()},
+          {"pass", p.pass},           {"dtype", p.dtype},
+          {"mask", p.mask},           {"seq", p.seq},
+          {"embed_dim", s.embed_dim}, {"heads", s.heads},
+          {"kv_heads", s.kv_heads},   {"batch", s.batch},
+          {"rotary", !s.no_rotary},   {"threads", s.threads},
+          {"device", s.device},       {"routes", rows}};
+}
+
+void print_point(const Json& point) {
+  fmt::print("\n{} ({} parameters), {}, {}, {}: N = {}, batch {}, rotary {}\n",
+             point["preset"].get<std::string>(), point["parameters"].get<int64_t>(),
+             point["pass"].get<std::string>(), point["dtype"].get<std::string>(),
+             point["mask"].get<std::string>(), point["seq"].get<int64_t>(),
+             point["batch"].get<int64_t>(), point["rotary"].get<bool>() ? "on" : "off");
+  const Json& first = point["routes"][0];
+  fmt::print("  {:<20} {:>10} {:>19} {:>11} {:>9} {:>9}\n", "route", "ms", "spread", "tokens/s",
+             "MiB", "vs " + first["route"].get<std::string>());
+  for (const Json& row : point["routes"]) {
+    fmt::print("  {:<20} {:>10.3f} {:>19} {:>11.0f} {:>9.1f} {:>8.2f}x\n",
+               row["route"].get<std::string>(), row["ms"].get<double>(),
+               fmt::format("{:.3f}-{:.3f}", row["ms_fastest"].get<double>(),
+                           row["ms_slowest"].get<double>()),
+               row["tokens_per_second"].get<double>(), row["peak_memory_mib"].get<double>(),
+               row["ms"].get<double>() / first["ms"].get<double>());
+  }
+  std::fflush(stdout);
+}
+
+void print_csv(const Json& points) {
+  fmt::print(
+      "preset,pass,dtype,mask,seq,batch,rotary,threads,device,route,ms,ms_fastest,ms_slowest,"
+      "tokens_per_second,peak_memory_mib\n");
+  for (const Json& p : points) {
+    for (const Json& row : p["routes"]) {
+      fmt::print("{},{},{},{},{},{},{},{},{},\"{}\",{:.4f},{:.4f},{:.4f},{:.1f},{:.2f}\n",
+                 p["preset"].get<std::string>(), p["pass"].get<std::string>(),
+                 p["dtype"].get<std::string>(), p["mask"].get<std::string>(),
+                 p["seq"].get<int64_t>(), p["batch"].get<int64_t>(), p["rotary"].get<bool>(),
+                 p["threads"].get<int64_t>(), p["device"].get<std::string>(),
+                 row["route"].get<std::string>(), row["ms"].get<double>(),
+                 row["ms_fastest"].get<double>(), row["ms_slowest"].get<double>(),
+                 row["tokens_per_second"].get<double>(), row["peak_memory_mib"].get<double>());
+    }
+  }
+}
+
+std::vector<Point> sweep(const Settings& s) {
+  std::vector<Point> points;
+  for (const int64_t seq : s.seq) {
+    for (const auto& dtype : s.dtype) {
+      for (const auto& mask : s.mask) {
+        for (const auto& pass : s.pass) {
+          if (pass == "decode" && mask != s.mask.front()) continue;  // one query sees all
+          points.push_back({seq, dtype, mask, pass});
+        }
+      }
+    }
+  }
+  return points;
+}
+
+int run(Settings s) {
+  torch::set_num_threads(s.threads);
+  for (std::string& name : s.route) name = route_name(nn::route_from_name(name));
+  if (s.route.empty()) {
+    for (const nn::Route route : nn::routes()) s.route.push_back(route_name(route));
+  }
+  const Machine machine = this_machine();
+  Json report{{"cpu", machine.cpu},
+              {"gpus", machine.gpus},
+              {"torch", DIFFATTN_TORCH_VERSION},
+              {"points", Json::array()}};
+  const bool quiet = s.json || s.csv;
+  if (!quiet) {
+    fmt::print("{}, torch {}; medians of {} interleaved repetitions\n", machine.cpu,
+               DIFFATTN_TORCH_VERSION, s.repeat);
+  }
+  const auto points = sweep(s);
+  Progress progress("bench", static_cast<int64_t>(points.size()));
+  for (const Point& p : points) {
+    report["points"].push_back(measure_point(s, p));
+    progress.clear();
+    if (!quiet) print_point(report["points"].back());
+    progress.step(fmt::format("N = {} {} {}", p.seq, p.mask, p.pass));
+  }
+  progress.clear();
+  if (s.json) fmt::print("{}\n", report.dump(2));
+  if (s.csv) print_csv(report["points"]);
+  return 0;
+}
+
+/// A route's name in any spelling.
+std::string check_route(const std::string& name) {
+  try {
+    nn::route_from_name(name);
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
+Run add_bench_module(CLI::App& bench) {
+  auto* verb = bench.add_subcommand("module", "A whole attention layer, every route, one run");
+  verb->footer(
+      "Example:\n  diffattn bench module --preset microsoft_v1 --seq 1024,4096 --mask "
+      "causal,left_padding --pass forward,backward,decode");
+  auto s = std::make_shared<Settings>();
+  s->threads = torch::get_num_threads();
+  std::vector<std::string> presets;
+  for (const std::string& name : nn::preset_names()) {
+    if (name != "introspective" && name != "dint") presets.push_back(name);
+  }
+  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 24);
+  verb->add_option("--preset", s->preset, "A published attention")->check(CLI::IsMember(presets));
+  verb->add_option("--embed-dim", s->embed_dim, "Width of the model")->check(positive);
+  verb->add_option("--heads", s->heads, "Heads of the equal-size Transformer")->check(positive);
+  verb->add_option("--kv-heads", s->kv_heads, "Its kv heads")->check(positive);
+  verb->add_option("--batch", s->batch, "Batch size")->check(CLI::Range(1, 65536));
+  verb->add_option("--seq", s->seq, "Sequence lengths")->delimiter(',')->check(positive);
+  verb->add_option("--dtype", s->dtype, "float32, bfloat16, float16, float64")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16", "float64"}));
+  verb->add_option("--mask", s->mask,
+                   "causal, full, window, left_padding, right_padding, boolean, additive")
+      ->delimiter(',')
+      ->check(CLI::IsMember(kMasks));
+  verb->add_option("--pass", s->pass, "forward, backward, decode")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"forward", "backward", "decode"}));
+  verb->add_option("--route", s->route, "Which routes, e.g. fused,two_calls (default: all)")
+      ->delimiter(',')
+      ->check(CLI::Validator(check_route, "ROUTE"));
+  verb->add_flag("--no-rotary", s->no_rotary, "Without the preset's rotary embedding");
+  verb->add_option("--threads", s->threads, "Threads")->check(CLI::Range(1, 1024));
+  verb->add_option("--repeat", s->repeat, "Repetitions after a warm-up")
+      ->check(CLI::Range(1, 10000));
+  verb->add_option("--device", s->device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
+  verb->add_flag("--json", s->json, "One JSON object on standard output");
+  verb->add_flag("--csv", s->csv, "Comma-separated values on standard output");
+  return [s] { return run(*s); };
+}
+
+}  // namespace diffattn::app

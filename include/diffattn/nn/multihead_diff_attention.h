@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include "diffattn/nn/attention_layer.h"
+#include "diffattn/nn/attention_options.h"
+#include "diffattn/nn/kv_cache.h"
+#include "diffattn/nn/rotary.h"
+
+namespace diffattn::nn {
+
+/// Differential attention with its projections: x -> q, k, v -> heads -> out. `options` is a point
+/// in the space of published models.
+///
+/// Parameters, with the names of `options.names()` (here the defaults): q_proj.weight
+/// [query_heads d, E], k_proj.weight [key_heads d, C], v_proj.weight [Hkv Dv, C], out_proj.weight
+/// [E, H Dv] and their biases; lambda_q1, lambda_k1, lambda_q2, lambda_k2 [d], or
+/// lambda_proj.weight [H, E], or lambda []; subln.weight [Dv]. Projections start as torch's Linear
+/// does, lambda vectors as N(0, lambda_std^2), the norm's weight as 1.
+class MultiheadDiffAttentionImpl : public AttentionLayer {
+ public:
+  /// Throws for options that contradict each other, naming the option.
+  explicit MultiheadDiffAttentionImpl(MultiheadDiffAttentionOptions options);
+
+  /// See AttentionInput for shapes.
+  torch::Tensor forward(const AttentionInput& input, AttentionTrace* trace = nullptr) override;
+
+  /// Self-attention over x [B, M, E] with the layer's own mask.
+  torch::Tensor forward(const torch::Tensor& x) { return forward(AttentionInput{.x = x}); }
+
+  /// The arguments of the one operation for this input. Appends to the input's cache.
+  HeadTensors head_tensors(const AttentionInput& input);
+
+  /// lambda as `forward` uses it: one number, or [..., H] for LambdaKind::kToken. `activations`:
+  /// the type that LambdaPrecision::kReference rounds to.
+  torch::Tensor lambda(const torch::Tensor& x, torch::ScalarType activations);
+
+  /// Draws new parameters.
+  void reset_parameters();
+
+  /// How to compute it from now on; the numbers stay the same.
+  void set_route(Route route) { options.route(route); }
+
+  void pretty_print(std::ostream& stream) const override;
+
+  MultiheadDiffAttentionOptions options;
+  const AttentionSizes sizes;
+
+ protected:
+  struct KeysAndValues {
+    torch::Tensor k, v;  // [B, N, key_heads, D], [B, N, Hkv, Dv]
+  };
+
+  // Variants project in their own way (Shared-DIFF) or combine heads in their own way (DINT).
+  virtual torch::Tensor query(const torch::Tensor& x);
+  virtual KeysAndValues project_keys_and_values(const torch::Tensor& source);
+
+  void register_projections();
+  void register_lambda_and_norm();
+  KeysAndValues keys_and_values(const AttentionInput& input, const RotaryTable& table);
+  RotaryTable rotary_table(const AttentionInput& input);
+  AttentionOptions operation_options(const AttentionMask& mask) const;
+  void check_input(const AttentionInput& input) const;
+
+  torch::nn::Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, qkv_proj_{nullptr};
+  torch::nn::Linear out_proj_{nullptr}, lambda_proj_{nullptr};
+  torch::Tensor lambda_q1_, lambda_k1_, lambda_q2_, lambda_k2_, lambda_, norm_weight_;
+  Rotary rotary_{nullptr};
+};
+TORCH_MODULE(MultiheadDiffAttention);
+
+}  // namespace diffattn::nn

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include "diffattn/nn/multihead_diff_attention.h"
+
+namespace diffattn::nn {
+
+/// x -> x V U^T, a matrix of rank `rank`: `down` is V^T [rank, in], `up` is U [out, rank].
+class LowRankImpl : public torch::nn::Module {
+ public:
+  LowRankImpl(int64_t in, int64_t out, int64_t rank);
+  torch::Tensor forward(const torch::Tensor& x) { return up(down(x)); }
+
+  torch::nn::Linear down{nullptr}, up{nullptr};
+};
+TORCH_MODULE(LowRank);
+
+/// Shared-DIFF: the two maps share a base projection and differ by matrices of low rank,
+/// W_Q1 = W_Q + U1 V1^T, W_Q2 = W_Q + U2 V2^T, the same for keys; all else as V1.
+///
+/// Parameters: q_proj.weight [H d, E], k_proj.weight [Hkv d, E] (half of V1's), and
+/// {q1,q2,k1,k2}_delta.{down,up}.weight; the rest has V1's names.
+class SharedDiffAttentionImpl : public MultiheadDiffAttentionImpl {
+ public:
+  /// Throws for kinds other than V1, one matrix for q, k and v, and a rank that is not in
+  /// [1, min(E, Hkv d)].
+  SharedDiffAttentionImpl(const MultiheadDiffAttentionOptions& options, int64_t rank);
+
+  const int64_t rank;
+  LowRank q1_delta{nullptr}, q2_delta{nullptr}, k1_delta{nullptr}, k2_delta{nullptr};
+
+ protected:
+  torch::Tensor query(const torch::Tensor& x) override;
+  KeysAndValues project_keys_and_values(const torch::Tensor& source) override;
+
+ private:
+  /// Both maps' heads [..., count, d], in the order of the layer's layout: [..., 2 count, d].
+  torch::Tensor arrange(const torch::Tensor& first, const torch::Tensor& second,
+                        int64_t count) const;
+};
+TORCH_MODULE(SharedDiffAttention);
+
+}  // namespace diffattn::nn

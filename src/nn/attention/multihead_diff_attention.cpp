@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/nn/multihead_diff_attention.h"
+
+#include <ostream>
+#include <sstream>
+
+#include "nn/attention/layout.h"
+
+namespace diffattn::nn {
+namespace {
+
+using torch::Tensor;
+
+constexpr size_t kKeySlot = 0, kValueSlot = 1;
+
+std::string shape(const Tensor& tensor) {
+  std::ostringstream out;
+  out << "shape " << tensor.sizes();
+  return out.str();
+}
+
+/// Each token's place in its own sequence, [total].
+Tensor places_in_sequences(const Tensor& cu_seqlens, int64_t total) {
+  const Tensor offsets = cu_seqlens.to(torch::kLong);
+  const Tensor starts = offsets.slice(0, 0, -1).repeat_interleave(offsets.diff(), 0, total);
+  return torch::arange(total, offsets.options()) - starts;
+}
+
+const char* kind_name(AttentionKind kind) {
+  switch (kind) {
+    case AttentionKind::kV1: return "v1";
+    case AttentionKind::kV2: return "v2";
+    case AttentionKind::kGrouped: return "grouped";
+    case AttentionKind::kTemperature: return "temperature";
+    case AttentionKind::kPlain: break;
+  }
+  return "plain";
+}
+
+}  // namespace
+
+MultiheadDiffAttentionImpl::MultiheadDiffAttentionImpl(MultiheadDiffAttentionOptions given)
+    : options(std::move(given)), sizes(check(options)) {
+  register_projections();
+  register_lambda_and_norm();
+  rotary_ = Rotary(sizes.head_dim, options.rotary());
+  reset_parameters();
+}
+
+Tensor MultiheadDiffAttentionImpl::forward(const AttentionInput& input, AttentionTrace* trace) {
+  const HeadTensors heads = head_tensors(input);
+  if (trace != nullptr) trace->calls.push_back(heads);
+  const Tensor out = attend(options.route(), heads);  // [B, M, H, Dv]
+  return torch::dropout(out_proj_->forward(out.flatten(-2)), options.dropout(), is_training());
+}
+
+HeadTensors MultiheadDiffAttentionImpl::head_tensors(const AttentionInput& input) {
+  check_input(input);
+  const RotaryTable table = rotary_table(input);
+  const Pair q = split_queries(rotary_->rotate(query(input.x), table), options);
+  const KeysAndValues kv = keys_and_values(input, table);
+  const Pair k = split_keys(kv.k, options, sizes);
+  return {.q1 = q.first,
+          .q2 = q.second,
+          .k1 = k.first,
+          .k2 = k.second,
+          .v = share_values(kv.v, options, sizes),
+          .lambda = lambda(input.x, q.first.scalar_type()),
+          .options = operation_options(input.mask),
+          .single_map = options.kind() == AttentionKind::kPlain};
+}
+
+MultiheadDiffAttentionImpl::KeysAndValues MultiheadDiffAttentionImpl::keys_and_values(
+    const AttentionInput& input, const RotaryTable& table) {
+  KvCache* cache = input.cache;
+  if (options.cross_attention() && cache != nullptr && !cache->empty()) {
+    return {cache->filled(kKeySlot), cache->filled(kValueSlot)};
+  }
+  KeysAndValues kv = project_keys_and_values(options.cross_attention() ? *input.context : input.x);
+  kv.k = rotary_->rotate(kv.k, table);
+  if (cache == nullptr) return kv;
+  return {cache->append(kKeySlot, kv.k), cache->append(kValueSlot, kv.v)};
+}
+
+RotaryTable MultiheadDiffAttentionImpl::rotary_table(const AttentionInput& input) {
+  if (options.rotary().style() == RotaryStyle::kNone) return {};
+  const auto like = input.x.options();
+  if (input.positions) return rotary_->table(*input.positions, like);
+  if (const auto& offsets = input.mask.cu_seqlens_q()) {
+    return rotary_->table(places_in_sequences(*offsets, input.x.size(0)), like);
+  }
+  const int64_t offset = input.cache != nullptr ? input.cache->length() : 0;
+  return rotary_->table(offset, input.x.size(1), like);
+}
+
+AttentionOptions MultiheadDiffAttentionImpl::operation_options(const AttentionMask& mask) const {
+  const bool causal = mask.causal().value_or(options.causal());
+  const auto window = mask.window() ? mask.window() : options.window();
+  if (window && !causal) {
+    throw_argument_error("mask.window", "none with bidirectional attention",
+                         std::to_string(*window));
+  }
+  AttentionOptions result = AttentionOptions()
+                                .causal(causal)
+                                .window(window)
+                                .mask(mask.mask())
+                                .key_starts(mask.key_starts())
+                                .key_lengths(mask.key_lengths())
+                                .cu_seqlens_q(mask.cu_seqlens_q())
+                                .cu_seqlens_k(mask.cu_seqlens_k())
+                                .out_scale(sizes.out_scale);
+  if (mask.cu_seqlens_q() && !mask.cu_seqlens_k()) result.cu_seqlens_k(mask.cu_seqlens_q());
+  if (options.kind() == AttentionKind::kTemperature) {
+    const double scale = 1.0 / std::sqrt(static_cast<double>(sizes.head_dim));
+    result.scale(scale).scale2(scale / options.temperature());
+  }
+  if (options.head_norm() != HeadNorm::kNone) {
+    result.norm_eps(options.norm_eps());
+    if (norm_weight_.defined()) result.norm_weight(norm_weight_);
+  }
+  return result;
+}
+
+void MultiheadDiffAttentionImpl::check_input(const AttentionInput& input) const {
+  const bool packed = input.mask.cu_seqlens_q().has_value();
+  const char* axes =
+      packed ? "[total, width], packed by cu_seqlens, width " : "[B, M, width], width ";
+  const auto check_source = [&](const char* name, const Tensor& x, int64_t width) {
+    if (!x.defined()) throw_argument_error(name, "a tensor", "none");
+    if (x.dim() == (packed ? 2 : 3) && x.size(-1) == width) return;
+    throw_argument_error(name, axes + std::to_string(width), shape(x));
+  };
+  check_source("x", input.x, options.embed_dim());
+  if (packed && input.cache != nullptr) {
+    throw_argument_error("cache", "none with packed sequences", "one");
+  }
+  if (!options.cross_attention()) {
+    if (input.context) throw_argument_error("context", "none without cross_attention", "one");
+  } else if (input.context) {
+    check_source("context", *input.context, options.context_dim().value_or(options.embed_dim()));
+  } else if (input.cache == nullptr || input.cache->empty()) {
+    throw_argument_error("context", "a tensor, or a cache that was filled from one", "none");
+  }
+}
+
+void MultiheadDiffAttentionImpl::pretty_print(std::ostream& stream) const {
+  stream << "diffattn::nn::MultiheadDiffAttention(kind=" << kind_name(options.kind())
+         << ", embed_dim=" << options.embed_dim() << ", heads=" << sizes.heads
+         << ", kv_heads=" << sizes.kv_heads << ", head_dim=" << sizes.head_dim
+         << ", value_dim=" << sizes.value_dim << ", lambda_init=" << sizes.lambda_init
+         << ", parameters=" << parameter_count() << ")";
+}
+
+}  // namespace diffattn::nn

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The linear maps of a layer: x -> q, k, v, and back.
+
+#include "diffattn/nn/multihead_diff_attention.h"
+#include "nn/attention/layout.h"
+
+namespace diffattn::nn {
+namespace {
+
+using torch::Tensor;
+
+torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
+  return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
+}
+
+/// Output rows [begin, begin + count) of a linear map.
+Tensor rows_of(const torch::nn::Linear& linear, const Tensor& x, int64_t begin, int64_t count) {
+  const Tensor weight = linear->weight.narrow(0, begin, count);
+  return torch::linear(x, weight,
+                       linear->bias.defined() ? linear->bias.narrow(0, begin, count) : Tensor());
+}
+
+}  // namespace
+
+void MultiheadDiffAttentionImpl::register_projections() {
+  const int64_t embed = options.embed_dim();
+  const int64_t q_rows = sizes.query_heads * sizes.head_dim;
+  const int64_t k_rows = sizes.key_heads * sizes.head_dim;
+  const int64_t v_rows = sizes.kv_heads * sizes.value_dim;
+  const ParameterNames& names = options.names();
+  const bool bias = options.qkv_bias();
+  if (!names.qkv.empty()) {
+    qkv_proj_ = register_module(names.qkv, make_linear(embed, q_rows + k_rows + v_rows, bias));
+  } else {
+    const int64_t source = options.context_dim().value_or(embed);
+    q_proj_ = register_module(names.q, make_linear(embed, q_rows, bias));
+    k_proj_ = register_module(names.k, make_linear(source, k_rows, bias));
+    v_proj_ = register_module(names.v, make_linear(source, v_rows, bias));
+  }
+  out_proj_ = register_module(
+      names.out, make_linear(sizes.heads * sizes.value_dim, embed, options.out_bias()));
+}
+
+Tensor MultiheadDiffAttentionImpl::query(const Tensor& x) {
+  const int64_t rows = sizes.query_heads * sizes.head_dim;
+  const Tensor q = qkv_proj_ ? rows_of(qkv_proj_, x, 0, rows) : q_proj_->forward(x);
+  return q.unflatten(-1, {sizes.query_heads, sizes.head_dim});
+}
+
+MultiheadDiffAttentionImpl::KeysAndValues MultiheadDiffAttentionImpl::project_keys_and_values(
+    const Tensor& source) {
+  Tensor k, v;
+  if (qkv_proj_) {
+    const int64_t k_begin = sizes.query_heads * sizes.head_dim;
+    const int64_t k_rows = sizes.key_heads * sizes.head_dim;
+    k = rows_of(qkv_proj_, source, k_begin, k_rows);
+    v = rows_of(qkv_proj_, source, k_begin + k_rows, sizes.kv_heads * sizes.value_dim);
+  } else {
+    k = k_proj_->forward(source);
+    v = v_proj_->forward(source);
+  }
+  return {k.unflatten(-1, {sizes.key_heads, sizes.head_dim}), join_values(v, options, sizes)};
+}
+
+}  // namespace diffattn::nn

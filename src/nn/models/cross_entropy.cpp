@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// With z = hidden weight^T [T, V], lse = logsumexp(z), one-hot y, smoothing e and z-loss c, a row
+// costs
+//   lse - (1 - e) z_y - (e / V) sum(z) + c lse^2
+// and its gradient in z is
+//   softmax(z) (1 + 2 c lse) - (1 - e) y - e / V.
+// That gradient needs nothing from above but one factor, so the forward pass forms
+//   dhidden = dz weight,  dweight = dz^T hidden
+// chunk by chunk and the backward pass only scales them: three products in all, as with whole
+// logits, and never more than one chunk of them.
+
+#include "diffattn/nn/cross_entropy.h"
+
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace diffattn::nn {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Chunked {
+  Tensor loss;     // []: sum over rows
+  Tensor dhidden;  // [T, E], where wanted
+  Tensor dweight;  // [V, E], where wanted
+};
+
+/// Turns logits [t, V] in place into their gradient for rows that count with `factor` [t, 1].
+void logits_to_gradient(Tensor& logits, const Tensor& lse, const Tensor& target,
+                        const Tensor& factor, const CrossEntropyOptions& options) {
+  const double smoothing = options.label_smoothing();
+  logits.sub_(lse).exp_();
+  if (options.z_loss() != 0.0) logits.mul_(1.0 + 2.0 * options.z_loss() * lse);
+  if (smoothing != 0.0) logits.sub_(smoothing / static_cast<double>(logits.size(1)));
+  logits.scatter_add_(1, target, torch::full_like(factor, smoothing - 1.0));
+  logits.mul_(factor);
+}
+
+/// The type of logits and sums.
+torch::ScalarType wide_type(const Tensor& hidden) {
+  return hidden.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
+}
+
+/// Rows of logits that fit into the budget.
+int64_t chunk_rows(int64_t vocabulary, const CrossEntropyOptions& options) {
+  const int64_t row_bytes = std::max<int64_t>(1, vocabulary * int64_t{sizeof(float)});
+  return std::max<int64_t>(1, options.chunk_bytes() / row_bytes);
+}
+
+/// hidden [T, E], weight [V, E], labels [T], inverse_count [].
+Chunked run_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
+                   const Tensor& inverse_count, bool gradients,
+                   const CrossEntropyOptions& options) {
+  const int64_t rows = hidden.size(0), chunk = chunk_rows(weight.size(0), options);
+  const auto wide = wide_type(hidden);
+  const auto sums = hidden.options().dtype(wide);
+  Chunked result{torch::zeros({}, sums), {}, {}};
+  if (gradients) {
+    result.dhidden = torch::empty(hidden.sizes(), sums);
+    result.dweight = torch::zeros(weight.sizes(), sums);
+  }
+  const Tensor weight_t = weight.t();
+  for (int64_t begin = 0; begin < rows; begin += chunk) {
+    const int64_t end = std::min(rows, begin + chunk);
+    const Tensor h = hidden.slice(0, begin, end);
+    const Tensor label = labels.slice(0, begin, end).unsqueeze(1);
+    const Tensor counts = label.ne(options.ignore_index());
+    const Tensor target = torch::where(counts, label, 0);
+    Tensor logits = torch::matmul(h, weight_t).to(wide);
+    const Tensor lse = torch::logsumexp(logits, 1, /*keepdim=*/true);
+    const double smoothing = options.label_smoothing();
+    Tensor loss = lse - (1.0 - smoothing) * logits.gather(1, target);
+    if (smoothing != 0.0) loss = loss - smoothing * logits.mean(1, /*keepdim=*/true);
+    if (options.z_loss() != 0.0) loss = loss + options.z_loss() * lse.square();
+    result.loss += torch::where(counts, loss, 0.0).sum();
+    if (!gradients) continue;
+    logits_to_gradient(logits, lse, target, counts * inverse_count, options);
+    const Tensor dlogits = logits.to(h.scalar_type());
+    result.dhidden.slice(0, begin, end).copy_(torch::matmul(dlogits, weight));
+    if (h.scalar_type() == wide) {
+      result.dweight.addmm_(dlogits.t(), h);
+    } else {
+      result.dweight += torch::matmul(dlogits.t(), h);
+    }
+  }
+  return result;
+}
+
+class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
+ public:
+  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& weight,
+                        const Tensor& labels, const Tensor& inverse_count,
+                        const CrossEntropyOptions& options) {
+    const Chunked chunked =
+        run_chunks(hidden, weight, labels, inverse_count, /*gradients=*/true, options);
+    ctx->save_for_backward({chunked.dhidden, chunked.dweight});
+    ctx->saved_data["hidden_type"] = hidden.scalar_type();
+    ctx->saved_data["weight_type"] = weight.scalar_type();
+    return chunked.loss * inverse_count;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto hidden_type = ctx->saved_data["hidden_type"].toScalarType();
+    const auto weight_type = ctx->saved_data["weight_type"].toScalarType();
+    return {(saved[0] * grads[0]).to(hidden_type), (saved[1] * grads[0]).to(weight_type), Tensor(),
+            Tensor(), Tensor()};
+  }
+};
+
+void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
+           const CrossEntropyOptions& options) {
+  TORCH_CHECK(hidden.dim() >= 1 && weight.dim() == 2 && hidden.size(-1) == weight.size(1),
+              "linear_cross_entropy: weight: expected [V, ", hidden.size(-1), "], got ",
+              weight.sizes());
+  TORCH_CHECK(labels.sizes() == hidden.sizes().slice(0, hidden.dim() - 1) &&
+                  labels.scalar_type() == torch::kLong,
+              "linear_cross_entropy: labels: expected int64 of shape ",
+              hidden.sizes().slice(0, hidden.dim() - 1), ", got ", labels.scalar_type(), " ",
+              labels.sizes());
+  TORCH_CHECK(options.label_smoothing() >= 0.0 && options.label_smoothing() < 1.0,
+              "linear_cross_entropy: label_smoothing: expected a number in [0, 1), got ",
+              options.label_smoothing());
+}
+
+/// hidden [T, E] and weight in the type that their product should have: autocast's inside its
+/// regions, else the weight's.
+std::pair<Tensor, Tensor> product_operands(const Tensor& hidden, const Tensor& weight) {
+  const auto device = hidden.device().type();
+  const auto type = at::autocast::is_autocast_enabled(device)
+                        ? at::autocast::get_autocast_dtype(device)
+                        : weight.scalar_type();
+  return {hidden.flatten(0, -2).to(type), weight.to(type)};
+}
+
+c10::DispatchKeySet autocast_keys(const Tensor& tensor) {
+  return c10::DispatchKeySet(
+      at::autocast::get_autocast_dispatch_key_from_device_type(tensor.device().type()));
+}
+
+}  // namespace
+
+TokenLoss linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
+                               const CrossEntropyOptions& options) {
+  check(hidden, weight, labels, options);
+  const auto [h, w] = product_operands(hidden, weight);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_keys(hidden));
+  const Tensor flat = labels.flatten();
+  const Tensor count = flat.ne(options.ignore_index()).sum();
+  const Tensor inverse_count = 1.0 / count.clamp_min(1).to(wide_type(h));
+  if (torch::GradMode::is_enabled() && (h.requires_grad() || w.requires_grad())) {
+    return {LinearCrossEntropy::apply(h, w, flat, inverse_count, options), count};
+  }
+  const Chunked chunked = run_chunks(h, w, flat, inverse_count, /*gradients=*/false, options);
+  return {chunked.loss * inverse_count, count};
+}
+
+int64_t count_correct(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
+                      const CrossEntropyOptions& options) {
+  check(hidden, weight, labels, options);
+  const torch::NoGradGuard no_grad;
+  const auto [h, w] = product_operands(hidden, weight);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_keys(hidden));
+  const Tensor flat = labels.flatten();
+  const int64_t chunk = chunk_rows(weight.size(0), options);
+  Tensor correct = torch::zeros({}, flat.options());
+  for (int64_t begin = 0; begin < h.size(0); begin += chunk) {
+    const Tensor best = torch::matmul(h.slice(0, begin, begin + chunk), w.t()).argmax(-1);
+    // No token has the ignored label's number, so ignored rows are never right.
+    correct += best.eq(flat.slice(0, begin, begin + chunk)).sum();
+  }
+  return correct.item<int64_t>();
+}
+
+}  // namespace diffattn::nn

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/nn/generate.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace diffattn::nn {
+namespace {
+
+using torch::Tensor;
+using Rows = std::vector<std::vector<int64_t>>;
+
+constexpr double kNever = -std::numeric_limits<double>::infinity();
+
+void check(const CausalLMImpl& model, const Rows& prompts, const SamplingOptions& options) {
+  TORCH_CHECK(!prompts.empty(), "generate: prompts: expected at least one");
+  for (size_t row = 0; row < prompts.size(); ++row) {
+    TORCH_CHECK(!prompts[row].empty(), "generate: prompt ", row, ": expected at least one token");
+    for (const int64_t id : prompts[row]) {
+      TORCH_CHECK(id >= 0 && id < model.config.vocab_size, "generate: prompt ", row,
+                  ": expected token ids below ", model.config.vocab_size, ", got ", id);
+    }
+  }
+  TORCH_CHECK(options.max_new_tokens() >= 0, "generate: max_new_tokens: expected at least 0, got ",
+              options.max_new_tokens());
+  TORCH_CHECK(options.temperature() >= 0.0, "generate: temperature: expected at least 0, got ",
+              options.temperature());
+  TORCH_CHECK(options.top_k() >= 0, "generate: top_k: expected at least 0, got ", options.top_k());
+  TORCH_CHECK(options.top_p() > 0.0 && options.top_p() <= 1.0,
+              "generate: top_p: expected a number in (0, 1], got ", options.top_p());
+  TORCH_CHECK(options.repetition_penalty() > 0.0,
+              "generate: repetition_penalty: expected a positive number, got ",
+              options.repetition_penalty());
+}
+
+/// Prompts [B, N], shorter ones after padding, and where each begins.
+struct Padded {
+  Tensor ids, starts, positions;  // [B, N], [B], [B, N]
+};
+
+Padded pad_left(const Rows& prompts, torch::Device device) {
+  size_t longest = 0;
+  for (const auto& prompt : prompts) longest = std::max(longest, prompt.size());
+  const auto rows = static_cast<int64_t>(prompts.size()), width = static_cast<int64_t>(longest);
+  Padded padded{torch::zeros({rows, width}, torch::kLong), torch::empty({rows}, torch::kLong), {}};
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto& prompt = prompts[static_cast<size_t>(row)];
+    const int64_t start = width - static_cast<int64_t>(prompt.size());
+    padded.ids[row].slice(0, start).copy_(torch::tensor(prompt, torch::kLong));
+    padded.starts[row] = start;
+  }
+  padded.positions =
+      (torch::arange(width).unsqueeze(0) - padded.starts.unsqueeze(1)).clamp_min(0).to(device);
+  padded.ids = padded.ids.to(device);
+  padded.starts = padded.starts.to(device);
+  return padded;
+}
+
+/// logits [B, V] with tokens of `seen` [B, V] made less likely.
+Tensor penalize(const Tensor& logits, const Tensor& seen, double penalty) {
+  return torch::where(seen, torch::where(logits > 0, logits / penalty, logits * penalty), logits);
+}
+
+/// Keeps the shortest list of likeliest tokens whose probability reaches top_p.
+Tensor keep_top_p(const Tensor& logits, double top_p) {
+  const auto [sorted, order] = logits.sort(-1, /*descending=*/true);
+  const Tensor before = sorted.softmax(-1).cumsum(-1) - sorted.softmax(-1);
+  const Tensor kept = sorted.masked_fill(before >= top_p, kNever);
+  return torch::empty_like(logits).scatter_(-1, order, kept);
+}
+
+class Sampler {
+ public:
+  Sampler(const SamplingOptions& options, torch::Device device)
+      : options_(options), generator_(at::globalContext().defaultGenerator(device).clone()) {
+    generator_.set_current_seed(options.seed());
+  }
+
+  /// logits [B, V] -> [B].
+  Tensor next(Tensor logits, const Tensor& seen) {
+    logits = logits.to(torch::kFloat32);
+    if (seen.defined()) logits = penalize(logits, seen, options_.repetition_penalty());
+    if (options_.temperature() == 0.0) return logits.argmax(-1);
+    logits = logits / options_.temperature();
+    if (options_.top_k() > 0 && options_.top_k() < logits.size(-1)) {
+      const Tensor least = std::get<0>(logits.topk(options_.top_k())).slice(-1, -1);
+      logits = logits.masked_fill(logits < least, kNever);
+    }
+    if (options_.top_p() < 1.0) logits = keep_top_p(logits, options_.top_p());
+    return logits.softmax(-1).multinomial(1, /*replacement=*/false, generator_).squeeze(-1);
+  }
+
+ private:
+  SamplingOptions options_;
+  at::Generator generator_;
+};
+
+/// Which tokens occurred in each row, [B, V]; undefined when the penalty is off.
+Tensor occurred(const Padded& padded, int64_t vocabulary, double penalty) {
+  if (penalty == 1.0) return {};
+  Tensor seen =
+      torch::zeros({padded.ids.size(0), vocabulary}, padded.ids.options().dtype(torch::kBool));
+  const Tensor columns = torch::arange(padded.ids.size(1), padded.ids.options());
+  // Padding marks the row's first real token instead: it occurs anyway.
+  const Tensor first = padded.ids.gather(1, padded.starts.unsqueeze(1));
+  const Tensor real = columns.unsqueeze(0) >= padded.starts.unsqueeze(1);
+  seen.scatter_(1, torch::where(real, padded.ids, first), true);
+  return seen;
+}
+
+/// Takes one step's tokens; which rows go on.
+void collect(const Tensor& next, const SamplingOptions& options, const OnToken& on_token,
+             Rows& rows, std::vector<bool>& alive) {
+  const Tensor host = next.to(torch::kCPU);
+  const auto& stops = options.stop_tokens();
+  for (size_t row = 0; row < rows.size(); ++row) {
+    if (!alive[row]) continue;
+    const int64_t token = host[static_cast<int64_t>(row)].item<int64_t>();
+    rows[row].push_back(token);
+    if (on_token && !on_token(row, token)) alive[row] = false;
+    if (std::ranges::find(stops, token) != stops.end()) alive[row] = false;
+  }
+}
+
+}  // namespace
+
+Rows generate(CausalLMImpl& model, const Rows& prompts, const SamplingOptions& options,
+              const OnToken& on_token) {
+  check(model, prompts, options);
+  const c10::InferenceMode inference;
+  const torch::Device device = model.head_weight().device();
+  const Padded padded = pad_left(prompts, device);
+  Tensor seen = occurred(padded, model.config.vocab_size, options.repetition_penalty());
+  Sampler sampler(options, device);
+  KvCaches caches(model.model->layers.size());
+  DecoderInput input;
+  input.ids = padded.ids;
+  input.positions = padded.positions;
+  input.caches = &caches;
+  if (prompts.size() > 1) input.mask.key_starts(padded.starts);
+  Rows rows(prompts.size());
+  std::vector<bool> alive(prompts.size(), true);
+  for (int64_t step = 0; step < options.max_new_tokens(); ++step) {
+    const Tensor last = model.forward(input).last.select(1, -1);  // [B, E]
+    const Tensor next = sampler.next(model.logits(last), seen);
+    if (seen.defined()) seen.scatter_(1, next.unsqueeze(1), true);
+    collect(next, options, on_token, rows, alive);
+    if (std::ranges::find(alive, true) == alive.end()) break;
+    input.ids = next.unsqueeze(1);
+    input.positions = input.positions->slice(1, -1) + 1;
+  }
+  return rows;
+}
+
+}  // namespace diffattn::nn

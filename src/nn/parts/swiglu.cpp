@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/nn/swiglu.h"
+
+#include "diffattn/ops.h"
+
+namespace diffattn::nn {
+
+SwiGLUImpl::SwiGLUImpl(const SwiGLUOptions& options_) : options(options_) { reset(); }
+
+void SwiGLUImpl::reset() {
+  const auto at_least_one = [](const char* name, int64_t size) {
+    if (size < 1) throw_argument_error(name, "a width of at least 1", std::to_string(size));
+  };
+  at_least_one("dim", options.dim());
+  at_least_one("hidden", options.hidden());
+  const auto linear = [&](const char* name, int64_t in, int64_t out) {
+    return register_module(
+        name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(options.bias())));
+  };
+  if (options.merged()) {
+    gate_up_proj = linear("gate_up_proj", options.dim(), 2 * options.hidden());
+  } else {
+    gate_proj = linear("gate_proj", options.dim(), options.hidden());
+    up_proj = linear("up_proj", options.dim(), options.hidden());
+  }
+  down_proj = linear("down_proj", options.hidden(), options.dim());
+}
+
+torch::Tensor SwiGLUImpl::forward(const torch::Tensor& x) {
+  if (!options.merged()) return down_proj(torch::silu(gate_proj(x)) * up_proj(x));
+  const auto halves = gate_up_proj(x).chunk(2, -1);
+  return down_proj(torch::silu(halves[0]) * halves[1]);
+}
+
+}  // namespace diffattn::nn

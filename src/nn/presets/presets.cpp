@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/nn/presets.h"
+
+#include <functional>
+
+#include "diffattn/nn/dint_attention.h"
+#include "diffattn/nn/introspective_attention.h"
+#include "diffattn/nn/multihead_diff_attention.h"
+
+namespace diffattn::nn {
+namespace {
+
+using Options = MultiheadDiffAttentionOptions;
+
+/// Half of a head count: heads come in pairs.
+int64_t pairs(const char* name, int64_t count) {
+  if (count < 2 || count % 2 != 0) {
+    throw_argument_error(name, "an even number: heads come in pairs", std::to_string(count));
+  }
+  return count / 2;
+}
+
+int64_t kv_heads(const PresetOptions& p) { return p.num_kv_heads().value_or(p.num_heads()); }
+
+int64_t head_dim(const PresetOptions& p) {
+  if (p.head_dim()) return *p.head_dim();
+  if (p.num_heads() < 1 || p.embed_dim() % p.num_heads() != 0) {
+    throw_argument_error(
+        "num_heads",
+        "a divisor of embed_dim " + std::to_string(p.embed_dim()) + ", or head_dim beside it",
+        std::to_string(p.num_heads()));
+  }
+  return p.embed_dim() / p.num_heads();
+}
+
+/// What every preset takes from its sizes.
+Options sized(const PresetOptions& p, int64_t heads, int64_t kv, RotaryStyle style,
+              const char* out_name) {
+  RotaryOptions rotary = p.rotary();
+  ParameterNames names;
+  names.out = out_name;
+  return Options(p.embed_dim(), heads)
+      .num_kv_heads(kv)
+      .head_dim(head_dim(p))
+      .rotary(rotary.style(p.cross_attention() ? RotaryStyle::kNone : style))
+      .layer_index(p.layer_index())
+      .norm_eps(p.norm_eps())
+      .lambda_std(p.lambda_std())
+      .qkv_bias(p.bias().value_or(false))
+      .out_bias(p.bias().value_or(false))
+      .causal(p.causal())
+      .window(p.window())
+      .cross_attention(p.cross_attention())
+      .context_dim(p.context_dim())
+      .dropout(p.dropout())
+      .names(names);
+}
+
+/// V1 and its kin: pairs of sub-heads.
+Options paired(const PresetOptions& p, RotaryStyle style, const char* out_name) {
+  const int64_t heads = pairs("num_heads", p.num_heads());
+  return sized(p, heads, pairs("num_kv_heads", kv_heads(p)), style, out_name);
+}
+
+Options microsoft_v1(const PresetOptions& p) {
+  return paired(p, RotaryStyle::kInterleaved, "out_proj");
+}
+
+Options microsoft_v2(const PresetOptions& p) {
+  return sized(p, p.num_heads(), kv_heads(p), RotaryStyle::kInterleaved, "o_proj")
+      .kind(AttentionKind::kV2)
+      .lambda(LambdaKind::kToken)
+      .head_norm(HeadNorm::kNone);
+}
+
+Options diffllama(const PresetOptions& p) {
+  return paired(p, RotaryStyle::kHalfSplit, "o_proj")
+      .layout(HeadLayout::kHalves)
+      .head_norm(HeadNorm::kPlain);
+}
+
+/// One matrix for q, k and v, biases, no positions. Layers that reuse another layer's keys and
+/// values have a q matrix only and are not covered. Cross-attention has matrices of its own.
+Options phi4_flash(const PresetOptions& p) {
+  ParameterNames names;
+  if (!p.cross_attention()) names.qkv = "Wqkv";
+  names.inner = "inner_cross_attn";
+  return paired(p, RotaryStyle::kNone, "out_proj")
+      .qkv_bias(p.bias().value_or(true))
+      .out_bias(p.bias().value_or(true))
+      .names(names);
+}
+
+Options motif_2_6b(const PresetOptions& p) {
+  return paired(p, RotaryStyle::kHalfSplit, "o_proj").lambda_schedule(LambdaSchedule::kMotif);
+}
+
+/// One noise head per pair of kv heads; all others are signal heads.
+Options motif_2_12_7b(const PresetOptions& p) {
+  const int64_t noise = pairs("num_kv_heads", kv_heads(p));
+  if (p.num_heads() <= noise) {
+    throw_argument_error("num_heads", "more than the " + std::to_string(noise) + " noise heads",
+                         std::to_string(p.num_heads()));
+  }
+  return sized(p, p.num_heads() - noise, noise, RotaryStyle::kHalfSplit, "o_proj")
+      .kind(AttentionKind::kGrouped)
+      .noise_heads(noise)
+      .lambda_schedule(LambdaSchedule::kMotif);
+}
+
+/// One map; the second one, of `temperature`, is made of the same q and k.
+Options transformer(const PresetOptions& p) {
+  return sized(p, p.num_heads(), kv_heads(p), RotaryStyle::kHalfSplit, "o_proj")
+      .kind(AttentionKind::kPlain)
+      .head_norm(HeadNorm::kNone);
+}
+
+Options temperature(const PresetOptions& p) {
+  return transformer(p).kind(AttentionKind::kTemperature).lambda(LambdaKind::kFixed);
+}
+
+struct Preset {
+  std::string name;
+  std::function<Options(const PresetOptions&)> options;  // none: not multi-head attention
+};
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> list{
+      {"microsoft_v1", microsoft_v1}, {"microsoft_v2", microsoft_v2},
+      {"diffllama", diffllama},       {"phi4_flash", phi4_flash},
+      {"motif_2_6b", motif_2_6b},     {"motif_2_12_7b", motif_2_12_7b},
+      {"dint", microsoft_v1},         {"introspective", nullptr},
+      {"temperature", temperature},   {"transformer", transformer}};
+  return list;
+}
+
+std::shared_ptr<AttentionLayer> introspective(const PresetOptions& p) {
+  if (p.cross_attention()) {
+    throw_argument_error("cross_attention", "self-attention for introspective attention",
+                         "cross-attention");
+  }
+  if (p.head_dim() && *p.head_dim() * p.num_heads() != p.embed_dim()) {
+    throw_argument_error("head_dim", "embed_dim / num_heads for introspective attention",
+                         std::to_string(*p.head_dim()));
+  }
+  RotaryOptions rotary = p.rotary();
+  return std::make_shared<IntrospectiveAttentionImpl>(
+      IntrospectiveAttentionOptions(p.embed_dim(), p.num_heads())
+          .num_kv_heads(p.num_kv_heads())
+          .norm_eps(p.norm_eps())
+          .causal(p.causal())
+          .window(p.window())
+          .rotary(rotary.style(RotaryStyle::kHalfSplit)));
+}
+
+}  // namespace
+
+const std::vector<std::string>& preset_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> result;
+    for (const Preset& preset : presets()) result.push_back(preset.name);
+    return result;
+  }();
+  return names;
+}
+
+Options preset_options(const std::string& name, const PresetOptions& options) {
+  std::string known;
+  for (const Preset& preset : presets()) {
+    if (preset.name == name && preset.options) return preset.options(options);
+    if (preset.options) known += (known.empty() ? "" : ", ") + preset.name;
+  }
+  throw_argument_error("preset", "one of " + known, "'" + name + "'");
+}
+
+std::shared_ptr<AttentionLayer> make_preset(const std::string& name, const PresetOptions& options) {
+  if (name == "introspective") return introspective(options);
+  const Options point = preset_options(name, options);
+  if (name == "dint") return std::make_shared<DintAttentionImpl>(point);
+  return std::make_shared<MultiheadDiffAttentionImpl>(point);
+}
+
+void print_preset(std::ostream& stream, const std::string& preset, const PresetOptions& options) {
+  const auto layer = make_preset(preset, options);
+  stream << preset << ": " << layer->parameter_count() << " parameters, " << layer->name() << '\n';
+}
+
+}  // namespace diffattn::nn

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sequences in pieces: what came before, padding, packing and caches do not change the numbers.
+
+#include "layers.h"
+
+namespace diffattn::testing {
+namespace {
+
+using nn::KvCache;
+using Options = MultiheadDiffAttentionOptions;
+using torch::Tensor;
+
+constexpr double kRounding = 2e-6;  // float32, values of order 1
+
+Tensor integers(std::vector<int64_t> values) { return torch::tensor(values, torch::kLong); }
+
+Tensor random_input(int64_t batch, int64_t length) { return torch::randn({batch, length, 32}); }
+
+TEST(Causality, LaterTokensLeaveEarlierOutputsBitIdentical) {
+  const torch::NoGradGuard no_grad;
+  for (const NamedOptions& kind : every_kind()) {
+    auto layer = make_layer(kind.options, torch::kFloat32);
+    const Tensor x = random_input(2, 40);
+    for (const auto& mask : {AttentionMask(), AttentionMask().window(5)}) {
+      const Tensor before = layer->forward({.x = x, .mask = mask});
+      for (const int64_t t : {1, 17, 39}) {
+        Tensor changed = x.clone();
+        changed.select(1, t).add_(3.0);
+        const Tensor after = layer->forward({.x = changed, .mask = mask});
+        EXPECT_TRUE(torch::equal(after.narrow(1, 0, t), before.narrow(1, 0, t)))
+            << kind.name << ", token " << t;
+        EXPECT_FALSE(torch::equal(after.select(1, t), before.select(1, t))) << kind.name;
+      }
+    }
+  }
+}
+
+TEST(Padding, LeftAndRightEqualTheSequenceAlone) {
+  for (const NamedOptions& kind : every_kind()) {
+    auto layer = make_layer(kind.options, torch::kFloat32);
+    for (const bool causal : {true, false}) {
+      const Tensor x = random_input(2, 12);
+      const Tensor alone = layer->forward(
+          {.x = x.narrow(0, 1, 1).narrow(1, 0, 7), .mask = AttentionMask().causal(causal)});
+      const Tensor right = layer->forward(
+          {.x = x, .mask = AttentionMask().causal(causal).key_lengths(integers({12, 7}))});
+      expect_close(right.narrow(0, 1, 1).narrow(1, 0, 7), alone, kRounding, kind.name + ", right");
+      // The same tokens at the end of the row; positions count from the first real token.
+      Tensor shifted = x.clone();
+      shifted[1].narrow(0, 5, 7).copy_(x[1].narrow(0, 0, 7));
+      const Tensor positions =
+          torch::stack({torch::arange(12), (torch::arange(12) - 5).clamp_min(0)});
+      const Tensor left =
+          layer->forward({.x = shifted,
+                          .mask = AttentionMask().causal(causal).key_starts(integers({0, 5})),
+                          .positions = positions});
+      expect_close(left.narrow(0, 1, 1).narrow(1, 5, 7), alone, kRounding, kind.name + ", left");
+    }
+  }
+}
+
+TEST(Packing, EqualsTheSequencesAlone) {
+  for (const NamedOptions& kind : every_kind()) {
+    auto layer = make_layer(kind.options, torch::kFloat32);
+    const Tensor x = torch::randn({13, 32});
+    const Tensor out =
+        layer->forward({.x = x, .mask = AttentionMask().cu_seqlens_q(integers({0, 4, 5, 13}))});
+    for (const auto& [begin, count] : {std::pair{0, 4}, {4, 1}, {5, 8}}) {
+      expect_close(out.narrow(0, begin, count),
+                   layer->forward(x.narrow(0, begin, count).unsqueeze(0)).squeeze(0), kRounding,
+                   kind.name + ", from " + std::to_string(begin));
+    }
+  }
+}
+
+/// Prompt, single tokens and several at once; then back, and other tokens from there.
+TEST(Cache, DecodingEqualsTheFullForward) {
+  const torch::NoGradGuard no_grad;
+  for (const NamedOptions& kind : every_kind()) {
+    auto layer = make_layer(kind.options, torch::kFloat32);
+    const Tensor x = random_input(2, 30);
+    const auto mask = AttentionMask().key_starts(integers({0, 2}));
+    const Tensor full = layer->forward({.x = x, .mask = mask});
+    KvCache cache(8);
+    const auto step = [&](const Tensor& tokens, int64_t begin, int64_t count) {
+      return layer->forward({.x = tokens.narrow(1, begin, count), .mask = mask, .cache = &cache});
+    };
+    for (const auto& [begin, count] : {std::pair{0, 6}, {6, 1}, {7, 1}, {8, 5}, {13, 17}}) {
+      expect_close(step(x, begin, count), full.narrow(1, begin, count), kRounding,
+                   kind.name + ", from " + std::to_string(begin));
+    }
+    EXPECT_EQ(cache.length(), 30);
+
+    Tensor other = x.clone();
+    other.narrow(1, 9, 21).normal_();
+    const Tensor other_full = layer->forward({.x = other, .mask = mask});
+    cache.rewind(9);
+    for (const auto& [begin, count] : {std::pair{9, 1}, {10, 20}}) {
+      expect_close(step(other, begin, count), other_full.narrow(1, begin, count), kRounding,
+                   kind.name + ", after rewinding, from " + std::to_string(begin));
+    }
+  }
+}
+
+TEST(Cache, FollowsItsRows) {
+  const torch::NoGradGuard no_grad;
+  auto layer = make_layer(every_kind()[0].options, torch::kFloat32);
+  const Tensor x = random_input(3, 10);
+  KvCache cache(4);
+  layer->forward({.x = x.narrow(1, 0, 8), .cache = &cache});
+  KvCache copy = cache.clone();
+  const Tensor rows = integers({2, 2, 0});
+  cache.select_rows(rows);
+  const Tensor chosen = x.index_select(0, rows);
+  const Tensor out = layer->forward({.x = chosen.narrow(1, 8, 2), .cache = &cache});
+  expect_close(out, layer->forward(chosen).narrow(1, 8, 2), kRounding, "chosen rows");
+  const Tensor kept = layer->forward({.x = x.narrow(1, 8, 2), .cache = &copy});
+  expect_close(kept, layer->forward(x).narrow(1, 8, 2), kRounding, "the copy");
+}
+
+TEST(Cache, RefusesWhatItCannotHold) {
+  KvCache cache;
+  const Tensor rows = torch::randn({2, 3, 4, 8});
+  EXPECT_THROW(cache.append(0, rows.clone().requires_grad_(true)), Error);
+  cache.append(0, rows);
+  EXPECT_THROW(cache.append(0, torch::randn({3, 3, 4, 8})), Error);
+  EXPECT_THROW(cache.append(0, torch::randn({2, 3, 4, 9})), Error);
+  EXPECT_THROW(cache.append(0, rows.to(torch::kFloat64)), Error);
+  EXPECT_THROW(cache.rewind(4), Error);
+  EXPECT_THROW(cache.rewind(-1), Error);
+  EXPECT_THROW(KvCache(0), Error);
+  cache.rewind(1);
+  EXPECT_EQ(cache.length(), 1);
+  EXPECT_TRUE(torch::equal(cache.filled(0), rows.narrow(1, 0, 1)));
+  cache.clear();
+  EXPECT_TRUE(cache.empty());
+}
+
+/// Keys and values of the context: padded, and read once into a cache.
+TEST(CrossAttention, ReadsItsContext) {
+  const torch::NoGradGuard no_grad;
+  for (NamedOptions kind : every_kind()) {
+    kind.options.rotary({}).cross_attention(true).context_dim(20).causal(false);
+    auto layer = make_layer(kind.options, torch::kFloat32);
+    const Tensor x = random_input(2, 6), context = torch::randn({2, 9, 20});
+    const auto mask = AttentionMask().key_lengths(integers({9, 4}));
+    const Tensor full = layer->forward({.x = x, .context = context, .mask = mask});
+    const Tensor alone = layer->forward(
+        {.x = x.narrow(0, 1, 1), .context = context.narrow(0, 1, 1).narrow(1, 0, 4)});
+    expect_close(full.narrow(0, 1, 1), alone, kRounding, kind.name + ", padded context");
+    KvCache cache;
+    for (int64_t t = 0; t < 6; ++t) {
+      AttentionInput step{.x = x.narrow(1, t, 1), .mask = mask, .cache = &cache};
+      if (t == 0) step.context = context;
+      expect_close(layer->forward(step), full.narrow(1, t, 1), kRounding, kind.name + ", cached");
+    }
+    EXPECT_EQ(cache.length(), 9);
+  }
+}
+
+TEST(Trace, HandsOutWhatWasComputed) {
+  auto layer = make_layer(every_kind()[0].options, torch::kFloat32);
+  const Tensor x = random_input(2, 5).requires_grad_(true);
+  nn::AttentionTrace trace;
+  const Tensor out = layer->forward({.x = x}, &trace);
+  ASSERT_EQ(trace.calls.size(), 1U);
+  const auto& h = trace.calls[0];
+  const Tensor weight = layer->named_parameters()["out_proj.weight"];
+  expect_close(torch::linear(attend(nn::Route::kFused, h).flatten(2), weight), out, 0.0, "output");
+  const Tensor stats = attention_stats(h.q1, h.q2, h.k1, h.k2, h.lambda, h.options);
+  stats.select(-1, kStatAbsSum).sum().backward();
+  EXPECT_GT(x.grad().abs().max().item<float>(), 0.0F);
+}
+
+/// The same numbers on a GPU, forward and backward.
+TEST(Cuda, GivesWhatTheCpuGives) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no CUDA device";
+  for (const NamedOptions& kind : every_kind()) {
+    auto layer = make_layer(kind.options, torch::kFloat32);
+    const Tensor x = random_input(2, 19);
+    const auto gradients = [&](const Tensor& input) {
+      layer->zero_grad();
+      const Tensor out = layer->forward(input);
+      out.square().sum().backward();
+      std::vector<Tensor> result{out.detach().cpu()};
+      for (const Tensor& p : layer->parameters()) result.push_back(p.grad().cpu());
+      return result;
+    };
+    const auto on_cpu = gradients(x);
+    layer->to(torch::kCUDA);
+    const auto on_cuda = gradients(x.to(torch::kCUDA));
+    for (size_t i = 0; i < on_cpu.size(); ++i) {
+      expect_close(on_cuda[i], on_cpu[i], 1e-4, kind.name + ", " + std::to_string(i));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace diffattn::testing
