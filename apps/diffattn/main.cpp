@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The program: picks a verb, runs it, turns what happened into an exit code.
-//   0 done   1 failed   2 wrong use
+//   0 done   1 failed   2 wrong use   3 loss not finite   4 out of memory
 
 #include <c10/util/Exception.h>
 #include <fmt/core.h>
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "diffattn/train/run_config.h"
 #include "verbs.h"
 
 namespace {
@@ -24,9 +25,10 @@ int run_program(int argc, char** argv) {
   app.footer("Example:\n  diffattn info\n\nHelp on a verb: diffattn <verb> --help");
   app.require_subcommand(1);
 
-  const std::vector<diffattn::app::Run> runs{diffattn::app::add_info(app),
-                                             diffattn::app::add_selftest(app),
-                                             diffattn::app::add_bench(app)};
+  const std::vector<diffattn::app::Run> runs{
+      diffattn::app::add_info(app),  diffattn::app::add_selftest(app),
+      diffattn::app::add_bench(app), diffattn::app::add_train(app),
+      diffattn::app::add_eval(app),  diffattn::app::add_generate(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -47,6 +49,9 @@ int main(int argc, char** argv) {
     code = run_program(argc, argv);
   } catch (const c10::Error& error) {
     fmt::print(stderr, "diffattn: {}\n", error.what_without_backtrace());
+  } catch (const diffattn::train::ConfigError& error) {
+    fmt::print(stderr, "diffattn: {}\n", error.what());
+    code = kWrongUse;
   } catch (const std::exception& error) {
     fmt::print(stderr, "diffattn: {}\n", error.what());
   }

@@ -20,6 +20,8 @@ class Progress {
   void step(const std::string& what);
   /// Takes the bar away, so that something else can be printed; the next step shows it again.
   void clear();
+  /// Whether there is a bar: standard error is a terminal.
+  bool shown() const { return shown_; }
 
  private:
   void draw(const std::string& what);

@@ -5,7 +5,7 @@
 #include <functional>
 
 /// Each verb adds its sub-command and returns what to run when it was chosen: a function that gives
-/// the exit code (0 done, 1 failed).
+/// the exit code (0 done, 1 failed; `train` also 3 and 4).
 namespace diffattn::app {
 
 using Run = std::function<int()>;
@@ -13,5 +13,9 @@ using Run = std::function<int()>;
 Run add_info(CLI::App& app);
 Run add_selftest(CLI::App& app);
 Run add_bench(CLI::App& app);
+Run add_bench_module(CLI::App& bench);  // a part of bench
+Run add_train(CLI::App& app);
+Run add_eval(CLI::App& app);
+Run add_generate(CLI::App& app);
 
 }  // namespace diffattn::app

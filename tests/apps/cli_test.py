@@ -6,7 +6,7 @@ import subprocess
 import unittest
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
-VERBS = ("info", "selftest", "bench")
+VERBS = ("info", "selftest", "bench", "train", "eval", "generate")
 
 
 def run(*arguments, **kwargs):
@@ -102,6 +102,39 @@ class Bench(unittest.TestCase):
         for arguments in (["--seq", "0"], ["--seq", "x"], ["--dtype", "int8"], ["--mask", "half"],
                           ["--threads", "-1"], ["--head-dim", "99999999999999999999"]):
             self.assertEqual(run("bench", "attention", *arguments).returncode, 2, arguments)
+
+
+class BenchModule(unittest.TestCase):
+    ARGUMENTS = ("bench", "module", "--seq", "16", "--embed-dim", "32", "--heads", "4",
+                 "--kv-heads", "2", "--repeat", "2", "--threads", "1", "--batch", "2")
+
+    def test_every_route_gives_the_same_numbers_for_every_mask(self):
+        masks = "causal,full,window,left_padding,right_padding,boolean,additive"
+        report = json.loads(run(*self.ARGUMENTS, "--mask", masks, "--pass",
+                                "forward,backward,decode", "--json").stdout)
+        self.assertEqual(len(report["points"]), 15)  # seven masks x two passes, and decode
+        for point in report["points"]:
+            self.assertEqual(point["routes"][0]["route"], "fused")
+            self.assertEqual(len(point["routes"]), 8)
+            for row in point["routes"]:
+                self.assertGreater(row["ms"], 0)
+                self.assertIn("peak_memory_mib", row)
+                self.assertLess(row["difference"], 1e-5, (point["mask"], row["route"]))
+
+    def test_table_and_csv_of_chosen_routes(self):
+        arguments = (*self.ARGUMENTS, "--pass", "forward", "--route", "fused,two_calls",
+                     "--preset", "microsoft_v2", "--no-rotary")
+        table = run(*arguments)
+        self.assertEqual(table.returncode, 0, table.stderr)
+        self.assertIn("two calls", table.stdout)
+        self.assertEqual(len(run(*arguments, "--csv").stdout.splitlines()), 3)
+
+    def test_wrong_values(self):
+        for arguments in (["--route", "three_calls"], ["--mask", "half"], ["--preset", "x"]):
+            self.assertEqual(run("bench", "module", *arguments).returncode, 2, arguments)
+        result = run("bench", "module", "--heads", "5", "--seq", "16")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("num_heads", result.stderr)
 
 
 class Selftest(unittest.TestCase):

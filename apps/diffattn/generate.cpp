@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// diffattn generate: continues prompts with a model folder.
+
+#include <fmt/core.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "diffattn/io/error.h"
+#include "diffattn/io/file.h"
+#include "diffattn/io/tokenizer.h"
+#include "diffattn/nn/generate.h"
+#include "diffattn/train/model_folder.h"
+#include "stop_text.h"
+#include "verbs.h"
+
+namespace diffattn::app {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Ids = std::vector<int64_t>;
+
+constexpr std::uint64_t kMaxPromptBytes = std::uint64_t{64} << 20;
+
+struct GenerateOptions {
+  std::string model, prompt, input, device = "cpu", dtype = "float32";
+  Ids prompt_ids;
+  std::vector<std::string> stop;
+  int64_t max_new_tokens = 64, top_k = 0;
+  double temperature = 0.0, top_p = 1.0, repetition_penalty = 1.0;
+  uint64_t seed = 0;
+  bool json = false;
+};
+
+/// What to continue: ids, and the text they came from where there is one.
+struct Prompts {
+  std::vector<Ids> ids;
+  std::vector<std::string> texts;
+};
+
+std::optional<io::Tokenizer> tokenizer_of(const std::string& folder) {
+  if (!io::Directory::open(folder).contains(io::kTokenizerFile)) return std::nullopt;
+  return io::Tokenizer::read(folder);
+}
+
+Ids encode(const io::Tokenizer& tokenizer, const std::string& text) {
+  const auto ids = tokenizer.encode(text);
+  return {ids.begin(), ids.end()};
+}
+
+std::vector<std::string> lines_of(const std::string& path) {
+  const std::string text = path == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {})
+                                       : io::read_text(path, kMaxPromptBytes);
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    if (end > begin) lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  if (lines.empty()) throw io::Error(path, "expected at least one line with a prompt, got none");
+  return lines;
+}
+
+Prompts prompts_of(const GenerateOptions& options, const std::optional<io::Tokenizer>& tokenizer) {
+  if (!options.prompt_ids.empty()) return {{options.prompt_ids}, {}};
+  if (!tokenizer) {
+    throw io::Error(options.model, "has no tokenizer.json: give --prompt-ids instead of text");
+  }
+  Prompts prompts;
+  prompts.texts = options.input.empty() ? std::vector{options.prompt} : lines_of(options.input);
+  for (const std::string& text : prompts.texts) prompts.ids.push_back(encode(*tokenizer, text));
+  return prompts;
+}
+
+nn::SamplingOptions sampling_of(const GenerateOptions& options, const nn::ModelConfig& config,
+                                const std::optional<io::Tokenizer>& tokenizer) {
+  Ids stops;
+  if (config.eos_token_id) stops.push_back(*config.eos_token_id);
+  if (tokenizer && tokenizer->end_of_text()) stops.push_back(*tokenizer->end_of_text());
+  return nn::SamplingOptions()
+      .max_new_tokens(options.max_new_tokens)
+      .temperature(options.temperature)
+      .top_k(options.top_k)
+      .top_p(options.top_p)
+      .repetition_penalty(options.repetition_penalty)
+      .seed(options.seed)
+      .stop_tokens(stops);
+}
+
+struct Row {
+  std::optional<io::StreamDecoder> decoder;
+  StopText text;
+  bool stopped = false;
+};
+
+void print_json(const Prompts& prompts, const std::vector<Ids>& tokens,
+                const std::vector<Row>& rows, double seconds) {
+  Json all = Json::array();
+  int64_t count = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    Json row;
+    if (!prompts.texts.empty()) row["prompt"] = prompts.texts[i];
+    row["prompt_ids"] = prompts.ids[i];
+    row["ids"] = tokens[i];
+    if (rows[i].decoder) row["text"] = rows[i].text.all();
+    all.push_back(row);
+    count += static_cast<int64_t>(tokens[i].size());
+  }
+  Json result{{"results", all},
+              {"tokens", count},
+              {"seconds", seconds},
+              {"tokens_per_second", static_cast<double>(count) / seconds}};
+  // Invalid UTF-8 in a prompt is shown, not refused.
+  fmt::print("{}\n", result.dump(2, ' ', false, Json::error_handler_t::replace));
+}
+
+void print_text(const Prompts& prompts, const std::vector<Ids>& tokens,
+                const std::vector<Row>& rows) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (rows[i].decoder) {
+      fmt::print("{}{}\n", prompts.texts.empty() ? "" : prompts.texts[i], rows[i].text.all());
+    } else {
+      std::string line;
+      for (const int64_t id : tokens[i]) line += (line.empty() ? "" : ",") + std::to_string(id);
+      fmt::print("{}\n", line);
+    }
+  }
+}
+
+int run_generate(const GenerateOptions& options) {
+  const auto dtype = options.dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32;
+  nn::CausalLM model = train::load_causal_lm(options.model, dtype);
+  model->to(torch::Device(options.device));
+  const auto tokenizer = tokenizer_of(options.model);
+  const Prompts prompts = prompts_of(options, tokenizer);
+  const bool stream = !options.json && tokenizer && prompts.ids.size() == 1;
+  std::vector<Row> rows(prompts.ids.size());
+  for (Row& row : rows) {
+    if (tokenizer) row.decoder.emplace(*tokenizer);
+    row.text = StopText(options.stop);
+  }
+  const auto show = [&](const std::string& text) {
+    if (!stream) return;
+    fmt::print("{}", text);
+    std::fflush(stdout);
+  };
+  if (stream && !prompts.texts.empty()) show(prompts.texts[0]);
+  const auto start = std::chrono::steady_clock::now();
+  const auto tokens = nn::generate(
+      *model, prompts.ids, sampling_of(options, model->config, tokenizer),
+      [&](size_t row, int64_t token) {
+        if (!rows[row].decoder) return true;
+        show(rows[row].text.push(rows[row].decoder->push(static_cast<io::TokenId>(token))));
+        return !rows[row].text.found();
+      });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  for (Row& row : rows) {
+    if (row.decoder) show(row.text.finish(row.decoder->finish()));
+  }
+  if (options.json) {
+    print_json(prompts, tokens, rows, seconds.count());
+  } else if (stream) {
+    fmt::print("\n");
+  } else {
+    print_text(prompts, tokens, rows);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Run add_generate(CLI::App& app) {
+  auto options = std::make_shared<GenerateOptions>();
+  CLI::App* verb = app.add_subcommand("generate", "continue prompts with a model");
+  verb->add_option("--model", options->model, "model folder")->required();
+  CLI::Option_group* what = verb->add_option_group("prompt");
+  what->add_option("--prompt", options->prompt, "text to continue");
+  what->add_option("--prompt-ids", options->prompt_ids, "token ids to continue: 5,7,9")
+      ->delimiter(',');
+  what->add_option("--input", options->input,
+                   "file with a prompt per line; - reads standard input");
+  what->require_option(1);
+  verb->add_option("--max-new-tokens", options->max_new_tokens, "at most this many (64)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+  verb->add_option("--temperature", options->temperature, "0: the likeliest token (0)")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--top-k", options->top_k, "only the k likeliest tokens; 0: all (0)")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--top-p", options->top_p, "only the likeliest tokens with this share (1)")
+      ->check(CLI::Range(1e-9, 1.0));
+  verb->add_option("--repetition-penalty", options->repetition_penalty, "1: off (1)")
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--seed", options->seed, "of the sampling (0)");
+  verb->add_option("--stop", options->stop, "text at which to stop; may be given several times")
+      ->allow_extra_args(false);
+  verb->add_option("--dtype", options->dtype, "float32 or bfloat16 (float32)")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  verb->add_option("--device", options->device, "cpu or cuda (cpu)");
+  verb->add_flag("--json", options->json, "one JSON object on standard output");
+  verb->footer(
+      "Example:\n  diffattn generate --model runs/a/model --prompt \"Once\" --temperature 0.8");
+  return [options] { return run_generate(*options); };
+}
+
+}  // namespace diffattn::app

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run_file.h"
+
+#include <fmt/core.h>
+
+#include "diffattn/io/settings.h"
+
+namespace diffattn::app {
+
+using train::ConfigError;
+using train::RunConfig;
+
+RunConfig load_run_config(const std::string& path, const std::vector<std::string>& overrides) {
+  RunConfig config;
+  if (!path.empty()) {
+    for (const io::Setting& setting : io::read_settings(path)) {
+      try {
+        config.set(setting.key, setting.value);
+      } catch (const ConfigError& error) {
+        throw ConfigError(fmt::format("{}: line {}: {}", path, setting.line, error.what()));
+      }
+    }
+  }
+  for (const std::string& text : overrides) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos) {
+      throw ConfigError(fmt::format("--set: expected key=value, got '{}'", text));
+    }
+    config.set(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return config;
+}
+
+}  // namespace diffattn::app

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// diffattn train: from a run file to a run folder.
+
+#include <fmt/core.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "diffattn/io/tokenizer.h"
+#include "diffattn/train/language_data.h"
+#include "diffattn/train/new_model.h"
+#include "diffattn/train/run.h"
+#include "diffattn/train/stop_signal.h"
+#include "progress.h"
+#include "run_file.h"
+#include "verbs.h"
+
+namespace diffattn::app {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kNonFinite = 3;
+constexpr int kOutOfMemory = 4;
+
+struct TrainOptions {
+  std::string config, out, resume;
+  std::vector<std::string> set;
+  bool dry_run = false, json = false, skip_bad = false;
+};
+
+std::string mebibytes(int64_t bytes) {
+  return fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+int64_t count_parameters(const torch::nn::Module& model) {
+  int64_t count = 0;
+  for (const auto& parameter : model.parameters()) count += parameter.numel();
+  return count;
+}
+
+/// What a run would be, without starting it.
+int dry_run(const train::RunConfig& config, const train::LanguageData& data, bool json) {
+  const nn::CausalLM model = train::new_model(config);
+  const int64_t parameters = count_parameters(*model);
+  const train::MemoryEstimate memory = train::estimate_memory(config, parameters);
+  const int64_t per_step = config.train.batch_size * config.train.accumulate * config.train.seq_len;
+  if (json) {
+    const Json result{{"parameters", parameters},       {"steps", config.train.steps},
+                      {"tokens_per_step", per_step},    {"train_tokens", data.train_tokens()},
+                      {"memory_bytes", memory.total()}, {"config", config.to_toml()}};
+    fmt::print("{}\n", result.dump(2));
+    return 0;
+  }
+  fmt::print("{}\n", config.to_toml());
+  fmt::print("parameters   {:>14}\n", parameters);
+  fmt::print("steps        {:>14}  of {} tokens, {:.2f} times through the {} of the data\n",
+             config.train.steps, per_step,
+             static_cast<double>(per_step * config.train.steps) /
+                 static_cast<double>(std::max<int64_t>(1, data.train_tokens())),
+             data.train_tokens());
+  fmt::print(
+      "memory       {:>14}  weights {}, gradients {}, optimiser {}, activations {}, logits {}\n",
+      mebibytes(memory.total()), mebibytes(memory.parameters), mebibytes(memory.gradients),
+      mebibytes(memory.optimizer), mebibytes(memory.activations), mebibytes(memory.logits));
+  return 0;
+}
+
+/// A bar on a terminal, a line every now and then elsewhere.
+class Reporter {
+ public:
+  Reporter(const train::RunConfig& config, int64_t done)
+      : config_(config), bar_("train", config.train.steps - done) {}
+
+  void step(const train::StepReport& report) {
+    const std::string line = fmt::format("loss {:.4f}  lr {:.2e}  |g| {:.2f}  {:.0f} tok/s{}",
+                                         report.loss, report.learning_rate, report.gradient_norm,
+                                         static_cast<double>(report.tokens) / report.seconds,
+                                         report.skipped ? "  skipped: not finite" : "");
+    bar_.step(line);
+    last_loss_ = report.loss;
+    if (!bar_.shown() && (report.step % config_.train.log_every == 0 || report.skipped)) {
+      fmt::print(stderr, "step {}/{}  {}\n", report.step, config_.train.steps, line);
+    }
+  }
+  void evaluation(int64_t step, const train::Evaluation& result, bool best) {
+    bar_.clear();
+    fmt::print(stderr, "step {}: validation loss {:.4f}, perplexity {:.2f}, accuracy {:.3f}{}\n",
+               step, result.loss, std::exp(result.loss), result.accuracy, best ? "  (best)" : "");
+    valid_loss_ = result.loss;
+  }
+  double last_loss() const { return last_loss_; }
+  double valid_loss() const { return valid_loss_; }
+
+ private:
+  const train::RunConfig& config_;
+  Progress bar_;
+  double last_loss_ = std::nan(""), valid_loss_ = std::nan("");
+};
+
+int finish(train::Outcome outcome, train::Run& run, const Reporter& reporter,
+           const TrainOptions& options, const std::string& folder) {
+  const train::Progress& progress = run.trainer().progress;
+  const char* what = outcome == train::Outcome::kDone      ? "done"
+                     : outcome == train::Outcome::kStopped ? "stopped"
+                                                           : "not finite";
+  if (options.json) {
+    const auto number = [](double value) { return std::isfinite(value) ? Json(value) : Json(); };
+    const Json result{{"outcome", what},
+                      {"step", progress.step},
+                      {"tokens", progress.tokens},
+                      {"skipped", progress.skipped},
+                      {"loss", number(reporter.last_loss())},
+                      {"valid_loss", number(reporter.valid_loss())},
+                      {"folder", folder},
+                      {"model", run.model_folder()}};
+    fmt::print("{}\n", result.dump(2));
+  } else if (outcome == train::Outcome::kDone) {
+    fmt::print("model in {}\n", run.model_folder());
+  }
+  if (outcome == train::Outcome::kStopped) {
+    fmt::print(stderr, "stopped at step {}; go on with: diffattn train --resume {}\n",
+               progress.step, folder);
+  }
+  if (outcome == train::Outcome::kNonFinite) {
+    fmt::print(
+        stderr,
+        "diffattn: loss or gradient was not finite {} times in a row; the last checkpoint is "
+        "intact. Lower train.learning_rate or train.clip_norm, then --resume {}\n",
+        progress.skipped_in_row, folder);
+    return kNonFinite;
+  }
+  return 0;
+}
+
+int run_train(const TrainOptions& options) {
+  const bool resumed = !options.resume.empty();
+  const std::string folder = resumed ? options.resume : options.out;
+  train::RunConfig config =
+      load_run_config(resumed ? folder + "/config.toml" : options.config, options.set);
+  if (options.skip_bad) config.data.skip_bad = true;
+  const io::Tokenizer tokenizer = train::tokenizer_for(config);
+  if (config.model.vocab_size == 0) {
+    config.model.vocab_size = static_cast<int64_t>(tokenizer.vocab_size());
+  }
+  config.resolve();
+  train::LanguageData data(config, tokenizer);
+  if (data.skipped_lines() > 0) {
+    fmt::print(stderr, "diffattn: {} bad lines skipped\n", data.skipped_lines());
+  }
+  if (options.dry_run) return dry_run(config, data, options.json);
+  train::Run run(folder, config, train::new_model(config),
+                 {{io::kTokenizerFile, tokenizer.to_json()}});
+  const auto train_source = data.train_batches();
+  const auto valid_source = data.valid_batches();
+  const bool found = run.resume(*train_source);
+  if (resumed && !found) fmt::print(stderr, "{}: no checkpoint yet, starting anew\n", folder);
+  if (!resumed && found) {
+    throw train::ConfigError(folder + ": holds a run already; --resume it or choose another --out");
+  }
+  Reporter reporter(config, run.trainer().progress.step);
+  const train::StopSignal signal;
+  train::RunEvents events;
+  events.on_step = [&](const auto& report, const auto&) { reporter.step(report); };
+  events.on_evaluation = [&](int64_t step, const auto& result, bool best) {
+    reporter.evaluation(step, result, best);
+  };
+  events.stop = [&] { return signal.received() != 0; };
+  return finish(run.go(*train_source, valid_source.get(), events), run, reporter, options, folder);
+}
+
+int run_guarded(const TrainOptions& options) {
+  try {
+    return run_train(options);
+  } catch (const c10::Error& error) {
+    // torch's CPU allocator has no exception type of its own for this.
+    const std::string message = error.what_without_backtrace();
+    const bool no_memory = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+                           message.find("can't allocate memory") != std::string::npos;
+    if (!no_memory) throw;
+    fmt::print(stderr, "diffattn: {}\n", message);
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "diffattn: out of memory\n");
+  }
+  fmt::print(stderr,
+             "diffattn: to need less: lower train.batch_size (and raise train.accumulate), or set "
+             "train.activation_checkpointing = true. No file was harmed.\n");
+  return kOutOfMemory;
+}
+
+}  // namespace
+
+Run add_train(CLI::App& app) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App* verb = app.add_subcommand("train", "train a model from a run file");
+  CLI::Option* config = verb->add_option("--config", options->config, "run file (TOML)");
+  CLI::Option* out = verb->add_option("--out", options->out, "run folder to make");
+  verb->add_option("--resume", options->resume, "run folder to go on with")
+      ->excludes(config)
+      ->excludes(out);
+  verb->add_option("--set", options->set, "override a key: train.steps=500")
+      ->allow_extra_args(false);
+  verb->add_flag("--skip-bad", options->skip_bad, "skip and count bad lines of JSONL data");
+  verb->add_flag("--dry-run", options->dry_run, "only say what would be done and what it needs");
+  verb->add_flag("--json", options->json, "one JSON object on standard output");
+  verb->footer("Example:\n  diffattn train --config run.toml --out runs/a --set train.steps=500");
+  return [options] {
+    if (options->resume.empty() && options->out.empty() && !options->dry_run) {
+      throw train::ConfigError("train: expected --out or --resume");
+    }
+    return run_guarded(*options);
+  };
+}
+
+}  // namespace diffattn::app

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include <optional>
+#include <string>
+
+#include "diffattn/nn/attention_layer.h"
+
+namespace diffattn::train {
+
+/// One micro-batch: what a model reads, and the token that should follow each of them.
+struct Batch {
+  torch::Tensor ids;     // [B, N] int64; packed [total]
+  torch::Tensor labels;  // the same shape; -100: not counted
+  nn::AttentionMask mask;
+  std::optional<torch::Tensor> positions;
+
+  Batch to(torch::Device device) const;
+};
+
+/// Endless micro-batches whose order depends on nothing but a seed and a position that can be
+/// saved.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+  virtual Batch next() = 0;
+  /// Where the next batch comes from, as JSON text.
+  virtual std::string position() const = 0;
+  /// Goes to a place that `position` gave; throws io::Error for any other text.
+  virtual void seek(const std::string& position) = 0;
+};
+
+}  // namespace diffattn::train

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "diffattn/nn/decoder.h"
+#include "diffattn/train/adamw.h"
+#include "diffattn/train/batch.h"
+#include "diffattn/train/run_config.h"
+#include "diffattn/train/schedule.h"
+
+namespace diffattn::train {
+
+/// How far a run is. Saved with every checkpoint.
+struct Progress {
+  int64_t step = 0;     // updates done or skipped
+  int64_t tokens = 0;   // labels that counted
+  int64_t skipped = 0;  // updates left out because something was not finite
+  int64_t skipped_in_row = 0;
+  double best_valid_loss = std::numeric_limits<double>::infinity();
+};
+
+/// What one update did.
+struct StepReport {
+  int64_t step = 0;  // after it
+  double loss = 0, gradient_norm = 0, learning_rate = 0;
+  bool skipped = false;
+  int64_t tokens = 0;  // of this update
+  double seconds = 0;
+};
+
+/// A mean over validation batches.
+struct Evaluation {
+  double loss = 0, accuracy = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+};
+
+/// Model, optimiser and schedule: one update at a time, on the device and in the type the config
+/// names. Knows nothing of files and terminals.
+class Trainer {
+ public:
+  /// The model is moved to the config's device. The config is resolved.
+  Trainer(nn::CausalLM model, const RunConfig& config);
+
+  /// config.train.accumulate micro-batches and one update. When the loss or the gradient is not
+  /// finite, parameters and optimiser stay as they were and the report says `skipped`.
+  StepReport step(BatchSource& source);
+
+  /// Loss and accuracy over `batches` micro-batches from the source's present position.
+  Evaluation evaluate(BatchSource& source, int64_t batches);
+
+  /// Mean of every attention statistic per layer on one batch, and lambda: "layer.0.focus", ...
+  std::vector<std::pair<std::string, double>> attention_statistics(const Batch& batch);
+
+  nn::CausalLM& model() { return model_; }
+  AdamW& optimizer() { return optimizer_; }
+  Progress progress;
+
+ private:
+  struct Loss {
+    torch::Tensor value;  // what is differentiated
+    torch::Tensor count;  // labels that counted
+  };
+  Loss loss_of(const Batch& batch);
+
+  RunConfig config_;
+  torch::Device device_;
+  nn::CausalLM model_;
+  AdamW optimizer_;
+  Schedule schedule_;
+};
+
+}  // namespace diffattn::train

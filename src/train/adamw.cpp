@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/train/adamw.h"
+
+#include <unordered_set>
+
+namespace diffattn::train {
+
+using torch::Tensor;
+
+bool is_decayed(const std::string& name, const Tensor& parameter) {
+  return parameter.dim() >= 2 && name.find("lambda") == std::string::npos;
+}
+
+AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options)
+    : options_(options),
+      groups_{{options.weight_decay, {}, {}, {}, {}, {}}, {0.0, {}, {}, {}, {}, {}}} {
+  std::unordered_set<const void*> seen;
+  for (const auto& item : model.named_parameters()) {
+    const Tensor& parameter = item.value();
+    if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      continue;
+    }
+    Group& group = groups_[is_decayed(item.key(), parameter) ? 0 : 1];
+    group.names.push_back(item.key());
+    group.parameters.push_back(parameter);
+    group.exp_avg.push_back(torch::zeros_like(parameter));
+    group.exp_avg_sq.push_back(torch::zeros_like(parameter));
+    group.steps.push_back(torch::zeros({}, parameter.options().dtype(torch::kFloat32)));
+  }
+}
+
+std::vector<Tensor> AdamW::gradients() const {
+  std::vector<Tensor> found;
+  for (const Group& group : groups_) {
+    for (const Tensor& parameter : group.parameters) {
+      if (parameter.grad().defined()) found.push_back(parameter.grad());
+    }
+  }
+  return found;
+}
+
+Tensor AdamW::gradient_norm() const {
+  const torch::NoGradGuard no_grad;
+  const auto grads = gradients();
+  TORCH_CHECK(!grads.empty(), "AdamW: no parameter has a gradient");
+  return torch::linalg_vector_norm(torch::stack(at::_foreach_norm(grads)), 2);
+}
+
+void AdamW::clip_gradients(const Tensor& norm, double max_norm) {
+  const torch::NoGradGuard no_grad;
+  auto grads = gradients();
+  at::_foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp_max(1.0));
+}
+
+void AdamW::step(double learning_rate) {
+  const torch::NoGradGuard no_grad;
+  for (Group& group : groups_) {
+    std::vector<Tensor> parameters, grads, exp_avg, exp_avg_sq, steps;
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      if (!group.parameters[i].grad().defined()) continue;
+      parameters.push_back(group.parameters[i]);
+      grads.push_back(group.parameters[i].grad());
+      exp_avg.push_back(group.exp_avg[i]);
+      exp_avg_sq.push_back(group.exp_avg_sq[i]);
+      steps.push_back(group.steps[i]);
+    }
+    if (parameters.empty()) continue;
+    at::_foreach_add_(steps, 1);
+    at::_fused_adamw_(parameters, grads, exp_avg, exp_avg_sq, /*max_exp_avg_sqs=*/{}, steps,
+                      learning_rate, options_.beta1, options_.beta2, group.weight_decay,
+                      options_.eps, /*amsgrad=*/false, /*maximize=*/false);
+  }
+}
+
+void AdamW::zero_grad() {
+  for (Group& group : groups_) {
+    for (Tensor& parameter : group.parameters) parameter.mutable_grad() = Tensor();
+  }
+}
+
+NamedTensors AdamW::state() const {
+  NamedTensors result;
+  for (const Group& group : groups_) {
+    for (size_t i = 0; i < group.names.size(); ++i) {
+      result.emplace_back(group.names[i] + ".exp_avg", group.exp_avg[i]);
+      result.emplace_back(group.names[i] + ".exp_avg_sq", group.exp_avg_sq[i]);
+      result.emplace_back(group.names[i] + ".step", group.steps[i]);
+    }
+  }
+  return result;
+}
+
+}  // namespace diffattn::train

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/train/run.h"
+
+#include <sys/resource.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "diffattn/io/file.h"
+#include "diffattn/io/json.h"
+#include "diffattn/io/safetensors.h"
+#include "diffattn/io/sharded.h"
+#include "diffattn/train/model_folder.h"
+#include "diffattn/train/tensor_file.h"
+
+namespace diffattn::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kRunFile[] = "/config.toml";
+constexpr char kStateFile[] = "/state.json";
+constexpr char kOptimizerFile[] = "/optimizer.safetensors";
+constexpr char kRandomFile[] = "/random.safetensors";
+
+NamedTensors random_state(torch::Device device) {
+  NamedTensors state{{"cpu", at::globalContext().defaultGenerator(torch::kCPU).get_state()}};
+  if (!device.is_cpu()) {
+    state.emplace_back("device", at::globalContext().defaultGenerator(device).get_state());
+  }
+  return state;
+}
+
+void restore_random_state(const std::string& path, torch::Device device) {
+  const auto file = io::SafetensorsReader::open(path);
+  at::Generator host = at::globalContext().defaultGenerator(torch::kCPU);
+  host.set_state(read_tensor(file, "cpu"));
+  if (device.is_cpu()) return;
+  at::Generator on_device = at::globalContext().defaultGenerator(device);
+  on_device.set_state(read_tensor(file, "device"));
+}
+
+std::string state_text(const Progress& progress, const std::string& position) {
+  nlohmann::json json{{"step", progress.step},
+                      {"tokens", progress.tokens},
+                      {"skipped", progress.skipped},
+                      {"skipped_in_row", progress.skipped_in_row},
+                      {"data_position", position}};
+  if (std::isfinite(progress.best_valid_loss)) json["best_valid_loss"] = progress.best_valid_loss;
+  return json.dump(2) + "\n";
+}
+
+/// Peak resident memory of the process in MiB.
+double peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024.0;
+}
+
+}  // namespace
+
+std::string read_run_file(const std::string& folder) {
+  return io::read_text(folder + kRunFile, std::uint64_t{1} << 20);
+}
+
+Run::Run(const std::string& folder, const RunConfig& config, nn::CausalLM model,
+         std::vector<std::pair<std::string, std::string>> extra_files)
+    : folder_(folder),
+      lock_(folder),
+      config_(config),
+      checkpoints_(folder, config.train.keep_checkpoints),
+      trainer_(std::move(model), config),
+      extra_files_(std::move(extra_files)) {}
+
+void Run::save(const BatchSource& train) {
+  checkpoints_.save(trainer_.progress.step, [&](const std::string& folder) {
+    save_causal_lm(folder, *trainer_.model());
+    write_tensor_file(folder + kOptimizerFile, trainer_.optimizer().state());
+    write_tensor_file(folder + kRandomFile, random_state(torch::Device(config_.train.device)));
+    io::write_text(folder + kStateFile, state_text(trainer_.progress, train.position()));
+  });
+}
+
+bool Run::resume(BatchSource& train) {
+  const auto folder = checkpoints_.latest();
+  if (!folder) return false;
+  const auto json = io::read_json(*folder + kStateFile);
+  const io::JsonValue state(json, *folder + kStateFile);
+  read_tensors_into(io::SafetensorsReader::open(*folder + "/" + io::kModelFile),
+                    named_weights(*trainer_.model()));
+  read_tensors_into(io::SafetensorsReader::open(*folder + kOptimizerFile),
+                    trainer_.optimizer().state());
+  Progress& progress = trainer_.progress;
+  progress.step = state.at("step").to_int(0);
+  progress.tokens = state.at("tokens").to_int(0);
+  progress.skipped = state.at("skipped").to_int(0);
+  progress.skipped_in_row = state.at("skipped_in_row").to_int(0);
+  if (const auto best = state.find("best_valid_loss")) progress.best_valid_loss = best->to_double();
+  train.seek(state.at("data_position").to_string());
+  restore_random_state(*folder + kRandomFile, torch::Device(config_.train.device));
+  return true;
+}
+
+void Run::save_model() {
+  const std::string temporary = folder_ + "/.writing-model";
+  fs::remove_all(temporary);
+  fs::create_directories(temporary);
+  save_causal_lm(temporary, *trainer_.model());
+  for (const auto& [name, text] : extra_files_) io::write_text(temporary + "/" + name, text);
+  sync_folder(temporary);
+  replace_folder(temporary, model_folder());
+}
+
+/// Every evaluation sees the same batches.
+void Run::rewind(BatchSource& valid) {
+  if (!valid_start_) valid_start_ = valid.position();
+  valid.seek(*valid_start_);
+}
+
+void Run::log_statistics(BatchSource& valid) {
+  rewind(valid);
+  metrics_->write(trainer_.progress.step, trainer_.attention_statistics(valid.next()));
+}
+
+void Run::evaluate(BatchSource& valid, const RunEvents& events) {
+  rewind(valid);
+  const Evaluation result = trainer_.evaluate(valid, config_.train.eval_batches);
+  Progress& progress = trainer_.progress;
+  const bool best = result.loss < progress.best_valid_loss;
+  if (best) {
+    progress.best_valid_loss = result.loss;
+    save_model();
+  }
+  metrics_->write(progress.step, {{"valid_loss", result.loss},
+                                  {"valid_perplexity", std::exp(result.loss)},
+                                  {"valid_accuracy", result.accuracy}});
+  if (events.on_evaluation) events.on_evaluation(progress.step, result, best);
+}
+
+void Run::log(const StepReport& report) {
+  metrics_->write(report.step,
+                  {{"loss", report.loss},
+                   {"gradient_norm", report.gradient_norm},
+                   {"learning_rate", report.learning_rate},
+                   {"tokens", static_cast<double>(trainer_.progress.tokens)},
+                   {"tokens_per_second", static_cast<double>(report.tokens) / report.seconds},
+                   {"skipped", static_cast<double>(trainer_.progress.skipped)},
+                   {"memory_mib", peak_memory()}});
+}
+
+Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events) {
+  const RunConfig::Train& t = config_.train;
+  io::write_text(folder_ + kRunFile, config_.to_toml());
+  metrics_ = std::make_unique<MetricsLog>(folder_, trainer_.progress.step);
+  const auto due = [&](int64_t every) {
+    return every > 0 && (trainer_.progress.step % every == 0 || trainer_.progress.step == t.steps);
+  };
+  while (trainer_.progress.step < t.steps) {
+    const StepReport report = trainer_.step(train);
+    if (due(t.log_every) || report.skipped) log(report);
+    if (events.on_step) events.on_step(report, trainer_.progress);
+    if (trainer_.progress.skipped_in_row >= t.max_skipped_steps) return Outcome::kNonFinite;
+    if (valid && due(t.eval_every)) evaluate(*valid, events);
+    if (valid && due(t.stats_every)) log_statistics(*valid);
+    const bool stop = events.stop && events.stop();
+    if (stop || due(t.checkpoint_every)) {
+      save(train);
+      if (events.on_checkpoint) events.on_checkpoint(*checkpoints_.latest());
+    }
+    if (stop) return Outcome::kStopped;
+  }
+  if (!valid || t.eval_every == 0) save_model();
+  return Outcome::kDone;
+}
+
+}  // namespace diffattn::train

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/train/run_config.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <variant>
+
+namespace diffattn::train {
+namespace {
+
+constexpr double kHuge = std::numeric_limits<double>::max();
+constexpr int64_t kMany = int64_t{1} << 40;
+
+struct IntField {
+  int64_t* value;
+  int64_t min, max;
+};
+struct DoubleField {
+  double* value;
+  double min, max;
+};
+struct TextField {
+  std::string* value;
+  std::vector<std::string> choices;  // empty: anything
+};
+struct Field {
+  const char* key;
+  std::variant<IntField, DoubleField, TextField, bool*> target;
+};
+
+std::vector<Field> fields(RunConfig& c) {
+  auto& m = c.model;
+  auto& d = c.data;
+  auto& t = c.train;
+  return {
+      {"task", TextField{&c.task, {}}},
+      {"seed", IntField{&c.seed, 0, std::numeric_limits<int64_t>::max()}},
+      {"model.attention", TextField{&m.attention, {}}},
+      {"model.vocab_size", IntField{&m.vocab_size, 0, 1 << 24}},
+      {"model.hidden_size", IntField{&m.hidden_size, 1, 1 << 20}},
+      {"model.intermediate_size", IntField{&m.intermediate_size, 0, 1 << 22}},
+      {"model.num_hidden_layers", IntField{&m.num_hidden_layers, 1, 4096}},
+      {"model.num_attention_heads", IntField{&m.num_attention_heads, 1, 4096}},
+      {"model.num_key_value_heads", IntField{&m.num_key_value_heads, 0, 4096}},
+      {"model.head_dim", IntField{&m.head_dim, 0, 1024}},
+      {"model.max_position_embeddings", IntField{&m.max_position_embeddings, 0, kMany}},
+      {"model.rms_norm_eps", DoubleField{&m.rms_norm_eps, 0.0, 1.0}},
+      {"model.rope_theta", DoubleField{&m.rope_theta, 1.0, 1e12}},
+      {"model.initializer_range", DoubleField{&m.initializer_range, 0.0, 10.0}},
+      {"model.lambda_std_dev", DoubleField{&m.lambda_std_dev, 0.0, 10.0}},
+      {"model.tie_word_embeddings", &m.tie_word_embeddings},
+      {"data.train", TextField{&d.train, {}}},
+      {"data.valid", TextField{&d.valid, {}}},
+      {"data.valid_fraction", DoubleField{&d.valid_fraction, 0.0, 0.5}},
+      {"data.tokenizer", TextField{&d.tokenizer, {}}},
+      {"data.skip_bad", &d.skip_bad},
+      {"train.steps", IntField{&t.steps, 1, kMany}},
+      {"train.batch_size", IntField{&t.batch_size, 1, 1 << 20}},
+      {"train.accumulate", IntField{&t.accumulate, 1, 1 << 20}},
+      {"train.seq_len", IntField{&t.seq_len, 2, 1 << 24}},
+      {"train.learning_rate", DoubleField{&t.learning_rate, 0.0, 10.0}},
+      {"train.final_fraction", DoubleField{&t.final_fraction, 0.0, 1.0}},
+      {"train.warmup_steps", IntField{&t.warmup_steps, 0, kMany}},
+      {"train.schedule", TextField{&t.schedule, {"cosine", "linear", "constant"}}},
+      {"train.beta1", DoubleField{&t.beta1, 0.0, 0.999999}},
+      {"train.beta2", DoubleField{&t.beta2, 0.0, 0.999999}},
+      {"train.eps", DoubleField{&t.eps, 0.0, 1.0}},
+      {"train.weight_decay", DoubleField{&t.weight_decay, 0.0, 10.0}},
+      {"train.clip_norm", DoubleField{&t.clip_norm, 0.0, kHuge}},
+      {"train.label_smoothing", DoubleField{&t.label_smoothing, 0.0, 0.999}},
+      {"train.z_loss", DoubleField{&t.z_loss, 0.0, 10.0}},
+      {"train.sparsity_weight", DoubleField{&t.sparsity_weight, 0.0, kHuge}},
+      {"train.focus_weight", DoubleField{&t.focus_weight, 0.0, kHuge}},
+      {"train.lambda_warmup_steps", IntField{&t.lambda_warmup_steps, 0, kMany}},
+      {"train.dtype", TextField{&t.dtype, {"float32", "bfloat16"}}},
+      {"train.device", TextField{&t.device, {}}},
+      {"train.activation_checkpointing", &t.activation_checkpointing},
+      {"train.eval_every", IntField{&t.eval_every, 0, kMany}},
+      {"train.eval_batches", IntField{&t.eval_batches, 1, kMany}},
+      {"train.log_every", IntField{&t.log_every, 1, kMany}},
+      {"train.stats_every", IntField{&t.stats_every, 0, kMany}},
+      {"train.checkpoint_every", IntField{&t.checkpoint_every, 1, kMany}},
+      {"train.keep_checkpoints", IntField{&t.keep_checkpoints, 2, 1 << 20}},
+      {"train.max_skipped_steps", IntField{&t.max_skipped_steps, 1, kMany}},
+  };
+}
+
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t above = row[j + 1];
+      row[j + 1] = std::min({above + 1, row[j] + 1, diagonal + (a[i] == b[j] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row.back();
+}
+
+[[noreturn]] void fail_unknown(const std::string& key, const std::vector<Field>& known) {
+  const auto nearest = std::ranges::min_element(
+      known, {}, [&](const Field& field) { return edit_distance(key, field.key); });
+  throw ConfigError(fmt::format("{}: no such key; the nearest is {}", key, nearest->key));
+}
+
+template <class Number>
+Number parse(const std::string& key, const std::string& text, const char* kind, Number min,
+             Number max) {
+  std::string digits = text;
+  std::erase(digits, '_');  // TOML writes 1_000
+  Number value{};
+  const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (error != std::errc() || stop != digits.data() + digits.size() || !(value >= min) ||
+      !(value <= max)) {
+    throw ConfigError(
+        fmt::format("{}: expected {} in [{}, {}], got '{}'", key, kind, min, max, text));
+  }
+  return value;
+}
+
+struct Setter {
+  const std::string &key, &text;
+
+  void operator()(const IntField& f) const {
+    *f.value = parse(key, text, "an integer", f.min, f.max);
+  }
+  void operator()(const DoubleField& f) const {
+    *f.value = parse(key, text, "a number", f.min, f.max);
+  }
+  void operator()(const TextField& f) const {
+    if (!f.choices.empty() && std::ranges::find(f.choices, text) == f.choices.end()) {
+      throw ConfigError(
+          fmt::format("{}: expected one of {}, got '{}'", key, fmt::join(f.choices, ", "), text));
+    }
+    *f.value = text;
+  }
+  void operator()(bool* value) const {
+    if (text != "true" && text != "false") {
+      throw ConfigError(fmt::format("{}: expected true or false, got '{}'", key, text));
+    }
+    *value = text == "true";
+  }
+};
+
+/// A TOML basic string.
+std::string toml_string(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
+struct Printer {
+  std::string operator()(const IntField& f) const { return fmt::format("{}", *f.value); }
+  std::string operator()(const DoubleField& f) const { return fmt::format("{}", *f.value); }
+  std::string operator()(const TextField& f) const { return toml_string(*f.value); }
+  std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
+};
+
+void require(bool holds, const std::string& message) {
+  if (!holds) throw ConfigError(message);
+}
+
+}  // namespace
+
+void RunConfig::set(const std::string& key, const std::string& value) {
+  const auto known = fields(*this);
+  const auto field = std::ranges::find_if(known, [&](const Field& f) { return key == f.key; });
+  if (field == known.end()) fail_unknown(key, known);
+  std::visit(Setter{key, value}, field->target);
+}
+
+void RunConfig::set_all(const std::vector<std::pair<std::string, std::string>>& settings) {
+  for (const auto& [key, value] : settings) set(key, value);
+}
+
+void RunConfig::resolve() {
+  Model& m = model;
+  if (m.head_dim == 0) {
+    require(
+        m.hidden_size % m.num_attention_heads == 0,
+        fmt::format("model.hidden_size: expected a multiple of num_attention_heads = {}, got {}",
+                    m.num_attention_heads, m.hidden_size));
+    m.head_dim = m.hidden_size / m.num_attention_heads;
+  }
+  if (m.num_key_value_heads == 0) m.num_key_value_heads = m.num_attention_heads;
+  require(m.num_attention_heads % m.num_key_value_heads == 0,
+          fmt::format("model.num_key_value_heads: expected a divisor of num_attention_heads = {}, "
+                      "got {}",
+                      m.num_attention_heads, m.num_key_value_heads));
+  if (m.intermediate_size == 0) m.intermediate_size = (m.hidden_size * 8 / 3 + 63) / 64 * 64;
+  if (m.max_position_embeddings == 0) m.max_position_embeddings = train.seq_len;
+  require(train.warmup_steps <= train.steps,
+          fmt::format("train.warmup_steps: expected at most train.steps = {}, got {}", train.steps,
+                      train.warmup_steps));
+}
+
+std::string RunConfig::to_toml() const {
+  RunConfig copy = *this;
+  std::string text, section;
+  for (const Field& field : fields(copy)) {
+    const std::string key = field.key;
+    const size_t dot = key.find('.');
+    if (dot != std::string::npos && key.substr(0, dot) != section) {
+      section = key.substr(0, dot);
+      text += fmt::format("\n[{}]\n", section);
+    }
+    text += fmt::format("{} = {}\n", dot == std::string::npos ? key : key.substr(dot + 1),
+                        std::visit(Printer{}, field.target));
+  }
+  return text;
+}
+
+}  // namespace diffattn::train

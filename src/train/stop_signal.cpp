@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/train/stop_signal.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+
+namespace diffattn::train {
+namespace {
+
+constexpr std::array kSignals{SIGTERM, SIGINT, SIGUSR1};
+volatile std::sig_atomic_t received_signal = 0;
+std::array<struct sigaction, kSignals.size()> previous;
+
+extern "C" void on_signal(int signal) {
+  // Files are written under temporary names: leaving in the middle of one harms nothing.
+  if (received_signal != 0) _exit(128 + signal);
+  received_signal = signal;
+}
+
+}  // namespace
+
+StopSignal::StopSignal() {
+  received_signal = 0;
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;  // a save that is under way must not see EINTR
+  sigemptyset(&action.sa_mask);
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &previous[i]);
+}
+
+StopSignal::~StopSignal() {
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous[i], nullptr);
+}
+
+int StopSignal::received() const { return received_signal; }
+
+}  // namespace diffattn::train

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Schedule, optimiser, config, checkpoints and event files, each on its own.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "diffattn/io/error.h"
+#include "diffattn/io/file.h"
+#include "diffattn/train/adamw.h"
+#include "diffattn/train/checkpoints.h"
+#include "diffattn/train/event_file.h"
+#include "diffattn/train/metrics_log.h"
+#include "diffattn/train/run_config.h"
+#include "diffattn/train/schedule.h"
+#include "io/test_files.h"
+
+namespace diffattn::train {
+namespace {
+
+namespace fs = std::filesystem;
+using TemporaryFolder = io::testing::TempFolder;
+using torch::Tensor;
+
+TEST(Schedule, WarmsUpThenFalls) {
+  Schedule s{.peak = 1.0, .final_fraction = 0.1, .warmup_steps = 4, .steps = 15};
+  EXPECT_DOUBLE_EQ(s.at(0), 0.25);
+  EXPECT_DOUBLE_EQ(s.at(3), 1.0);
+  EXPECT_DOUBLE_EQ(s.at(4), 1.0);
+  EXPECT_NEAR(s.at(9), 0.55, 1e-12);  // half way down a cosine
+  EXPECT_NEAR(s.at(14), 0.1, 1e-12);
+  s.decay = Decay::kLinear;
+  EXPECT_NEAR(s.at(9), 0.55, 1e-12);
+  EXPECT_NEAR(s.at(5), 0.91, 1e-12);
+  s.decay = Decay::kConstant;
+  EXPECT_DOUBLE_EQ(s.at(14), 1.0);
+  EXPECT_THROW(decay_from_name("step"), std::invalid_argument);
+}
+
+struct TwoLayersImpl : torch::nn::Module {
+  TwoLayersImpl() {
+    a = register_module("a", torch::nn::Linear(6, 5));
+    norm = register_parameter("norm", torch::ones({5}));
+    lambda_proj = register_parameter("lambda_proj", torch::randn({3, 5}));
+  }
+  Tensor forward(const Tensor& x) {
+    return torch::matmul(torch::tanh(a(x)) * norm, lambda_proj.t());
+  }
+  torch::nn::Linear a{nullptr};
+  Tensor norm, lambda_proj;
+};
+
+TEST(AdamW, EqualsTorchsWithItsGroups) {
+  torch::manual_seed(1);
+  TwoLayersImpl ours;
+  torch::manual_seed(1);
+  TwoLayersImpl theirs;
+  const AdamWOptions options{.weight_decay = 0.3};
+  AdamW optimizer(ours, options);
+  const auto group = [&](std::vector<Tensor> parameters, double decay) {
+    return torch::optim::OptimizerParamGroup(
+        std::move(parameters),
+        std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(0.01)
+                                                         .betas({options.beta1, options.beta2})
+                                                         .eps(options.eps)
+                                                         .weight_decay(decay)));
+  };
+  torch::optim::AdamW reference({group({theirs.a->weight}, 0.3),
+                                 group({theirs.a->bias, theirs.norm, theirs.lambda_proj}, 0.0)},
+                                torch::optim::AdamWOptions(0.01));
+  for (int step = 0; step < 20; ++step) {
+    const Tensor x = torch::randn({4, 6});
+    optimizer.zero_grad();
+    reference.zero_grad();
+    ours.forward(x).square().mean().backward();
+    theirs.forward(x).square().mean().backward();
+    optimizer.step(0.01);
+    reference.step();
+  }
+  const auto expected = theirs.named_parameters();
+  for (const auto& item : ours.named_parameters()) {
+    EXPECT_LT((item.value() - expected[item.key()]).abs().max().item<double>(), 1e-6) << item.key();
+  }
+}
+
+TEST(AdamW, ClipsToTheNormAndLeavesSmallGradients) {
+  TwoLayersImpl model;
+  AdamW optimizer(model, {});
+  model.forward(torch::randn({4, 6})).square().sum().backward();
+  const Tensor norm = optimizer.gradient_norm();
+  double sum = 0;
+  for (const auto& p : model.parameters()) sum += p.grad().square().sum().item<double>();
+  EXPECT_NEAR(norm.item<double>(), std::sqrt(sum), 1e-4 * std::sqrt(sum));
+  optimizer.clip_gradients(norm, norm.item<double>() / 4);
+  EXPECT_NEAR(optimizer.gradient_norm().item<double>(), norm.item<double>() / 4,
+              1e-4 * norm.item<double>());
+  const Tensor before = model.norm.grad().clone();
+  optimizer.clip_gradients(optimizer.gradient_norm(), 1e9);
+  EXPECT_TRUE(torch::equal(before, model.norm.grad()));
+}
+
+TEST(RunConfig, SetsAndRefuses) {
+  RunConfig config;
+  config.set("train.steps", "1_000");
+  config.set("model.tie_word_embeddings", "true");
+  config.set("train.learning_rate", "3e-4");
+  EXPECT_EQ(config.train.steps, 1000);
+  EXPECT_TRUE(config.model.tie_word_embeddings);
+  EXPECT_DOUBLE_EQ(config.train.learning_rate, 3e-4);
+  const auto message = [&](const std::string& key, const std::string& value) {
+    try {
+      config.set(key, value);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was thrown");
+  };
+  EXPECT_EQ(message("train.step", "5"), "train.step: no such key; the nearest is train.steps");
+  EXPECT_EQ(message("train.steps", "ten"),
+            "train.steps: expected an integer in [1, 1099511627776], got 'ten'");
+  EXPECT_NE(message("train.steps", "0").find("[1,"), std::string::npos);
+  EXPECT_NE(message("train.learning_rate", "nan").find("a number"), std::string::npos);
+  EXPECT_EQ(message("train.schedule", "exp"),
+            "train.schedule: expected one of cosine, linear, constant, got 'exp'");
+  EXPECT_NE(message("model.tie_word_embeddings", "1").find("true or false"), std::string::npos);
+}
+
+TEST(RunConfig, ResolvesSizesAndNamesContradictions) {
+  RunConfig config;
+  config.model.hidden_size = 96;
+  config.model.num_attention_heads = 4;
+  config.resolve();
+  EXPECT_EQ(config.model.head_dim, 24);
+  EXPECT_EQ(config.model.num_key_value_heads, 4);
+  EXPECT_EQ(config.model.intermediate_size, 256);
+  RunConfig odd;
+  odd.model.hidden_size = 100;
+  odd.model.num_attention_heads = 3;
+  EXPECT_THROW(odd.resolve(), ConfigError);
+  RunConfig groups;
+  groups.model.num_key_value_heads = 3;
+  EXPECT_THROW(groups.resolve(), ConfigError);
+}
+
+TEST(Checkpoints, AreCompleteOrAbsent) {
+  const TemporaryFolder folder;
+  Checkpoints checkpoints(folder.path(), /*keep=*/2);
+  EXPECT_FALSE(checkpoints.latest());
+  const auto write = [](const std::string& text) {
+    return [text](const std::string& target) { io::write_text(target + "/state", text); };
+  };
+  for (const int64_t step : {5, 10, 15}) checkpoints.save(step, write(std::to_string(step)));
+  EXPECT_EQ(checkpoints.steps(), (std::vector<int64_t>{10, 15}));
+  EXPECT_THROW(checkpoints.save(20,
+                                [](const std::string& target) {
+                                  io::write_text(target + "/state", "half");
+                                  throw std::runtime_error("disk full");
+                                }),
+               std::runtime_error);
+  EXPECT_EQ(checkpoints.steps(), (std::vector<int64_t>{10, 15}));
+  EXPECT_EQ(io::read_text(*checkpoints.latest() + "/state", 100), "15");
+  checkpoints.save(15, write("again"));
+  EXPECT_EQ(io::read_text(*checkpoints.latest() + "/state", 100), "again");
+  EXPECT_EQ(io::read_text(folder.path() + "/checkpoints/latest", 100), "step-15\n");
+}
+
+TEST(Checkpoints, RemoveWhatAKilledRunLeft) {
+  const TemporaryFolder folder;
+  fs::create_directories(folder.path() + "/checkpoints/.writing-30");
+  io::write_text(folder.path() + "/checkpoints/.writing-30/state", "half");
+  const Checkpoints checkpoints(folder.path(), 2);
+  EXPECT_FALSE(fs::exists(folder.path() + "/checkpoints/.writing-30"));
+  EXPECT_FALSE(checkpoints.latest());
+}
+
+TEST(RunLock, KeepsASecondRunOut) {
+  const TemporaryFolder folder;
+  {
+    const RunLock lock(folder.path());
+    try {
+      const RunLock second(folder.path());
+      FAIL() << "two runs in one folder";
+    } catch (const io::Error& error) {
+      EXPECT_NE(std::string(error.what())
+                    .find("another run writes here (process " + std::to_string(getpid())),
+                std::string::npos);
+    }
+  }
+  EXPECT_NO_THROW(RunLock(folder.path()));
+}
+
+TEST(EventFile, HasTheFormatsCheckSum) { EXPECT_EQ(crc32c("123456789"), 0xe3069283u); }
+
+TEST(MetricsLog, TakesOutStepsThatComeAgain) {
+  const TemporaryFolder folder;
+  {
+    MetricsLog log(folder.path(), 0);
+    for (const int64_t step : {1, 2, 3})
+      log.write(step, {{"loss", 1.0 / static_cast<double>(step)}});
+    log.write(4, {{"loss", std::numeric_limits<double>::quiet_NaN()}});
+  }
+  std::ofstream(folder.path() + "/metrics.jsonl", std::ios::app) << "{\"step\": 5, \"lo";
+  {
+    MetricsLog log(folder.path(), 2);
+    log.write(3, {{"loss", 7.0}});
+  }
+  EXPECT_EQ(
+      io::read_text(folder.path() + "/metrics.jsonl", 1000),
+      "{\"step\": 1, \"loss\": 1}\n{\"step\": 2, \"loss\": 0.5}\n{\"step\": 3, \"loss\": 7}\n");
+}
+
+}  // namespace
+}  // namespace diffattn::train
