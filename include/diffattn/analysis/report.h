@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "diffattn/analysis/statistics.h"
+
+namespace diffattn::analysis {
+
+/// A half-open range of key positions that the task knows something about.
+struct Region {
+  std::string name;
+  std::string kind;  // "answer", "noise" or "other": the colour it gets
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+/// The tokens a set of maps belongs to: M queries (rows) and N keys (columns).
+struct Sequence {
+  std::string name;
+  std::vector<std::string> rows;     // [M] any bytes; they are shown as text, never as markup
+  std::vector<std::string> columns;  // [N], or empty when keys and queries are the same tokens
+  /// Row m may see the columns [visible_begin[m], visible_end[m]). Both empty: all of them.
+  std::vector<int64_t> visible_begin;
+  std::vector<int64_t> visible_end;
+  std::vector<Region> regions;
+
+  int64_t row_count() const { return static_cast<int64_t>(rows.size()); }
+  int64_t column_count() const {
+    return static_cast<int64_t>(columns.empty() ? rows.size() : columns.size());
+  }
+};
+
+/// lambda of one head of one layer, over the tokens where it depends on them.
+struct LambdaValue {
+  double mean = 0;
+  double min = 0;
+  double max = 0;
+};
+
+struct LambdaLayer {
+  int64_t layer = 0;
+  std::optional<double> init;      // lambda_init, where the variant has one
+  std::vector<LambdaValue> heads;  // one when the layer has one lambda for all of its heads
+};
+
+struct ReportModel {
+  std::string name;
+  std::string description;
+  int64_t layers = 0;
+  int64_t heads = 0;
+  std::vector<LambdaLayer> lambda;  // empty for a plain model
+  StatisticsTable statistics;
+};
+
+struct Series {
+  std::string name;
+  std::vector<double> x;
+  std::vector<double> y;
+  std::vector<double> low;  // with high: a band around y; both empty or both as long as y
+  std::vector<double> high;
+};
+
+struct Curves {
+  std::string name;
+  std::string x_label;
+  std::string y_label;
+  bool log_x = false;
+  bool log_y = false;
+  std::vector<Series> series;
+};
+
+struct TableColumn {
+  enum class Better { kNeither, kHigher, kLower };
+  std::string label;
+  bool number = true;
+  int digits = 4;                    // significant ones
+  Better better = Better::kNeither;  // marks the best of a column
+};
+
+struct Table {
+  std::string name;
+  std::string note;
+  std::vector<TableColumn> columns;
+  std::vector<std::vector<std::variant<std::string, double>>> rows;
+};
+
+/// Everything of a report but its maps. Only `title` has to be there.
+struct Report {
+  std::string title;
+  std::string subtitle;
+  std::vector<std::string> notes;  // one paragraph each
+  std::vector<Sequence> sequences;
+  std::vector<ReportModel> models;
+  std::vector<Curves> curves;
+  std::vector<Table> tables;
+};
+
+/// How the entries of a map are stored. kAuto: kFloat32 up to 256 tokens, kFloat16 up to 1024,
+/// kByte beyond.
+enum class Precision { kAuto, kFloat32, kFloat16, kByte };
+
+/// The maps of one head on one sequence, row-major [M, N].
+struct HeadMaps {
+  int64_t model = 0;
+  int64_t sequence = 0;
+  int64_t layer = 0;
+  int64_t head = 0;
+  std::vector<float> p1;
+  std::vector<float> p2;          // empty for plain attention
+  std::vector<float> lambda;      // one number or [M]; empty with p2
+  std::vector<float> difference;  // empty: p1 - lambda p2, or p1 where there is no p2
+  bool full = true;               // false: only a downsampled map of at most 256 x 256 cells
+  Precision precision = Precision::kAuto;
+};
+
+/// Writes one self-contained HTML file, map after map, so that no more than one map has to be in
+/// memory. The file appears under its name on commit() or not at all.
+///
+/// Constructor and add() throw std::invalid_argument for a Report or map that contradicts itself,
+/// with the member's name, what was expected and what came; io::Error for a path that cannot be
+/// written. The format is docs/report_format.md.
+class ReportWriter {
+ public:
+  ReportWriter(const std::string& path, const Report& report);
+  ReportWriter(ReportWriter&&) noexcept;
+  ~ReportWriter();
+
+  void add(const HeadMaps& maps);
+  void commit();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace diffattn::analysis

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "diffattn/analysis/report.h"
+
+namespace diffattn::analysis {
+
+/// The report's first block: everything but the maps (docs/report_format.md).
+nlohmann::json header_of(const Report& report);
+
+}  // namespace diffattn::analysis

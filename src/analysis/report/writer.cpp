@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+
+#include "analysis/report/base64.h"
+#include "analysis/report/bundle.h"
+#include "analysis/report/check.h"
+#include "analysis/report/grid.h"
+#include "analysis/report/header.h"
+#include "analysis/report/text.h"
+#include "analysis/report/tiles.h"
+#include "diffattn/io/file.h"
+
+namespace diffattn::analysis {
+namespace {
+
+using nlohmann::json;
+
+// Every second level of the pyramid is stored, from 4 x 4 entries a cell on; the viewer makes the
+// others. The last one has at most this many cells a side.
+constexpr int64_t kOverviewSide = 256;
+constexpr int64_t kLevelStep = 2;
+
+struct NamedMap {
+  const char* name;
+  std::span<const float> values;
+};
+
+json json_of(const std::vector<TilePlace>& places) {
+  json out = json::array();
+  for (const TilePlace& place : places) {
+    out.push_back({place.tile_row, place.tile_column, place.offset, place.scale});
+  }
+  return out;
+}
+
+std::vector<float> difference_of(const HeadMaps& maps, int64_t columns) {
+  std::vector<float> out(maps.p1.size());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::size_t row = i / static_cast<std::size_t>(columns);
+    out[i] = maps.p1[i] - maps.lambda[maps.lambda.size() == 1 ? 0 : row] * maps.p2[i];
+  }
+  return out;
+}
+
+// The levels that are stored, coarsest first: the page can draw before the rest has arrived.
+std::vector<int64_t> stored_levels(int64_t side, bool full) {
+  std::vector<int64_t> levels;
+  for (int64_t level = kLevelStep; side >> (level - kLevelStep) > 2 * kOverviewSide;
+       level += kLevelStep) {
+    levels.insert(levels.begin(), level);
+  }
+  if (full || levels.empty()) {
+    levels.push_back(0);
+  } else {
+    levels.resize(1);
+  }
+  return levels;
+}
+
+}  // namespace
+
+struct ReportWriter::State {
+  State(const std::string& path, const Report& source) : report(source), file(path) {}
+
+  // One block of base64 with the tiles of every map on that level.
+  json write_level(std::span<const NamedMap> maps, int64_t rows, int64_t columns, int64_t level,
+                   Precision precision);
+
+  Report report;
+  io::AtomicFile file;
+  std::string pending;  // blocks of the map being added, written after its index
+  int64_t blocks = 0;
+};
+
+json ReportWriter::State::write_level(std::span<const NamedMap> maps, int64_t rows, int64_t columns,
+                                      int64_t level, Precision precision) {
+  std::vector<uint8_t> bytes;
+  json planes = json::object();
+  for (const NamedMap& map : maps) {
+    if (level == 0) {
+      planes[map.name] = json_of(append_tiles(bytes, map.values, rows, columns, precision));
+      continue;
+    }
+    const Grid grid = keep_extremes(map.values, rows, columns, int64_t{1} << level);
+    planes[map.name] =
+        json_of(append_tiles(bytes, grid.values, grid.rows, grid.columns, precision));
+  }
+  const std::string id = "block-" + std::to_string(blocks++);
+  pending += "<script type=\"text/plain\" id=\"" + id + "\">";
+  pending += base64(bytes);
+  pending += "</script>\n";
+  return {{"level", level},
+          {"format", format_name(precision)},
+          {"block", id},
+          {"planes", std::move(planes)}};
+}
+
+ReportWriter::ReportWriter(const std::string& path, const Report& report) {
+  check(report);
+  state_ = std::make_unique<State>(path, report);
+  const ViewerBundle bundle = viewer_bundle();
+  io::AtomicFile& file = state_->file;
+  file.append(bundle.before_title);
+  file.append(markup_text(report.title));
+  file.append(bundle.before_header);
+  file.append(json_in_html(header_of(report)));
+  file.append(bundle.before_maps);
+}
+
+ReportWriter::ReportWriter(ReportWriter&&) noexcept = default;
+ReportWriter::~ReportWriter() = default;
+
+void ReportWriter::add(const HeadMaps& maps) {
+  check(maps, state_->report);
+  const Sequence& sequence = state_->report.sequences[static_cast<std::size_t>(maps.sequence)];
+  const int64_t rows = sequence.row_count();
+  const int64_t columns = sequence.column_count();
+  const Precision precision = resolved(maps.precision, rows, columns);
+
+  std::vector<NamedMap> planes = {{"p1", maps.p1}};
+  if (!maps.p2.empty()) planes.push_back({"p2", maps.p2});
+  std::vector<float> computed;
+  if (maps.difference.empty() && !maps.p2.empty()) computed = difference_of(maps, columns);
+  const bool own_difference = !maps.difference.empty();
+  const std::span<const float> difference = own_difference ? maps.difference : computed;
+
+  state_->pending.clear();
+  json levels = json::array();
+  for (const int64_t level : stored_levels(std::max(rows, columns), maps.full)) {
+    // The difference of two rounded maps is not the rounded difference, and the extreme entry of
+    // a cell is not the difference of the maps' extremes: only exact entries leave it out.
+    const bool derived = level == 0 && precision == Precision::kFloat32 && !own_difference;
+    std::vector<NamedMap> on_level = planes;
+    if (!difference.empty() && !derived) on_level.push_back({"difference", difference});
+    const Precision stored = level == 0 ? precision : std::min(precision, Precision::kFloat16);
+    levels.push_back(state_->write_level(on_level, rows, columns, level, stored));
+  }
+  const json index = {{"model", maps.model},
+                      {"sequence", maps.sequence},
+                      {"layer", maps.layer},
+                      {"head", maps.head},
+                      {"rows", rows},
+                      {"columns", columns},
+                      {"tile", kTileSide},
+                      {"lambda", maps.lambda},
+                      {"levels", std::move(levels)}};
+  state_->file.append("<script type=\"application/json\" class=\"map\">");
+  state_->file.append(json_in_html(index));
+  state_->file.append("</script>\n");
+  state_->file.append(state_->pending);
+}
+
+void ReportWriter::commit() {
+  state_->file.append(viewer_bundle().end);
+  state_->file.commit();
+}
+
+}  // namespace diffattn::analysis

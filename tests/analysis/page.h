@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace diffattn::analysis::testing {
+
+/// A folder of its own for one test, removed with everything in it.
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "diffattn_report_XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = pattern;
+  }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+  ~TempFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  std::size_t entries() const {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(path_), {}));
+  }
+
+ private:
+  std::string path_;
+};
+
+inline std::string slurp(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// what() of the std::invalid_argument that the call throws.
+template <typename Call>
+std::string argument_error(Call&& call) {
+  try {
+    call();
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+/// A report's file, read back by docs/report_format.md alone.
+class Page {
+ public:
+  explicit Page(std::string html) : html_(std::move(html)) {
+    header = nlohmann::json::parse(element("<script type=\"application/json\" id=\"report\">"));
+    const std::string opening = "<script type=\"application/json\" class=\"map\">";
+    for (std::size_t at = html_.find(opening); at != std::string::npos;
+         at = html_.find(opening, at + 1)) {
+      maps.push_back(nlohmann::json::parse(text_at(at + opening.size())));
+    }
+  }
+
+  nlohmann::json level(std::size_t map, int level) const {
+    for (const nlohmann::json& one : maps.at(map)["levels"]) {
+      if (one["level"] == level) return one;
+    }
+    throw std::runtime_error("no such level");
+  }
+
+  /// All entries of a map on a level, row by row.
+  std::vector<float> entries(std::size_t map, int at_level, const std::string& plane) const;
+
+  nlohmann::json header;
+  std::vector<nlohmann::json> maps;
+
+ private:
+  std::string text_at(std::size_t at) const {
+    return html_.substr(at, html_.find("</script>", at) - at);
+  }
+  std::string element(const std::string& opening) const {
+    const std::size_t at = html_.find(opening);
+    if (at == std::string::npos) throw std::runtime_error("no element " + opening);
+    return text_at(at + opening.size());
+  }
+
+  std::string html_;
+};
+
+}  // namespace diffattn::analysis::testing

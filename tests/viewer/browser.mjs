@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// One Chromium for a test file, and pages in it that fail their test on any request, console error,
+// exception or dialog.
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { after, before } from "node:test";
+import path from "node:path";
+
+const require = createRequire(path.join(process.env.DIFFATTN_NODE_MODULES, "x"));
+const { chromium } = require("playwright-core");
+
+export const folder = process.env.DIFFATTN_REPORTS;
+export const expected = JSON.parse(readFileSync(path.join(folder, "expected.json"), "utf8"));
+
+let browser;
+before(async () => {
+  browser = await chromium.launch({
+    executablePath: process.env.DIFFATTN_CHROMIUM,
+    args: ["--no-sandbox", "--disable-gpu"],
+  });
+});
+after(() => browser?.close());
+
+// Opens a report, hands its page to `use` and then checks that nothing untoward has happened.
+export async function withReport(file, options, use) {
+  const { fragment = "", scheme = "light", width = 1280, height = 800, scale = 1 } = options;
+  const context = await browser.newContext({
+    viewport: { width, height },
+    colorScheme: scheme,
+    deviceScaleFactor: scale,
+    acceptDownloads: true,
+  });
+  const page = await context.newPage();
+  const trouble = [];
+  const address = `file://${path.join(folder, file)}`;
+  page.on("request", (request) => {
+    const url = request.url();
+    if (url.split("#")[0] !== address && !/^(data|blob):/.test(url)) trouble.push(`request ${url}`);
+  });
+  page.on("console", (message) => {
+    // The one warning is about the tests themselves, which read the canvases back.
+    if (message.text().includes("willReadFrequently")) return;
+    if (["error", "warning"].includes(message.type())) trouble.push(`console ${message.text()}`);
+  });
+  page.on("pageerror", (error) => trouble.push(`exception ${error.stack}`));
+  page.on("dialog", (dialog) => {
+    trouble.push(`dialog ${dialog.message()}`);
+    dialog.dismiss();
+  });
+  await page.goto(address + (fragment ? `#${fragment}` : ""));
+  await use(page);
+  await context.close();
+  assert.deepEqual(trouble, []);
+}
+
+export async function painted(page) {
+  await page.waitForSelector('.maps-view[data-painted="true"]');
+}
+
+// The shown part of the maps: {left, top, cell} and the place of panel i on the page.
+export async function geometry(page, panel) {
+  return page.evaluate((index) => {
+    const { view } = window.diffattn;
+    const panels = view.rows.flatMap((row) => row.panels);
+    const { rect, overlay } = panels[index];
+    const bounds = overlay.getBoundingClientRect();
+    return {
+      ...view.view(),
+      x: bounds.left + rect.x,
+      y: bounds.top + rect.y,
+      inner: { x: rect.x, y: rect.y },
+    };
+  }, panel);
+}
+
+// Moves the mouse to the middle of a cell and waits until the page has noticed.
+export async function pointAt(page, panel, row, column) {
+  const { left, top, cell, x, y } = await geometry(page, panel);
+  await page.mouse.move(x + (column + 0.5 - left) * cell, y + (row + 0.5 - top) * cell);
+  await page.waitForFunction(
+    ([wantedRow, wantedColumn]) => {
+      const { state } = window.diffattn;
+      return state.row === wantedRow && state.column === wantedColumn;
+    },
+    [row, column],
+  );
+}
+
+// [r, g, b] in the middle of a cell of panel i, as it is on the canvas.
+export async function cellColour(page, panel, row, column) {
+  const { left, top, cell, inner } = await geometry(page, panel);
+  const x = inner.x + (column + 0.5 - left) * cell;
+  const y = inner.y + (row + 0.5 - top) * cell;
+  return page.evaluate(
+    ([index, px, py]) => {
+      const canvas = document.querySelectorAll("canvas.map")[index];
+      const ratio = window.devicePixelRatio;
+      return [
+        ...canvas
+          .getContext("2d")
+          .getImageData(Math.floor(px * ratio), Math.floor(py * ratio), 1, 1).data,
+      ].slice(0, 3);
+    },
+    [panel, x, y],
+  );
+}
+
+// The colour that the C++ side gives to a value.
+export function scaleColour(value, { range, root, theme }) {
+  let t = Math.min(1, Math.abs(value) / range);
+  if (root) t = Math.sqrt(t);
+  const step = Math.floor(t * 127 + 0.5);
+  return expected.scale[theme][127 + (value < 0 ? -step : step)];
+}
+
+export function near(actual, wanted, tolerance, what) {
+  actual.forEach((channel, i) =>
+    assert.ok(Math.abs(channel - wanted[i]) <= tolerance, `${what}: ${actual} is not ${wanted}`),
+  );
+}
+
+// A number as the page writes it.
+export function numberOf(text) {
+  return Number(text.replace("\u2248 ", "").replaceAll("\u2212", "-").replaceAll("\u202f", ""));
+}
+
+export async function download(page, act) {
+  const [file] = await Promise.all([page.waitForEvent("download"), act()]);
+  return { name: file.suggestedFilename(), bytes: readFileSync(await file.path()) };
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands around the views: title, tabs, choice of model, text, layer and head, list of keys.
+
+import { h, select } from "./dom.js";
+
+const KEYS = [
+  ["1 \u2026 6", "views, in their order"],
+  ["[ ]", "previous, next head"],
+  ["{ }", "previous, next layer"],
+  ["m", "next model"],
+  ["c", "compare with another model, or stop"],
+  ["arrows", "move the crosshair or the token; shift: by ten"],
+  ["+ \u2212 0", "zoom in, out, whole map"],
+  ["r", "fit the colour range"],
+  ["s", "linear or root colours"],
+  ["t", "light, dark, as the system"],
+  ["?", "this list"],
+];
+
+function button(text, title, onclick, attributes) {
+  return h("button", { type: "button", title, onclick, ...attributes }, text);
+}
+
+export function header(app) {
+  const { title, subtitle } = app.report;
+  return h(
+    "header",
+    {},
+    h("div", { class: "titles" }, h("h1", {}, title), subtitle ? h("p", {}, subtitle) : ""),
+    h(
+      "div",
+      { class: "tools" },
+      button("\u25d0", "Light, dark, as the system (t)", () => app.nextTheme()),
+      button("?", "Keys (?)", () => app.help.showModal()),
+    ),
+  );
+}
+
+export function helpDialog() {
+  const rows = KEYS.flatMap(([key, what]) => [h("dt", {}, key), h("dd", {}, what)]);
+  const dialog = h("dialog", { class: "help" }, h("h2", {}, "Keys"), h("dl", {}, rows));
+  dialog.append(button("Close", "Close (Escape)", () => dialog.close()));
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog) dialog.close();
+  });
+  return dialog;
+}
+
+// A number with a step to either side.
+function stepper(app, key, back, forth) {
+  const { layers, heads } = app.report.models[app.state.model];
+  const count = key === "layer" ? layers : heads;
+  const value = app.current()[key];
+  const step = (by, text, shortcut) =>
+    button(text, `${by < 0 ? "Previous" : "Next"} ${key} (${shortcut})`, () => app.step(key, by), {
+      "data-bar": `${key}${by}`,
+      disabled: value + by < 0 || value + by >= count,
+    });
+  return h(
+    "span",
+    { class: "stepper" },
+    h("span", {}, key),
+    step(-1, "\u2039", back),
+    h("output", { "data-value": key }, value),
+    step(1, "\u203a", forth),
+  );
+}
+
+function modelFields(app, names) {
+  const { model, other } = app.state;
+  const against = [["", "\u2013"], ...names.filter(([i]) => Number(i) !== model)];
+  const chosen = other === null ? "" : String(other);
+  const compare = (value) => app.set({ other: value === "" ? null : Number(value) });
+  const choose = (value) => app.set({ model: Number(value) });
+  return [
+    select("model", names, String(model), choose, { "data-bar": "model" }),
+    select("against", against, chosen, compare, { "data-bar": "other" }),
+  ];
+}
+
+function fieldsOf(app) {
+  const { report, state } = app;
+  const fields = [];
+  if (state.view === "results" || report.models.length === 0) return fields;
+  if (report.models.length > 1) {
+    const names = report.models.map(({ name }, i) => [String(i), name]);
+    fields.push(...modelFields(app, names));
+  }
+  if (report.sequences.length > 1) {
+    const texts = report.sequences.map(({ name }, i) => [String(i), name]);
+    const choose = (value) => app.set({ sequence: Number(value) });
+    const current = String(state.sequence);
+    fields.push(select("text", texts, current, choose, { "data-bar": "sequence" }));
+  }
+  if (["maps", "tokens"].includes(state.view)) {
+    fields.push(stepper(app, "layer", "{", "}"), stepper(app, "head", "[", "]"));
+  }
+  return fields;
+}
+
+// Fills the bar anew; whoever had the focus keeps it. views: name -> [title, ...].
+export function drawBar(app, views) {
+  const { bar, state } = app;
+  const focused = document.activeElement?.dataset?.bar;
+  const tabs = app.views.map((name, i) =>
+    button(views[name][0], `Key ${i + 1}`, () => app.set({ view: name }), {
+      "data-bar": name,
+      "aria-current": name === state.view ? "page" : undefined,
+    }),
+  );
+  bar.replaceChildren(h("nav", {}, tabs), h("div", { class: "fields" }, fieldsOf(app)));
+  if (focused) bar.querySelector(`[data-bar="${focused}"]`)?.focus();
+}

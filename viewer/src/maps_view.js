@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+// The maps of a head side by side, of one model or of two, under one crosshair and one scale.
+
+import { h } from "./dom.js";
+import { Legend } from "./legend.js";
+import { Panel, REGION_COLOURS, planeTitle } from "./panel.js";
+import { bindPointer } from "./map_pointer.js";
+import { entryText, exactFloat, tokenText } from "./format.js";
+import { savePicture } from "./map_picture.js";
+
+const GUTTER = 92;
+const GAP = 14;
+const MAX_CELL = 64;
+const MOVES = new Set(["row", "column", "left", "top", "cell"]);
+// Milliseconds for new tiles in a frame, shared by the panels.
+const FRAME_BUDGET = 10;
+
+export class MapsView {
+  constructor(app) {
+    this.app = app;
+    this.legend = new Legend(app);
+    this.rows = [];
+    this.stage = h("div", {
+      class: "stage",
+      tabindex: 0,
+      role: "application",
+      "aria-label":
+        "Attention maps. Arrows move the crosshair, plus and minus zoom, 0 shows everything.",
+      onkeydown: (event) => this.onKey(event),
+    });
+    this.tooltip = h("div", { class: "tooltip", hidden: true });
+    this.readout = h("div", { class: "readout", "aria-live": "polite" });
+    this.regions = h("div", { class: "regions" });
+    this.element = h(
+      "section",
+      { class: "maps-view" },
+      this.stage,
+      h(
+        "div",
+        { class: "below" },
+        this.legend.element,
+        h(
+          "div",
+          { class: "tools" },
+          h(
+            "button",
+            { type: "button", title: "Show the whole map (0)", onclick: () => this.fit() },
+            "whole map",
+          ),
+          h(
+            "button",
+            { type: "button", title: "Save this picture", onclick: () => savePicture(this) },
+            "PNG",
+          ),
+        ),
+      ),
+      this.regions,
+      this.readout,
+      this.tooltip,
+    );
+    this.observer = new ResizeObserver(() => this.layout());
+    this.observer.observe(this.element);
+    bindPointer(this);
+  }
+
+  close() {
+    this.observer.disconnect();
+  }
+
+  update(changed) {
+    if (!changed || this.showsOtherMaps(changed)) this.rebuild();
+    if (changed && [...changed].every((key) => key === "row" || key === "column")) {
+      this.drawCursor();
+      return;
+    }
+    const moved = changed && [...changed].every((key) => MOVES.has(key));
+    if (!moved) this.legend.update();
+    this.schedule();
+  }
+
+  showsOtherMaps(changed) {
+    if (["model", "other", "sequence", "layer", "head"].some((key) => changed.has(key)))
+      return true;
+    if (!changed.has("data")) return false;
+    const shown = this.app.shownMaps();
+    return (
+      shown.length !== this.rows.length || shown.some(({ map }, i) => map !== this.rows[i].map)
+    );
+  }
+
+  rebuild() {
+    const { app } = this;
+    this.rows = [];
+    this.stage.replaceChildren();
+    for (const { model, map } of app.shownMaps()) {
+      const line = h("div", { class: "panel-row" });
+      if (app.state.other !== null) line.append(h("h3", {}, app.report.models[model].name));
+      if (!map) {
+        line.append(
+          h(
+            "p",
+            { class: "empty" },
+            app.payload.finished()
+              ? "This report holds no map of that layer and head for this model and text."
+              : "Reading\u2026",
+          ),
+        );
+        this.stage.append(line);
+        continue;
+      }
+      const panels = map.planes.map((plane, i) => new Panel(map, plane, i === 0 ? GUTTER : 10));
+      line.append(
+        h(
+          "div",
+          { class: "panels" },
+          panels.map((panel) => panel.element),
+        ),
+      );
+      this.stage.append(line);
+      this.rows.push({ model, map, panels });
+    }
+    this.showRegions();
+    this.layout();
+  }
+
+  showRegions() {
+    const kinds = new Map();
+    for (const { map } of this.rows)
+      for (const region of map.tokens.regions) {
+        if (!kinds.has(region.kind)) kinds.set(region.kind, []);
+        if (!kinds.get(region.kind).includes(region.name)) kinds.get(region.kind).push(region.name);
+      }
+    this.regions.replaceChildren(
+      ...[...kinds].map(([kind, names]) => {
+        const mark = h("i");
+        mark.style.background = `var(${REGION_COLOURS[kind]})`;
+        return h("span", {}, mark, h("bdi", {}, names.length > 3 ? kind : names.join(", ")));
+      }),
+    );
+  }
+
+  layout() {
+    const width = this.stage.clientWidth;
+    if (this.rows.length === 0 || width === 0) return;
+    const most = Math.max(...this.rows.map(({ panels }) => panels.length));
+    const room = Math.max(160, window.innerHeight - (this.rows.length > 1 ? 330 : 300));
+    const side = Math.floor(
+      Math.max(
+        120,
+        Math.min(
+          (width - GUTTER - (most - 1) * (GAP + 10) - 4) / most,
+          most > 1 ? 620 : room,
+          this.rows.length > 1 ? Math.max(250, room) : Infinity,
+        ),
+      ),
+    );
+    const ratio = window.devicePixelRatio || 1;
+    for (const { map, panels } of this.rows) {
+      this.fitCell = Math.min(side / map.columns, side / map.rows);
+      // A lone map stands under the difference it is compared with.
+      const line = panels[0].element.closest(".panel-row");
+      line.style.marginLeft = `${(most - panels.length) * (side + GAP + 11)}px`;
+      for (const panel of panels) {
+        panel.resize(
+          Math.round(Math.min(side, map.columns * this.fitCell)),
+          Math.round(Math.min(side, map.rows * this.fitCell)),
+          ratio,
+        );
+      }
+    }
+    this.schedule();
+  }
+
+  // The part of the map that is shown: {left, top, cell}.
+  view() {
+    const { state } = this.app;
+    const { map, panels } = this.rows[0];
+    const { rect } = panels[0];
+    const cell = Math.min(
+      Math.max(MAX_CELL, this.fitCell),
+      Math.max(this.fitCell, state.cell ?? 0),
+    );
+    const within = (start, count, length) =>
+      Math.max(0, Math.min(start ?? 0, count - length / cell));
+    return {
+      cell,
+      left: within(state.left, map.columns, rect.width),
+      top: within(state.top, map.rows, rect.height),
+    };
+  }
+
+  setView({ left, top, cell }) {
+    if (cell <= this.fitCell * 1.001) this.app.set({ left: null, top: null, cell: null });
+    else
+      this.app.set({
+        left: Math.max(0, left),
+        top: Math.max(0, top),
+        cell: Math.min(cell, MAX_CELL),
+      });
+  }
+
+  fit() {
+    this.setView({ left: 0, top: 0, cell: 0 });
+  }
+
+  // Keeps the entry (row, column) where it is.
+  zoom(factor, row, column) {
+    const view = this.view();
+    const cell = Math.max(
+      this.fitCell,
+      Math.min(Math.max(MAX_CELL, this.fitCell), view.cell * factor),
+    );
+    this.setView({
+      cell,
+      left: column - ((column - view.left) * view.cell) / cell,
+      top: row - ((row - view.top) * view.cell) / cell,
+    });
+  }
+
+  schedule() {
+    if (this.frame || this.rows.length === 0) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      if (this.element.isConnected) this.draw();
+    });
+  }
+
+  draw() {
+    if (this.rows.length === 0 || !this.rows[0].panels[0].rect) return;
+    const view = this.view();
+    const scale = this.app.scale();
+    let finished = true;
+    const count = this.rows.reduce((sum, { panels }) => sum + panels.length, 0);
+    for (const { map, panels } of this.rows) {
+      for (const panel of panels)
+        finished = panel.draw(map, view, scale, FRAME_BUDGET / count) && finished;
+    }
+    this.drawCursor();
+    this.element.dataset.painted = String(finished);
+    // Data that has not arrived yet announces itself; only unfinished work needs another frame.
+    if (!finished) this.schedule();
+  }
+
+  cursor() {
+    const { row, column } = this.app.state;
+    const map = this.rows[0]?.map;
+    if (!map || row === null || column === null || row >= map.rows || column >= map.columns)
+      return null;
+    return { row, column };
+  }
+
+  drawCursor() {
+    if (this.rows.length === 0 || !this.rows[0].panels[0].rect) return;
+    const view = this.view();
+    const cursor = this.cursor();
+    const scale = this.app.scale();
+    for (const { panels } of this.rows)
+      for (const panel of panels) panel.drawCursor(view, cursor, scale);
+    this.readout.replaceChildren(
+      ...(cursor
+        ? this.describe(cursor)
+        : [
+            h(
+              "span",
+              { class: "hint" },
+              "Point at a cell, or focus the maps and use the arrow keys. Wheel or + and \u2212 zoom, " +
+                "drag moves, ? lists all keys.",
+            ),
+          ]),
+    );
+  }
+
+  describe(cursor) {
+    const { tokens } = this.rows[0].map;
+    const parts = [
+      h(
+        "span",
+        { class: "pair" },
+        h("span", {}, `query ${cursor.row} `),
+        h("bdi", { class: "token" }, tokenText(tokens.rows[cursor.row])),
+        h("span", {}, ` \u2192 key ${cursor.column} `),
+        h("bdi", { class: "token" }, tokenText(tokens.columns[cursor.column])),
+      ),
+    ];
+    for (const { model, map } of this.rows) {
+      const values = h("span", { class: "values" });
+      if (this.rows.length > 1) values.append(h("b", {}, this.app.report.models[model].name));
+      let side = 1;
+      for (const plane of map.planes) {
+        const entry = map.entry(plane, cursor.row, cursor.column);
+        if (entry) side = entry.side;
+        if (plane === "difference" && map.differential) {
+          values.append(
+            h(
+              "span",
+              {},
+              h("em", {}, "\u03bb"),
+              h(
+                "output",
+                { "data-plane": "lambda" },
+                exactFloat(Math.fround(map.lambdaAt(cursor.row))),
+              ),
+            ),
+          );
+        }
+        values.append(
+          h(
+            "span",
+            {},
+            h(
+              "em",
+              {},
+              plane === "difference" && map.differential ? "difference" : planeTitle(map, plane),
+            ),
+            h("output", { "data-plane": plane }, entryText(entry)),
+          ),
+        );
+      }
+      if (side > 1)
+        values.append(h("span", { class: "hint" }, `largest of ${side} \u00d7 ${side} entries`));
+      parts.push(values);
+    }
+    return parts;
+  }
+
+  onKey(event) {
+    const step = event.shiftKey ? 10 : 1;
+    const moves = {
+      ArrowUp: [-step, 0],
+      ArrowDown: [step, 0],
+      ArrowLeft: [0, -step],
+      ArrowRight: [0, step],
+    };
+    const cursor = this.cursor() || { row: 0, column: 0 };
+    if (this.rows.length === 0 || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (moves[event.key]) this.moveCursor(cursor, ...moves[event.key]);
+    else if (event.key === "+" || event.key === "=")
+      this.zoom(1.5, cursor.row + 0.5, cursor.column + 0.5);
+    else if (event.key === "-") this.zoom(1 / 1.5, cursor.row + 0.5, cursor.column + 0.5);
+    else if (event.key === "0") this.fit();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  moveCursor(cursor, rows, columns) {
+    const { map, panels } = this.rows[0];
+    const row = Math.max(0, Math.min(map.rows - 1, cursor.row + rows));
+    const column = Math.max(0, Math.min(map.columns - 1, cursor.column + columns));
+    this.app.set({ row, column });
+    // The crosshair stays in sight.
+    const view = this.view();
+    const { rect } = panels[0];
+    const follow = (start, at, length) =>
+      Math.max(at + 1 - length / view.cell, Math.min(start, at));
+    const [left, top] = [follow(view.left, column, rect.width), follow(view.top, row, rect.height)];
+    if (left !== view.left || top !== view.top) this.setView({ cell: view.cell, left, top });
+  }
+}

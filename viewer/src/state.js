@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the page shows, kept in the fragment of its address, so that a link or a reload shows it again.
+
+export const DEFAULTS = {
+  view: null,
+  model: 0,
+  other: null,
+  sequence: 0,
+  layer: null,
+  head: null,
+  plane: "difference",
+  statistic: null,
+  range: null,
+  root: true,
+  row: null,
+  column: null,
+  left: null,
+  top: null,
+  cell: null,
+  sort: null,
+  theme: "auto",
+};
+
+const TEXTS = new Set(["view", "plane", "statistic", "sort", "theme"]);
+
+function parsed(key, text) {
+  if (TEXTS.has(key)) return text;
+  if (key === "root") return text === "true";
+  const number = Number(text);
+  return text !== "" && Number.isFinite(number) ? number : DEFAULTS[key];
+}
+
+export function readFragment() {
+  const state = { ...DEFAULTS };
+  for (const [key, text] of new URLSearchParams(location.hash.slice(1))) {
+    if (key in DEFAULTS) state[key] = parsed(key, text);
+  }
+  return state;
+}
+
+export function fragmentOf(state) {
+  const parameters = new URLSearchParams();
+  for (const [key, value] of Object.entries(state)) {
+    if (value === DEFAULTS[key] || value === null) continue;
+    parameters.set(
+      key,
+      typeof value === "number" ? String(Number(value.toPrecision(8))) : String(value),
+    );
+  }
+  return parameters.toString();
+}

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// The text itself: point at a token and see what it attends to, with sign, in both maps and in their
+// difference.
+
+import { cssColour, h } from "./dom.js";
+import { Legend } from "./legend.js";
+import { REGION_COLOURS, planeTitle } from "./panel.js";
+import { colourOf, inkOn } from "./colour.js";
+import { shortNumber, shortened, tokenText } from "./format.js";
+
+// As many tokens as can be recoloured between two frames.
+const WINDOW = 600;
+const LANE = 56;
+const TOP_COUNT = 8;
+
+export class TokensView {
+  constructor(app) {
+    this.app = app;
+    this.legend = new Legend(app);
+    this.start = 0;
+    this.source = h("p", {
+      class: "text source",
+      tabindex: 0,
+      role: "listbox",
+      "aria-label": "Query token; arrow keys move",
+    });
+    this.heading = h("h3", {});
+    this.strip = h("canvas", { class: "strip" });
+    this.flows = h("div", { class: "flows" });
+    this.pages = h("div", { class: "pages" });
+    this.element = h(
+      "section",
+      { class: "tokens-view" },
+      h("h3", {}, "Query"),
+      this.source,
+      this.pages,
+      this.heading,
+      this.strip,
+      this.flows,
+      this.legend.element,
+    );
+    this.source.addEventListener("pointerover", (event) => this.pick(event.target.dataset.row));
+    this.source.addEventListener("click", (event) => this.pick(event.target.dataset.row));
+    this.source.addEventListener("keydown", (event) => this.onKey(event));
+    this.observer = new ResizeObserver(() => this.drawStrip());
+    this.observer.observe(this.element);
+  }
+
+  close() {
+    this.observer.disconnect();
+  }
+
+  pick(row) {
+    if (row !== undefined) this.app.set({ row: Number(row) });
+  }
+
+  onKey(event) {
+    const step = {
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      ArrowUp: -10,
+      ArrowDown: 10,
+      Home: -1e9,
+      End: 1e9,
+    }[event.key];
+    if (!step || !this.map) return;
+    this.app.set({ row: Math.max(0, Math.min(this.map.rows - 1, this.row() + step)) });
+    event.preventDefault();
+  }
+
+  row() {
+    return Math.min(this.app.state.row ?? this.map.rows - 1, this.map.rows - 1);
+  }
+
+  update(changed) {
+    const shown = this.app.shownMaps();
+    this.map = shown[0]?.map;
+    if (!this.map) {
+      this.heading.textContent = "This report holds no map of that layer and head.";
+      return;
+    }
+    const row = this.row();
+    if (row < this.start || row >= this.start + WINDOW)
+      this.start = Math.floor(row / WINDOW) * WINDOW;
+    if (!changed || changed.size > 1 || !changed.has("row") || this.start !== this.builtFrom)
+      this.rebuild(shown);
+    this.recolour(row);
+    this.legend.update();
+  }
+
+  rebuild(shown) {
+    const { tokens } = this.map;
+    this.builtFrom = this.start;
+    const end = Math.min(this.map.rows, this.start + WINDOW);
+    this.source.replaceChildren(
+      ...tokens.rows
+        .slice(this.start, end)
+        .map((token, i) =>
+          h(
+            "bdi",
+            { class: "token", "data-row": this.start + i, role: "option" },
+            tokenText(token),
+          ),
+        ),
+    );
+    this.pages.replaceChildren(...this.pageButtons());
+    this.lanes = shown
+      .filter(({ map }) => map)
+      .flatMap(({ model, map }) =>
+        map.planes.map((plane) => {
+          const text = h("p", { class: "text", "data-plane": plane });
+          const list = h("ol", { class: "strongest" });
+          const title =
+            (shown.length > 1 ? `${this.app.report.models[model].name}: ` : "") +
+            planeTitle(map, plane);
+          return {
+            map,
+            plane,
+            text,
+            list,
+            title,
+            element: h("div", { class: "flow" }, h("h4", {}, title), text, list),
+          };
+        }),
+      );
+    this.flows.replaceChildren(...this.lanes.map(({ element }) => element));
+  }
+
+  pageButtons() {
+    if (this.map.rows <= WINDOW) return [];
+    const buttons = [];
+    for (let from = 0; from < this.map.rows; from += WINDOW) {
+      buttons.push(
+        h(
+          "button",
+          {
+            type: "button",
+            "aria-pressed": String(from === this.start),
+            onclick: () => this.app.set({ row: from }),
+          },
+          `${from}\u2013${Math.min(this.map.rows, from + WINDOW) - 1}`,
+        ),
+      );
+    }
+    return buttons;
+  }
+
+  recolour(row) {
+    const scale = this.app.scale();
+    for (const option of this.source.children)
+      option.setAttribute("aria-selected", String(Number(option.dataset.row) === row));
+    const { tokens } = this.map;
+    this.heading.replaceChildren(
+      `Token ${row} `,
+      h("bdi", { class: "token" }, tokenText(tokens.rows[row])),
+      " attends to",
+    );
+    for (const lane of this.lanes) {
+      lane.values = lane.map.row(lane.plane, Math.min(row, lane.map.rows - 1));
+      this.colourText(lane, scale);
+      this.listStrongest(lane);
+    }
+    this.strongest = 1e-30;
+    for (const { values } of this.lanes) {
+      for (const value of values)
+        if (Math.abs(value) > this.strongest) this.strongest = Math.abs(value);
+    }
+    this.drawStrip();
+  }
+
+  colourText({ text, values, map }, scale) {
+    const columns = map.tokens.columns;
+    // The window of keys that ends with the query's own page.
+    const from = Math.min(
+      this.start,
+      Math.max(0, Math.floor((columns.length - 1) / WINDOW) * WINDOW),
+    );
+    const end = Math.min(columns.length, from + WINDOW);
+    if (text.childElementCount !== end - from || text.dataset.from !== String(from)) {
+      text.dataset.from = String(from);
+      text.replaceChildren(
+        ...columns.slice(from, end).map((token) => h("bdi", { class: "token" }, tokenText(token))),
+      );
+    }
+    for (let column = from; column < end; ++column) {
+      const { style } = text.children[column - from];
+      const value = values[column];
+      style.background = Number.isNaN(value) ? "transparent" : colourOf(value, scale);
+      style.color = Number.isNaN(value) ? cssColour("--faint") : inkOn(value, scale);
+    }
+  }
+
+  listStrongest({ list, values, map }) {
+    const order = Array.from(values.keys())
+      .filter((column) => values[column])
+      .sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
+    const most = Math.abs(values[order[0]]) || 1;
+    list.replaceChildren(
+      ...order.slice(0, TOP_COUNT).map((column) => {
+        const value = values[column];
+        const bar = h("i", { class: value < 0 ? "bar negative" : "bar" });
+        bar.style.width = `${(100 * Math.abs(value)) / most}%`;
+        return h(
+          "li",
+          {},
+          h("bdi", { class: "token" }, shortened(tokenText(map.tokens.columns[column]), 18)),
+          h("span", { class: "track" }, bar),
+          h("output", {}, shortNumber(value)),
+        );
+      }),
+    );
+  }
+
+  // All keys as signed bars, one lane per map; a pixel shows its strongest key.
+  drawStrip() {
+    if (!this.lanes || !this.map) return;
+    const ratio = window.devicePixelRatio || 1;
+    const width = this.element.clientWidth;
+    const height = this.lanes.length * LANE + 16;
+    this.strip.width = Math.round(width * ratio);
+    this.strip.height = Math.round(height * ratio);
+    this.strip.style.width = `${width}px`;
+    this.strip.style.height = `${height}px`;
+    const context = this.strip.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const left = 150;
+    context.font = "12px system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif";
+    const step = (width - left - 8) / this.map.columns;
+    for (const region of this.map.tokens.regions) {
+      context.fillStyle = cssColour(REGION_COLOURS[region.kind] || "--other");
+      context.globalAlpha = region.kind === "noise" ? 0.1 : 0.2;
+      context.fillRect(
+        left + region.begin * step,
+        0,
+        Math.max(2, (region.end - region.begin) * step),
+        height - 16,
+      );
+    }
+    context.globalAlpha = 1;
+    this.lanes.forEach((lane, i) => this.drawLane(context, lane, i * LANE, left, step, width));
+    context.fillStyle = cssColour("--quiet");
+    context.textAlign = "left";
+    context.fillText("key 0", left, height - 3);
+    context.textAlign = "center";
+    context.fillText(`tallest bar ${shortNumber(this.strongest)}`, (left + width) / 2, height - 3);
+    context.textAlign = "right";
+    context.fillText(String(this.map.columns - 1), width - 8, height - 3);
+  }
+
+  drawLane(context, { values, title }, top, left, step, width) {
+    if (!values) return;
+    const range = this.strongest;
+    // Room below zero only where something is negative; one scale for all lanes.
+    const zero = top + (values.some((value) => value < 0) ? LANE * 0.62 : LANE - 8);
+    const room = LANE * 0.62 - 6;
+    context.fillStyle = cssColour("--ink");
+    context.textAlign = "right";
+    context.fillText(title, left - 12, top + LANE / 2 + 4, left - 16);
+    context.fillStyle = cssColour("--frame");
+    context.fillRect(left, zero, width - left - 8, 1);
+    for (let column = 0; column < values.length; ++column) {
+      const value = values[column];
+      if (!value) continue;
+      const length = Math.min(1, Math.abs(value) / range) * room;
+      context.fillStyle = cssColour(value < 0 ? "--negative" : "--positive");
+      const wide = Math.max(1, step - (step > 4 ? 1 : 0));
+      if (value > 0) context.fillRect(left + column * step, zero - length, wide, length);
+      else
+        context.fillRect(
+          left + column * step,
+          zero + 1,
+          wide,
+          Math.min(length, top + LANE - zero - 2),
+        );
+    }
+  }
+}
