@@ -22,6 +22,7 @@ add_library(diffattn_kernels_cuda STATIC
   ${kernels}/backward/rows.cu
   ${kernels}/backward/workspace.cu
   ${kernels}/forward.cu
+  ${kernels}/map/map.cu
   ${kernels}/simt/backward.cu
   ${kernels}/simt/forward.cu
   ${kernels}/sm80/backward/instances/d128_v128.cu
@@ -44,6 +45,10 @@ add_library(diffattn_kernels_cuda STATIC
   ${kernels}/sm80/forward/instances/d64_v64.cu
   ${kernels}/sm80/forward/instances/d96_v192.cu
   ${kernels}/sm80/forward/launch.cu
+  ${kernels}/stats/backward.cu
+  ${kernels}/stats/dmask.cu
+  ${kernels}/stats/gradients.cu
+  ${kernels}/stats/stats.cu
   ${kernels}/takes.cu)
 add_library(diffattn::kernels_cuda ALIAS diffattn_kernels_cuda)
 set_target_properties(diffattn_kernels_cuda PROPERTIES CUDA_ARCHITECTURES OFF)
@@ -51,18 +56,42 @@ target_include_directories(diffattn_kernels_cuda PRIVATE ${PROJECT_SOURCE_DIR}/s
 target_compile_options(diffattn_kernels_cuda PRIVATE ${DIFFATTN_CUDA_FLAGS} -Xptxas=-v)
 target_link_libraries(diffattn_kernels_cuda PUBLIC diffattn_kernels PRIVATE CUDA::cudart_static)
 
+# Hopper's own instructions: code for sm_90a alone, chosen at run time.
+add_library(diffattn_kernels_sm90 OBJECT
+  ${kernels}/sm90/backward/finish.cu
+  ${kernels}/sm90/backward/instances/d128_v256.cu
+  ${kernels}/sm90/backward/instances/d64_v128.cu
+  ${kernels}/sm90/backward/instances/d64_v64.cu
+  ${kernels}/sm90/backward/launch.cu
+  ${kernels}/sm90/forward/instances/d128_v128.cu
+  ${kernels}/sm90/forward/instances/d128_v256.cu
+  ${kernels}/sm90/forward/instances/d64_v128.cu
+  ${kernels}/sm90/forward/instances/d64_v64.cu
+  ${kernels}/sm90/forward/launch.cu
+  ${kernels}/sm90/forward/workspace.cu
+  ${kernels}/sm90/tensor_map.cu)
+set_target_properties(diffattn_kernels_sm90 PROPERTIES CUDA_ARCHITECTURES OFF
+  POSITION_INDEPENDENT_CODE ON)
+target_include_directories(diffattn_kernels_sm90 PRIVATE ${PROJECT_SOURCE_DIR}/src
+  ${PROJECT_SOURCE_DIR}/include)
+target_compile_options(diffattn_kernels_sm90 PRIVATE -O3
+  -gencode arch=compute_90a,code=sm_90a -Xptxas=-v)
+target_sources(diffattn_kernels_cuda PRIVATE $<TARGET_OBJECTS:diffattn_kernels_sm90>)
+
 # What ptxas says of each kernel goes to a report beside the build, for the spill test.
 set(DIFFATTN_PTXAS_REPORTS ${PROJECT_BINARY_DIR}/ptxas)
 file(MAKE_DIRECTORY ${DIFFATTN_PTXAS_REPORTS})
-set_property(TARGET diffattn_kernels_cuda PROPERTY RULE_LAUNCH_COMPILE
+set_property(TARGET diffattn_kernels_cuda diffattn_kernels_sm90 PROPERTY RULE_LAUNCH_COMPILE
   "${CMAKE_COMMAND} -E env REPORTS=${DIFFATTN_PTXAS_REPORTS} \
 sh ${PROJECT_SOURCE_DIR}/tests/kernels/cuda/keep_report.sh")
 
-add_executable(cuda_kernels_bench ${PROJECT_SOURCE_DIR}/benchmarks/cuda/kernels_bench.cu)
-set_target_properties(cuda_kernels_bench PROPERTIES CUDA_ARCHITECTURES OFF EXCLUDE_FROM_ALL ON)
-target_compile_options(cuda_kernels_bench PRIVATE ${DIFFATTN_CUDA_FLAGS})
-target_include_directories(cuda_kernels_bench PRIVATE ${PROJECT_SOURCE_DIR}/src)
-target_link_libraries(cuda_kernels_bench PRIVATE diffattn_kernels_cuda CUDA::cudart_static)
+foreach(bench forward_bench kernels_bench)
+  add_executable(cuda_${bench} ${PROJECT_SOURCE_DIR}/benchmarks/cuda/${bench}.cu)
+  set_target_properties(cuda_${bench} PROPERTIES CUDA_ARCHITECTURES OFF EXCLUDE_FROM_ALL ON)
+  target_compile_options(cuda_${bench} PRIVATE ${DIFFATTN_CUDA_FLAGS})
+  target_include_directories(cuda_${bench} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(cuda_${bench} PRIVATE diffattn_kernels_cuda CUDA::cudart_static)
+endforeach()
 
 if(DIFFATTN_TESTS)
   enable_testing()
@@ -72,12 +101,17 @@ if(DIFFATTN_TESTS)
   set(tests ${PROJECT_SOURCE_DIR}/tests/kernels)
   add_executable(cuda_kernel_tests
     ${tests}/cuda/backend.cpp
+    ${tests}/cuda/backward_tiles_test.cpp
     ${tests}/cuda/behaviour_test.cpp
+    ${tests}/cuda/large_test.cpp
+    ${tests}/cuda/sm90_test.cpp
+    ${tests}/cuda/stream_test.cpp
     ${tests}/cuda/widths_test.cpp
     ${tests}/grid_test.cpp
     ${tests}/repeatability_test.cpp
     ${tests}/sequence_laws_test.cpp
     ${tests}/special_values_test.cpp
+    ${tests}/stats_map_test.cpp
     ${tests}/value_laws_test.cpp)
   target_include_directories(cuda_kernel_tests PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(cuda_kernel_tests PRIVATE diffattn_kernels_cuda diffattn_test_support

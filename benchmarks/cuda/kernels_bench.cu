@@ -74,6 +74,9 @@ struct Setting {
   Dtype dtype;
   int64_t batch, heads, kv_heads, seq_q, seq_k, head_dim, value_dim;
   bool causal, backward;
+  bool norm = true;
+  int64_t window = kNoWindow;
+  bool deterministic = false;  // backward
 };
 
 const char* name_of(Dtype dtype) {
@@ -82,31 +85,34 @@ const char* name_of(Dtype dtype) {
 
 std::string label_of(const Setting& s) {
   char text[160];
-  std::snprintf(text, sizeof text,
-                "%-8s %-8s B%-3lld H%lld/%lld M%-6lld N%-6lld D%-3lld Dv%-3lld %-6s",
-                s.backward ? "backward" : "forward", name_of(s.dtype), (long long)s.batch,
-                (long long)s.heads, (long long)s.kv_heads, (long long)s.seq_q, (long long)s.seq_k,
-                (long long)s.head_dim, (long long)s.value_dim, s.causal ? "causal" : "full");
+  std::snprintf(
+      text, sizeof text, "%-8s %-8s B%-3lld H%lld/%lld M%-6lld N%-6lld D%-3lld Dv%-3lld %-6s%s%s%s",
+      s.backward ? "backward" : "forward", name_of(s.dtype), (long long)s.batch, (long long)s.heads,
+      (long long)s.kv_heads, (long long)s.seq_q, (long long)s.seq_k, (long long)s.head_dim,
+      (long long)s.value_dim, s.causal ? "causal" : "full", s.norm ? " norm" : "",
+      s.window == kNoWindow ? "" : " window", s.deterministic ? " deterministic" : "");
   return text;
 }
 
 template <class Launch>
 void time_and_print(const Setting& s, double work, Launch launch) {
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < kWarmUps + kRepeats; ++i) {
-    check(cudaEventRecord(begin, nullptr));
+  // All launches are queued before the first is waited for, so that the device does not wait for
+  // the host in between.
+  std::vector<cudaEvent_t> events(kWarmUps + kRepeats + 1);
+  for (cudaEvent_t& event : events) check(cudaEventCreate(&event));
+  check(cudaEventRecord(events.front(), nullptr));
+  for (size_t i = 1; i < events.size(); ++i) {
     launch();
-    check(cudaEventRecord(end, nullptr));
-    check(cudaEventSynchronize(end));
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= kWarmUps) times.push_back(ms);
+    check(cudaEventRecord(events[i], nullptr));
   }
-  check(cudaEventDestroy(begin));
-  check(cudaEventDestroy(end));
+  check(cudaEventSynchronize(events.back()));
+  std::vector<float> times;
+  for (size_t i = kWarmUps + 1; i < events.size(); ++i) {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, events[i - 1], events[i]));
+    times.push_back(ms);
+  }
+  for (const cudaEvent_t event : events) check(cudaEventDestroy(event));
   std::sort(times.begin(), times.end());
   const double median = times[times.size() / 2];
   std::printf("%s %9.4f ms [%.4f, %.4f] %7.1f TFLOP/s\n", label_of(s).c_str(), median,
@@ -136,12 +142,16 @@ void run(const Setting& s) {
   f.lambda = {lambda.data, 0, 0, 1};
   f.scale = f.scale2 = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   f.causal = s.causal;
-  f.epilogue.norm = true;
+  f.window = s.window;
+  f.epilogue.norm = s.norm;
   f.epilogue.norm_eps = 1e-5;
-  f.epilogue.out_scale = 0.8;
+  f.epilogue.out_scale = s.norm ? 0.8 : 1.0;
   f.out = out, f.lse1 = lse1, f.lse2 = lse2;
   double pairs = static_cast<double>(s.seq_q) * s.seq_k;
   if (s.causal) pairs -= static_cast<double>(s.seq_q) * (s.seq_q - 1) / 2;
+  if (s.window != kNoWindow) {  // of as many rows as columns
+    pairs -= static_cast<double>(s.seq_q - s.window) * (s.seq_q - s.window + 1) / 2;
+  }
   pairs *= static_cast<double>(s.batch * s.heads);
   if (!s.backward) {
     const auto bytes = static_cast<int64_t>(forward_workspace_bytes(f));
@@ -154,6 +164,12 @@ void run(const Setting& s) {
   const Buffer o(s.dtype, s.batch, s.seq_q, s.heads, s.value_dim);
   const Buffer o2(s.dtype, s.batch, s.seq_q, s.heads, s.value_dim);
   f.o = o, f.o2 = o2;
+  const Buffer rests(Dtype::kBFloat16, s.batch, s.seq_q, s.heads, s.value_dim);  // bytes of both
+  if (s.dtype != Dtype::kFloat32) {
+    char* const second = static_cast<char*>(rests.data) + s.batch * s.seq_q * s.heads * s.value_dim;
+    f.o_rest = {rests.data, o.batch_stride, o.seq_stride, o.head_stride};
+    f.o2_rest = {second, o.batch_stride, o.seq_stride, o.head_stride};
+  }
   forward(f, nullptr);
   const Buffer dq1(s.dtype, s.batch, s.seq_q, s.heads, s.head_dim);
   const Buffer dq2(s.dtype, s.batch, s.seq_q, s.heads, s.head_dim);
@@ -165,6 +181,9 @@ void run(const Setting& s) {
   static_cast<Problem&>(g) = f;
   g.v = v, g.epilogue = f.epilogue, g.dout = dout;
   g.lse1 = lse1, g.lse2 = lse2, g.o = o, g.o2 = o2;
+  g.o_rest = {f.o_rest.data, o.batch_stride, o.seq_stride, o.head_stride};
+  g.o2_rest = {f.o2_rest.data, o.batch_stride, o.seq_stride, o.head_stride};
+  g.deterministic = s.deterministic;
   g.dq1 = dq1, g.dq2 = dq2, g.dk1 = dk1, g.dk2 = dk2, g.dv = dv;
   g.dlambda = {dlambda.data, 0, 0, 1};
   const Buffer workspace(Dtype::kFloat32, 1, 1, 1,
@@ -179,6 +198,7 @@ void run(const Setting& s) {
 int main(int argc, char** argv) {
   if (argc > 1) diffattn::cuda::wanted = argv[1];
   using diffattn::Dtype;
+  using diffattn::kNoWindow;
   using diffattn::cuda::run;
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
@@ -206,6 +226,20 @@ int main(int argc, char** argv) {
       run({Dtype::kBFloat16, 8, 8, 8, 4096, 4096, 96, 192, true, backward});
       run({Dtype::kBFloat16, 8, 16, 4, 4096, 4096, 128, 128, true, backward});
       run({Dtype::kFloat16, 8, 16, 16, 4096, 4096, 64, 128, true, backward});
+      for (const int64_t seq : {2048, 4096, 16384}) {  // 16k tokens, as the tables of peers have
+        run({Dtype::kBFloat16, 16384 / seq, 16, 16, seq, seq, 64, 128, true, backward, false});
+      }
+      run({Dtype::kBFloat16, 4, 16, 16, 4096, 4096, 64, 128, false, backward, false});
+      run({Dtype::kBFloat16, 4, 16, 4, 4096, 4096, 64, 128, true, backward, false});
+      run({Dtype::kBFloat16, 1, 16, 16, 16384, 16384, 64, 128, true, backward, false, 1024});
+      if (backward) {
+        for (const int64_t seq : {2048, 4096, 16384}) {
+          run({Dtype::kBFloat16, 16384 / seq, 16, 16, seq, seq, 64, 128, true, true, false,
+               kNoWindow, true});
+        }
+        run({Dtype::kBFloat16, 4, 16, 16, 4096, 4096, 64, 128, false, true, false, kNoWindow,
+             true});
+      }
       if (!backward) {  // decoding
         run({Dtype::kBFloat16, 1, 32, 8, 1, 32768, 64, 128, true, false});
         run({Dtype::kBFloat16, 8, 32, 8, 1, 8192, 64, 128, true, false});

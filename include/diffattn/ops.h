@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "diffattn/kernels/error.h"
 #include "diffattn/kernels/params.h"
 
 namespace diffattn {

@@ -22,10 +22,19 @@ inline Tensor empty_lse(const Tensor& q1) {
 
 inline Tensor nothing(const Tensor& like) { return at::empty({0}, like.options()); }
 
+/// Elements of a row of o and o2. With 16 bits there is room for Dv bytes after the Dv elements,
+/// where CUDA kernels keep what rounding lost. On every device: meta tensors do not know theirs.
+inline c10::SymInt saved_width(const AttentionArguments& a) {
+  const c10::SymInt width = a.v.sym_size(-1);
+  return a.q1.element_size() == 2 ? width + (width + 1) / 2 : width;
+}
+
 inline ForwardResult allocate_forward(const AttentionArguments& a, bool save_outputs) {
-  const auto rows = [&] { return empty_like_rows(a.q1, a.v.sym_size(-1), a.q1.scalar_type()); };
-  return {rows(), empty_lse(a.q1), empty_lse(a.q1), save_outputs ? rows() : nothing(a.q1),
-          save_outputs ? rows() : nothing(a.q1)};
+  const auto rows = [&](const c10::SymInt& width) {
+    return empty_like_rows(a.q1, width, a.q1.scalar_type());
+  };
+  const auto saved = [&] { return save_outputs ? rows(saved_width(a)) : nothing(a.q1); };
+  return {rows(a.v.sym_size(-1)), empty_lse(a.q1), empty_lse(a.q1), saved(), saved()};
 }
 
 /// Of `tensor`'s shape, contiguous, or empty when it is not wanted.

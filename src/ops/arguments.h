@@ -35,7 +35,8 @@ struct AttentionArguments : ProblemArguments {
 };
 
 /// What the forward gives: out [B, M, H, Dv]; lse1, lse2 [B, H, M] (packed [H, total]); o, o2 as
-/// out, or empty when they were not asked for.
+/// out (with 16 bits each row is followed by Dv bytes, on CUDA what its rounding lost), or empty
+/// when they were not asked for.
 struct ForwardResult {
   Tensor out, lse1, lse2, o, o2;
 };

@@ -57,7 +57,10 @@ std::vector<BackendInfo> backends() {
   const bool has_gpu = torch::cuda::is_available();
   std::vector<BackendInfo> list;
   if (const ops::CudaFused* fused = ops::cuda_fused()) {
-    list.push_back({fused->name, "cuda", fused->description, has_gpu});
+    list.push_back(
+        {ops::CudaFused::kSm90, "cuda", "fused tiles, wgmma, sm_90", has_gpu && fused->has_sm90()});
+    list.push_back(
+        {ops::CudaFused::kPortable, "cuda", "fused tiles, mma.sync, sm_80 and later", has_gpu});
   }
   const char* composed = "ATen operators, maps in memory";
   list.push_back({ops::kComposed, "cuda", composed, has_gpu});
@@ -75,7 +78,8 @@ std::string backend_for(torch::Device device, torch::ScalarType dtype) {
     ops::ProblemArguments arguments;
     arguments.q1 = arguments.q2 = arguments.k1 = arguments.k2 = q;
     arguments.lambda = lambda;
-    return ops::cuda_fused_takes(arguments, 128) ? ops::cuda_fused()->name : ops::kComposed;
+    return ops::cuda_fused_takes(arguments, 128) ? ops::cuda_fused()->name(arguments, 128)
+                                                 : ops::kComposed;
   }
   const Backend* backend = ops::cpu_backend_or_composed(typical_problem(dtype));
   return backend == nullptr ? ops::kComposed : backend->name;

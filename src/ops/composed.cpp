@@ -61,8 +61,11 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   result.lse1.copy_(rows.lse1);
   result.lse2.copy_(rows.lse2);
   if (save_outputs) {
-    result.o.copy_(rows.o);
-    result.o2.copy_(rows.o2);
+    const int64_t width = rows.o.size(-1), rests = result.o.size(-1) - width;
+    result.o.narrow(-1, 0, width).copy_(rows.o);
+    result.o2.narrow(-1, 0, width).copy_(rows.o2);
+    result.o.narrow(-1, width, rests).zero_();
+    result.o2.narrow(-1, width, rests).zero_();
   }
   return result;
 }

@@ -47,18 +47,21 @@ Tensor decode(const AttentionArguments& a) { return forward(a, /*save_outputs=*/
 
 Tensor stats(const ProblemArguments& a, double sparse_threshold) {
   check(a);
+  if (cuda_fused_takes(a)) return cuda_fused()->stats(a, sparse_threshold);
   check_values(a);
   return composed::stats(a, sparse_threshold);
 }
 
 BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a, StatsWanted wanted) {
   check(a);
+  if (cuda_fused_takes(a)) return cuda_fused()->stats_backward(dstats, a, wanted);
   check_values(a);
   return composed::stats_backward(dstats, a, wanted);
 }
 
 Tensor map(const ProblemArguments& a, const MapGrid& grid) {
   check(a);
+  if (cuda_fused_takes(a)) return cuda_fused()->map(a, grid);
   check_values(a);
   return composed::map(a, grid);
 }

@@ -9,9 +9,14 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <limits>
+#include <string_view>
+
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/cuda.h"
 #include "ops/allocate.h"
+#include "ops/backend_choice.h"
+#include "ops/checks.h"
 #include "ops/gradient_views.h"
 #include "ops/problem_views.h"
 
@@ -27,6 +32,28 @@ Tensor workspace_on(const Tensor& like, size_t bytes) {
   return at::empty({static_cast<int64_t>(bytes)}, like.options().dtype(torch::kByte));
 }
 
+constexpr int kHopper = 90, kAmpere = 80;
+
+bool has_sm90() { return cuda::current_capability() == kHopper; }
+
+/// A limit to the portable kernels holds for the calls that follow.
+void apply_limit() {
+  const bool portable = backend_limit() == CudaFused::kPortable;
+  cuda::limit_capability(portable ? kAmpere : std::numeric_limits<int>::max());
+}
+
+const char* name(const ProblemArguments& a, int64_t value_dim) {
+  const c10::DeviceGuard guard(a.q1.device());
+  apply_limit();
+  ForwardParams params;
+  const DeviceProblem views(a, params);
+  params.value_dim = value_dim;
+  params.v = {params.k1.data, params.seq_k * params.kv_heads * value_dim,
+              params.kv_heads * value_dim, value_dim};
+  return std::string_view(cuda::forward_route(params)) == CudaFused::kSm90 ? CudaFused::kSm90
+                                                                           : CudaFused::kPortable;
+}
+
 bool takes(const ProblemArguments& a, int64_t value_dim) {
   Problem problem;
   const DeviceProblem views(a, problem);
@@ -37,6 +64,7 @@ bool takes(const ProblemArguments& a, int64_t value_dim) {
 
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   const c10::DeviceGuard guard(a.q1.device());
+  apply_limit();
   ForwardParams params;
   DeviceProblem views(a, params);
   params.value_dim = a.v.size(-1);
@@ -52,6 +80,7 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
 BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const Saved& saved,
                         const Wanted& wanted) {
   const c10::DeviceGuard guard(a.q1.device());
+  apply_limit();
   BackwardParams params;
   DeviceProblem views(a, params);
   params.value_dim = a.v.size(-1);
@@ -60,17 +89,62 @@ BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const S
   params.epilogue = views.epilogue(a);
   params.dout = view_of(dout);
   set_saved(params, saved);
+  params.deterministic = at::globalContext().deterministicAlgorithms();
   set_gradients(params, result, params.heads, wanted);
   const Tensor workspace = workspace_on(a.q1, cuda::backward_workspace_bytes(params));
   cuda::backward(params, workspace.mutable_data_ptr(), current_stream(a.q1.device()));
   return result;
 }
 
+Tensor stats(const ProblemArguments& a, double sparse_threshold) {
+  const c10::DeviceGuard guard(a.q1.device());
+  StatsParams params;
+  const DeviceProblem views(a, params);
+  const Tensor result = allocate_stats(a);
+  params.sparse_threshold = sparse_threshold;
+  params.stats = mutable_view_of(result);
+  cuda::stats(params, current_stream(a.q1.device()));
+  return result;
+}
+
+BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a,
+                              const StatsWanted& wanted) {
+  const c10::DeviceGuard guard(a.q1.device());
+  StatsBackwardParams params;
+  const DeviceProblem views(a, params);
+  const BackwardResult result =
+      allocate_input_gradients(a, wanted[0], wanted[1], wanted[2], wanted[3], wanted[4], wanted[5]);
+  params.dstats = view_of(dstats);
+  set_input_gradients(params, result, params.heads, wanted);
+  const Tensor workspace = workspace_on(a.q1, cuda::stats_backward_workspace_bytes(params));
+  cuda::stats_backward(params, workspace.mutable_data_ptr(), current_stream(a.q1.device()));
+  return result;
+}
+
+/// A packed sequence's length is not looked at: cells beyond it stay 0.
+Tensor map(const ProblemArguments& a, const MapGrid& grid) {
+  const c10::DeviceGuard guard(a.q1.device());
+  MapParams params;
+  const DeviceProblem views(a, params);
+  check_grid(grid, params.seq_q, params.seq_k);
+  const Tensor result = allocate_map(a, grid);
+  params.row_begin = grid.row_begin;
+  params.row_end = grid.row_end;
+  params.col_begin = grid.col_begin;
+  params.col_end = grid.col_end;
+  params.rows = grid.rows;
+  params.cols = grid.cols;
+  params.map = result.mutable_data_ptr();
+  const Tensor workspace = workspace_on(a.q1, cuda::map_workspace_bytes(params));
+  cuda::map(params, workspace.mutable_data_ptr(), current_stream(a.q1.device()));
+  return result;
+}
+
 }  // namespace
 
 const CudaFused* cuda_fused() {
-  static const CudaFused kernels{"mma", "fused tiles, mma.sync, sm_80 and later", takes, forward,
-                                 backward};
+  static const CudaFused kernels{has_sm90, name,  takes,          forward,
+                                 backward, stats, stats_backward, map};
   return &kernels;
 }
 

@@ -1,11 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "ops/entry.h"
 #include "ops/view_of.h"
 
 /// Allocated results as the outputs of kernels.
 namespace diffattn::ops {
+
+/// The bytes behind the `width` elements of each row of a saved o; null where there are none.
+template <class Void>
+View<Void> rests_of(const View<Void>& saved, const Tensor& tensor, int64_t width) {
+  if (tensor.size(-1) == width) return {};
+  const int64_t bytes = tensor.element_size();
+  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+  return {static_cast<Byte*>(saved.data) + width * bytes, saved.batch_stride * bytes,
+          saved.seq_stride * bytes, saved.head_stride * bytes};
+}
 
 inline void set_outputs(ForwardParams& params, const ForwardResult& result, bool save_outputs) {
   params.out = mutable_view_of(result.out);
@@ -14,6 +26,8 @@ inline void set_outputs(ForwardParams& params, const ForwardResult& result, bool
   if (!save_outputs) return;
   params.o = mutable_view_of(result.o);
   params.o2 = mutable_view_of(result.o2);
+  params.o_rest = rests_of(params.o, result.o, params.value_dim);
+  params.o2_rest = rests_of(params.o2, result.o2, params.value_dim);
 }
 
 /// What backward reads of the forward.
@@ -23,6 +37,8 @@ inline void set_saved(BackwardParams& params, const Saved& saved) {
   if (saved.o.dim() == 1) return;  // not saved
   params.o = view_of(saved.o);
   params.o2 = view_of(saved.o2);
+  params.o_rest = rests_of(params.o, saved.o, params.value_dim);
+  params.o2_rest = rests_of(params.o2, saved.o2, params.value_dim);
 }
 
 /// Gradients that are not wanted stay null.

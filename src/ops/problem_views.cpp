@@ -48,6 +48,10 @@ ProblemViews::ProblemViews(const ProblemArguments& a, Problem& problem)
   problem.batch = a.packed() ? a.cu_seqlens_q->numel() - 1 : a.q1.size(0);
   problem.seq_q = a.packed() ? a.q1.size(0) : a.q1.size(1);
   problem.seq_k = a.packed() ? a.k1.size(0) : a.k1.size(1);
+  if (a.packed()) {
+    problem.total_q = a.q1.size(0);
+    problem.total_k = a.k1.size(0);
+  }
   problem.align_to_key_lengths = a.align_to_key_lengths;
 
   problem.q1 = view_of(a.q1);

@@ -119,5 +119,98 @@ class Errors(unittest.TestCase):
             grad.sum().backward()
 
 
+@unittest.skipUnless(torch.cuda.is_available(), "skipped: no GPU")
+class Cuda(unittest.TestCase):
+    """The same promises on a GPU. float64 takes the composed path there, the others fused kernels."""
+
+    @staticmethod
+    def on_gpu(tensors, dtype=None):
+        """Activations in `dtype`, lambda as it is."""
+        return [t.detach().to(device="cuda", dtype=dtype if dtype and t.dim() == 4 else t.dtype)
+                .requires_grad_(t.requires_grad) for t in tensors]
+
+    @staticmethod
+    def options_on_gpu():
+        return [{name: value.detach().cuda().requires_grad_(value.requires_grad)
+                 if isinstance(value, torch.Tensor) else value
+                 for name, value in options.items()} for options in option_sets()]
+
+    def test_opcheck(self):
+        for dtype in (torch.float64, torch.float32):
+            for options in self.options_on_gpu():
+                opcheck(ops.attention_forward.default, self.on_gpu(inputs(dtype=dtype)), options)
+            q1, q2, k1, k2, v, lam = self.on_gpu(inputs(dtype=dtype))
+            opcheck(ops.attention_stats.default, (q1, q2, k1, k2, lam), {"causal": True})
+            opcheck(ops.attention_map.default, (q1, q2, k1, k2, lam, 0, 7, 0, 7, 3, 7),
+                    {"causal": True})
+            opcheck(ops.decode.default, (q1, q2, k1, k2, v, lam),
+                    {"key_lengths": torch.tensor([7, 7], device="cuda")})
+
+    def test_gradcheck(self):
+        for options in self.options_on_gpu():
+            tensors = [t for t in options.values()
+                       if isinstance(t, torch.Tensor) and t.requires_grad]
+            self.assertTrue(torch.autograd.gradcheck(
+                lambda *t, options=options: ops.attention(*t[:6], **options),
+                (*self.on_gpu(inputs()), *tensors), atol=1e-7, rtol=1e-6, nondet_tol=1e-12))
+
+    def test_compile_with_changing_lengths(self):
+        compiled = torch.compile(lambda *t: ops.attention(*t, causal=True), backend="aot_eager",
+                                 fullgraph=True, dynamic=True)
+        for seq in (4, 7, 11):
+            tensors = self.on_gpu(inputs(seq=seq), torch.bfloat16)
+            torch.testing.assert_close(compiled(*tensors), ops.attention(*tensors, causal=True))
+            compiled(*tensors).sum().backward()
+            self.assertTrue(torch.isfinite(tensors[0].grad).all())
+
+    def test_graph_capture(self):
+        torch.use_deterministic_algorithms(True)
+        self.addCleanup(torch.use_deterministic_algorithms, False)
+        tensors = self.on_gpu(inputs(dtype=torch.float32, seq=40), torch.bfloat16)
+        q1, q2, k1, k2, _, lam = tensors
+
+        def step():
+            out = ops.attention(*tensors, causal=True, norm_eps=1e-5)
+            stats = ops.attention_stats(q1, q2, k1, k2, lam, causal=True)
+            return [out, stats, *torch.autograd.grad(out.float().sum(), tensors),
+                    *torch.autograd.grad(stats.sum(), (q1, q2, k1, k2, lam)),
+                    ops.attention_map(q1, q2, k1, k2, lam, 0, 40, 0, 40, 5, 5, causal=True)]
+
+        want = step()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()  # a warm-up on the side, as torch asks for
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = step()
+        graph.replay()
+        torch.cuda.synchronize()
+        for a, b in zip(got, want):
+            self.assertTrue(torch.equal(a, b))
+
+    def test_statistics_take_memory_for_rows_only(self):
+        tensors = [torch.randn(1, 8192, 2, 64, device="cuda", dtype=torch.bfloat16)
+                   .requires_grad_(True) for _ in range(4)]
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        ops.attention_stats(*tensors, torch.tensor(0.5, device="cuda"), causal=True).sum().backward()
+        ops.attention_map(*tensors, torch.tensor(0.5, device="cuda"), 0, 8192, 0, 8192, 64, 64)
+        used = torch.cuda.max_memory_allocated() - before
+        self.assertLess(used, 64 << 20)  # one map alone would be 512 MiB
+
+    def test_current_device_stays(self):
+        if torch.cuda.device_count() < 2:
+            self.skipTest("skipped: one GPU")
+        tensors = [t.to("cuda:1") for t in inputs(dtype=torch.float32, requires_grad=False)]
+        with torch.cuda.device(0):
+            out = ops.attention(*tensors, causal=True)
+            self.assertEqual(torch.cuda.current_device(), 0)
+        want = ops.attention(*[t.cpu() for t in tensors], causal=True)
+        torch.testing.assert_close(out.cpu(), want, atol=1e-5, rtol=1e-5)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -30,6 +30,9 @@ bool available();
 bool takes(const Problem& problem);
 void forward(const ForwardParams& params);
 void backward(const BackwardParams& params);
+void stats(const StatsParams& params);
+void stats_backward(const StatsBackwardParams& params);
+void map(const MapParams& params);
 }  // namespace avx512
 
 /// bf16 alone, on vdpbf16ps: probabilities are rounded to bf16 for their product with v.
@@ -38,6 +41,9 @@ bool available();
 bool takes(const Problem& problem);
 void forward(const ForwardParams& params);
 void backward(const BackwardParams& params);
+void stats(const StatsParams& params);
+void stats_backward(const StatsBackwardParams& params);
+void map(const MapParams& params);
 }  // namespace avx512_bf16
 
 /// bf16 alone, on tile registers.
@@ -46,6 +52,9 @@ bool available();
 bool takes(const Problem& problem);
 void forward(const ForwardParams& params);
 void backward(const BackwardParams& params);
+void stats(const StatsParams& params);
+void stats_backward(const StatsBackwardParams& params);
+void map(const MapParams& params);
 }  // namespace amx
 
 /// As avx512 with tiles of 6 x 16, for processors without AVX-512.
@@ -54,6 +63,9 @@ bool available();
 bool takes(const Problem& problem);
 void forward(const ForwardParams& params);
 void backward(const BackwardParams& params);
+void stats(const StatsParams& params);
+void stats_backward(const StatsBackwardParams& params);
+void map(const MapParams& params);
 }  // namespace avx2
 
 }  // namespace diffattn::cpu

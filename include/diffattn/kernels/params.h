@@ -66,6 +66,7 @@ struct Problem {
   /// [B + 1] each: tensors are packed, sequence b has rows cu_seqlens[b] .. cu_seqlens[b + 1].
   const int32_t* cu_seqlens_q = nullptr;
   const int32_t* cu_seqlens_k = nullptr;
+  int64_t total_q = 0, total_k = 0;  // packed: rows of q1 and of k1; 0 = not known
   Mask mask;  // indexed by a row's and a column's place within its own sequence
 };
 
@@ -86,6 +87,8 @@ struct ForwardParams : Problem {
                           // Either both or neither.
   View<void> o, o2;       // [B, M, H, Dv]: O before the epilogue, and softmax2 v. Optional, for
                           // backward passes that would rather read than recompute them.
+  View<void> o_rest, o2_rest;  // [B, M, H, Dv], int8: what rounding o and o2 to 16 bits lost, in
+                               // 1/256 of their unit in the last place. Optional, with o and o2.
 };
 
 /// Gradients of what `Problem` holds. They are overwritten, never added to; a null one is not
@@ -101,9 +104,14 @@ struct ProblemGradients {
 struct BackwardParams : Problem, ProblemGradients {
   View<const void> v;
   Epilogue epilogue;
-  View<const void> dout;        // [B, M, H, Dv]
-  View<const void> lse1, lse2;  // of the forward
-  View<const void> o, o2;       // of the forward, where it saved them
+  View<const void> dout;             // [B, M, H, Dv]
+  View<const void> lse1, lse2;       // of the forward
+  View<const void> o, o2;            // of the forward, where it saved them
+  View<const void> o_rest, o2_rest;  // likewise; without them dO.o errs by a rounding of o
+
+  /// The same bits in every run. Where it costs time (CUDA), false lets sums of dq1 and dq2 be
+  /// taken in any order.
+  bool deterministic = true;
 
   View<void> dv;                 // [B, N, Hkv, Dv]
   void* dnorm_weight = nullptr;  // [Dv], accumulator type

@@ -28,6 +28,8 @@ inline void check(cudaError_t status, const char* kernel, const Problem& problem
 
 /// Throws when there is no kernel for the problem's type or widths.
 void require_taken(const Problem& problem);
+/// The same for what works on the maps alone and has no value_dim.
+void require_maps_taken(const Problem& problem);
 
 /// To be called right after every launch.
 inline void check_launch(const char* kernel, const Problem& problem) {

@@ -9,6 +9,7 @@
 
 #include "diffattn/kernels/params.h"
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/rest.cuh"
 
 namespace diffattn::cuda {
 
@@ -38,11 +39,27 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-/// Finishes one row O [width] and stores it to `out` and, where not null, O itself to `o` and, not
-/// rounded, to `exact`. A row that sees nothing (`dead`) is 0 whatever eps is.
+/// Where one row O [width] goes: rounded, what that lost, and not rounded. Null where not wanted.
+template <class T>
+struct SavedRow {
+  T* o;
+  int8_t* rest;
+  float* exact;
+
+  __device__ void store(int c, float x) const {
+    if (o != nullptr) o[c] = narrow<T>(x);
+    if constexpr (sizeof(T) == 2) {
+      if (rest != nullptr) rest[c] = static_cast<int8_t>(rest_of(x, narrow<T>(x)));
+    }
+    if (exact != nullptr) exact[c] = x;
+  }
+};
+
+/// Finishes one row O [width] and stores it to `out`, and O itself to `saved`. A row that sees
+/// nothing (`dead`) is 0 whatever eps is.
 template <class T>
 __device__ inline void finish_row(const HeadEpilogue& epilogue, const float* row, int width,
-                                  bool dead, T* out, T* o, float* exact) {
+                                  bool dead, T* out, const SavedRow<T>& saved) {
   const int lane = threadIdx.x % kWarpSize;
   float rstd = 1.0f;
   if (epilogue.norm) {
@@ -52,8 +69,7 @@ __device__ inline void finish_row(const HeadEpilogue& epilogue, const float* row
   }
   for (int c = lane; c < width; c += kWarpSize) {
     const float x = row[c];
-    if (o != nullptr) o[c] = narrow<T>(x);
-    if (exact != nullptr) exact[c] = x;
+    saved.store(c, x);
     out[c] = narrow<T>(dead ? 0.0f : x * rstd * epilogue.gain(c));
   }
 }

@@ -9,17 +9,36 @@
 #include "kernels/cuda/simt/launch.h"
 #include "kernels/cuda/sm80/decode/launch.h"
 #include "kernels/cuda/sm80/forward/launch.h"
+#include "kernels/cuda/sm90/forward/launch.h"
 
 namespace diffattn::cuda {
+namespace {
+
+bool has_rows(const Problem& problem) { return problem.batch * problem.heads * problem.seq_q > 0; }
+
+bool takes_sm90(const ForwardParams& params) {
+  constexpr int kHopper = 90;  // its own instructions: no later GPU has them
+  return usable_capability() == kHopper && sm90::takes_forward(params);
+}
+
+}  // namespace
 
 void run_forward(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t stream) {
-  if (params.batch * params.heads * params.seq_q == 0) return;
+  if (!has_rows(params)) return;
   if (sm80::takes_forward(params)) return sm80::forward(params, exact, stream);
   simt::forward(params, exact, stream);
 }
 
 size_t forward_workspace_bytes(const ForwardParams& params) {
-  return sm80::takes_decode(params) ? sm80::decode_workspace_bytes(params) : 0;
+  if (!has_rows(params)) return 0;
+  if (sm80::takes_decode(params)) return sm80::decode_workspace_bytes(params);
+  return takes_sm90(params) ? sm90::forward_workspace_bytes(params) : 0;
+}
+
+const char* forward_route(const ForwardParams& params) {
+  if (sm80::takes_decode(params)) return "decode";
+  if (takes_sm90(params)) return "sm90";
+  return sm80::takes_forward(params) ? "sm80" : "simt";
 }
 
 void forward(const ForwardParams& params, Stream stream) { forward(params, nullptr, stream); }
@@ -28,9 +47,9 @@ void forward(const ForwardParams& params, void* workspace, Stream stream) {
   validate(params, /*host_arrays=*/false);
   require_taken(params);
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  const bool has_rows = params.batch * params.heads * params.seq_q > 0;
-  if (workspace != nullptr && has_rows && sm80::takes_decode(params)) {
-    return sm80::decode(params, workspace, cuda_stream);
+  if (workspace != nullptr && has_rows(params)) {
+    if (sm80::takes_decode(params)) return sm80::decode(params, workspace, cuda_stream);
+    if (takes_sm90(params)) return sm90::forward(params, workspace, cuda_stream);
   }
   run_forward(params, {}, cuda_stream);
 }

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
 #include "diffattn/kernels/cuda.h"
 #include "kernels/cuda/check.h"
 
@@ -7,6 +11,11 @@ namespace diffattn::cuda {
 namespace {
 
 constexpr int kOldest = 80;  // compute capability 8.0
+
+std::atomic<int>& newest() {
+  static std::atomic<int> capability = std::numeric_limits<int>::max();
+  return capability;
+}
 
 }  // namespace
 
@@ -19,6 +28,10 @@ int current_capability() {
         "cudaDeviceGetAttribute", {});
   return 10 * major + minor;
 }
+
+void limit_capability(int capability) { newest() = capability; }
+
+int usable_capability() { return std::min<int>(current_capability(), newest()); }
 
 bool takes(const Problem& problem, int capability) {
   constexpr int64_t kMaxWidth = 256;
@@ -37,6 +50,12 @@ void require_taken(const Problem& problem) {
   throw_argument_error("problem",
                        "float32, bfloat16 or float16, widths from 1 to 256, fewer than 2^31 rows",
                        describe(problem));
+}
+
+void require_maps_taken(const Problem& problem) {
+  Problem maps = problem;
+  maps.value_dim = 1;
+  require_taken(maps);
 }
 
 }  // namespace diffattn::cuda

@@ -2,6 +2,7 @@
 #include "backend.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -50,22 +51,84 @@ constexpr const char* kName = "cuda";
 bool available() { return device_capability() >= 80; }
 bool takes(const Problem& problem) { return cuda::takes(problem, device_capability()); }
 
-void forward(const ForwardParams& params) {
+/// What rounding the o and o2 of the last forward that saved them lost, for its backward.
+struct Rests {
+  const void* o = nullptr;  // of that forward
+  Memory o_rest, o2_rest;
+  View<void> o_view, o2_view;
+
+  void give(ForwardParams& params) {
+    const bool packed = params.cu_seqlens_q != nullptr;
+    const int64_t row = params.heads * params.value_dim;
+    const int64_t rows = packed ? params.total_q : params.batch * params.seq_q;
+    o = params.o.data;
+    o_rest = Memory(rows * row + 1);
+    o2_rest = Memory(rows * row + 1);
+    const auto view = [&](const Memory& memory) {
+      return View<void>{memory.data(), packed ? 0 : params.seq_q * row, row, params.value_dim};
+    };
+    params.o_rest = o_view = view(o_rest);
+    params.o2_rest = o2_view = view(o2_rest);
+  }
+};
+
+Rests& rests() {
+  thread_local Rests saved;
+  return saved;
+}
+
+bool has_16_bits(const Problem& problem) {
+  return problem.dtype == Dtype::kBFloat16 || problem.dtype == Dtype::kFloat16;
+}
+
+void forward(const ForwardParams& given) {
+  ForwardParams params = given;
+  if (params.o && params.o2 && has_16_bits(params)) rests().give(params);
   const size_t bytes = cuda::forward_workspace_bytes(params);
   const Workspace workspace(bytes);
   cuda::forward(params, bytes == 0 ? nullptr : workspace.data(), nullptr);
   check_cuda(cudaDeviceSynchronize());
 }
 
-void backward(const BackwardParams& params) {
+void backward(const BackwardParams& given) {
+  BackwardParams params = given;
+  params.deterministic = !backward_in_any_order();
+  if (params.o && params.o.data == rests().o) {
+    const auto input = [](const View<void>& view) {
+      return View<const void>{view.data, view.batch_stride, view.seq_stride, view.head_stride};
+    };
+    params.o_rest = input(rests().o_view);
+    params.o2_rest = input(rests().o2_view);
+  }
+  ++backward_routes()[cuda::backward_route(params)];
   const Workspace workspace(cuda::backward_workspace_bytes(params));
   cuda::backward(params, workspace.data(), nullptr);
+  check_cuda(cudaDeviceSynchronize());
+}
+
+void stats(const StatsParams& params) {
+  cuda::stats(params, nullptr);
+  check_cuda(cudaDeviceSynchronize());
+}
+
+void stats_backward(const StatsBackwardParams& params) {
+  const Workspace workspace(cuda::stats_backward_workspace_bytes(params));
+  cuda::stats_backward(params, workspace.data(), nullptr);
+  check_cuda(cudaDeviceSynchronize());
+}
+
+void map(const MapParams& params) {
+  const Workspace workspace(cuda::map_workspace_bytes(params));
+  cuda::map(params, workspace.data(), nullptr);
   check_cuda(cudaDeviceSynchronize());
 }
 
 /// Before main: the list of targets is made when test suites are instantiated.
 const bool kRegistered = [] {
   if (!available()) return false;
+  if (const char* capability = std::getenv("DIFFATTN_TEST_CAPABILITY")) {
+    cuda::limit_capability(std::atoi(capability));
+  }
   memory_source() = {[](size_t bytes) { return pool().allocate(bytes); },
                      [](void* memory) { pool().release(memory); }};
   extra_backends().push_back(Backend{.name = kName,
@@ -74,13 +137,23 @@ const bool kRegistered = [] {
                                      .takes = takes,
                                      .forward = forward,
                                      .backward = backward,
-                                     .stats = nullptr,
-                                     .stats_backward = nullptr,
-                                     .map = nullptr});
+                                     .stats = stats,
+                                     .stats_backward = stats_backward,
+                                     .map = map});
   return true;
 }();
 
 }  // namespace
+
+bool& backward_in_any_order() {
+  static bool any_order = false;
+  return any_order;
+}
+
+std::map<std::string, int64_t>& backward_routes() {
+  static std::map<std::string, int64_t> routes;
+  return routes;
+}
 
 int device_capability() {
   static const int capability = [] {
@@ -110,6 +183,7 @@ Workspace::Workspace(size_t bytes) {
   const size_t at_least_one = std::max<size_t>(bytes, 1);
   check_cuda(cudaMalloc(&data_, at_least_one));
   check_cuda(cudaMemset(data_, 0xff, at_least_one));
+  check_cuda(cudaDeviceSynchronize());  // streams of a test's own do not wait for the fill
 }
 
 Workspace::~Workspace() { cudaFree(data_); }

@@ -4,11 +4,14 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <map>
+#include <string>
 
 #include "support/run.h"
 
 /// The CUDA kernels as one more backend of the shared kernel tests. Test memory is page-locked host
 /// memory, which kernels read and write through the same pointers; calls wait for the device.
+/// DIFFATTN_TEST_CAPABILITY=80 in the environment leaves the portable kernels.
 namespace diffattn::testing {
 
 /// Compute capability of device 0, 10 * major + minor; 0 where there is none.
@@ -19,6 +22,12 @@ void check_cuda(cudaError_t status);
 
 /// The targets of the CUDA backend; none without a GPU.
 std::vector<Target> cuda_targets();
+
+/// Whether backward may sum dq in any order; false at first.
+bool& backward_in_any_order();
+
+/// How many backward calls each route has had.
+std::map<std::string, int64_t>& backward_routes();
 
 /// Device memory for the length of a scope, filled with NaN.
 class Workspace {

@@ -30,11 +30,15 @@ class CudaBehaviour : public ::testing::TestWithParam<Target> {
   }
 };
 
-/// Values [begin, end) must agree but for the order of sums, which bad values elsewhere may change.
+/// Values [begin, end) must agree but for roundings: bad values elsewhere may have other kernels
+/// compute them.
 void expect_untouched(const std::vector<double>& got, const std::vector<double>& want,
                       int64_t begin, int64_t end) {
+  double size = 0.0;
+  for (int64_t i = begin; i < end; ++i)
+    size += std::abs(want[i]) / static_cast<double>(end - begin);
   for (int64_t i = begin; i < end; ++i) {
-    ASSERT_NEAR(got[i], want[i], 0.01 * (std::abs(want[i]) + 0.01)) << "element " << i;
+    ASSERT_NEAR(got[i], want[i], 0.02 * (std::abs(want[i]) + size)) << "element " << i;
   }
 }
 
@@ -116,12 +120,13 @@ TEST_P(CudaBehaviour, CanBeCapturedInAGraph) {
   out.make_output();
   ForwardParams params = c.forward();
   params.out = out.view();
+  const Workspace workspace(cuda::forward_workspace_bytes(params));
   cudaStream_t stream = nullptr;
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
   check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  cuda::forward(params, stream);
+  cuda::forward(params, workspace.data(), stream);
   check_cuda(cudaStreamEndCapture(stream, &graph));
   check_cuda(cudaGraphInstantiate(&executable, graph, 0));
   check_cuda(cudaGraphLaunch(executable, stream));

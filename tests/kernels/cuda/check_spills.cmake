@@ -1,11 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -DREPORTS=<folder> -P check_spills.cmake: fails when ptxas reported spills in any of the
-# folder's *.ptxas files, which the build of the kernels wrote. Compiles nothing.
-#
-# The matrix kernels live at the limit of their registers. What ptxas spills there are a few
-# addresses and sizes; smaller tiles that spill nothing were slower. The limit is the most measured,
-# rounded up, so that growth shows.
-set(kMatrixKernelBytes 128)
+# folder's *.ptxas files, which the build of the kernels wrote, or that it serialized warpgroup
+# products. Compiles nothing.
+
+# Bytes that a kernel may spill, by its mangled name: none, but for those below. They live at the limit
+# of their registers; what is spilled are a few addresses and sizes, for the most part of paths that
+# few tiles take (masks, values that are not finite). Tiles that spill nothing were slower, see
+# benchmarks/results/cuda_kernels_h200.md. Limits are the most seen for sm_80 and sm_90, rounded up,
+# so that growth shows.
+function(find_allowed kernel)
+  set(allowed 0)
+  if(kernel MATCHES "sm80.*forward_kernel.*ForwardConfigILi64ELi128E")
+    set(allowed 96)  # 128 registers, for two blocks a multiprocessor: 76
+  elseif(kernel MATCHES "sm80.*backward_keys_kernel.*KeysConfigILi(64ELi128|96ELi192|128ELi256)E")
+    set(allowed 128)  # 128 or more sums a thread: 56, 112, 84
+  elseif(kernel MATCHES "sm80.*backward_queries_kernel.*QueriesConfigILi(96|128)E")
+    set(allowed 32)  # 24
+  elseif(kernel MATCHES "sm80.*decode_kernel.*DecodeConfigILi(64ELi128ELi2|128ELi256ELi1)E")
+    set(allowed 128)  # waits for memory, not for these: 76, 108
+  elseif(kernel MATCHES "repair_.*kernel")
+    set(allowed 128)  # the portable kernels, run where the others could not
+  endif()
+  set(allowed ${allowed} PARENT_SCOPE)
+endfunction()
+
 file(GLOB reports ${REPORTS}/*.ptxas)
 if(NOT reports)
   message(FATAL_ERROR "no ptxas reports in ${REPORTS}")
@@ -13,6 +31,11 @@ endif()
 set(kernels 0)
 set(spilling "")
 foreach(report IN LISTS reports)
+  # What ptxas calls a potential performance loss: warpgroup products that do not overlap.
+  file(STRINGS ${report} serialized REGEX "wgmma.*serialized")
+  if(serialized)
+    string(APPEND spilling "\n  ${report}: ${serialized}")
+  endif()
   file(STRINGS ${report} lines REGEX "Compiling entry function|bytes stack frame")
   foreach(line IN LISTS lines)
     if(line MATCHES "Compiling entry function '([^']+)' for '([^']+)'")
@@ -20,10 +43,7 @@ foreach(report IN LISTS reports)
       math(EXPR kernels "${kernels} + 1")
     elseif(line MATCHES "([0-9]+) bytes spill stores")
       set(bytes ${CMAKE_MATCH_1})
-      set(allowed 0)
-      if(kernel MATCHES "sm80.*(forward|keys|queries|decode)_kernel")
-        set(allowed ${kMatrixKernelBytes})
-      endif()
+      find_allowed("${kernel}")
       if(bytes GREATER allowed)
         string(APPEND spilling "\n  ${kernel}: ${bytes} bytes, allowed ${allowed}")
       endif()

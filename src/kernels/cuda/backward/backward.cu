@@ -11,6 +11,7 @@
 #include "kernels/cuda/forward.h"
 #include "kernels/cuda/simt/launch.h"
 #include "kernels/cuda/sm80/backward/launch.h"
+#include "kernels/cuda/sm90/backward/launch.h"
 
 namespace diffattn::cuda {
 namespace {
@@ -25,7 +26,21 @@ void recompute_outputs(const BackwardParams& params, const BackwardWorkspace& wo
   run_forward(forward_params, {workspace.o, workspace.o2}, stream);
 }
 
+void run_portable(const BackwardParams& params, const BackwardWorkspace& workspace,
+                  cudaStream_t stream) {
+  if (sm80::takes_backward(params)) {
+    sm80::backward(params, workspace, stream);
+  } else {
+    simt::backward(params, workspace, stream);
+  }
+}
+
 }  // namespace
+
+const char* backward_route(const BackwardParams& params) {
+  if (sm90::takes_backward(params)) return "sm90";
+  return sm80::takes_backward(params) ? "sm80" : "simt";
+}
 
 size_t backward_workspace_bytes(const BackwardParams& params) {
   return BackwardWorkspace(params, nullptr).bytes;
@@ -44,13 +59,13 @@ void backward(const BackwardParams& params, void* memory, Stream stream) {
     throw_argument_error("workspace", std::to_string(workspace.bytes) + " bytes", "null");
   }
   if (!params.o || !params.o2) recompute_outputs(params, workspace, cuda_stream);
-  prepare_rows(params, workspace, cuda_stream);
-  if (sm80::takes_backward(params)) {
-    sm80::backward(params, workspace, cuda_stream);
+  if (workspace.sm90) {
+    sm90::backward(params, workspace, cuda_stream);
   } else {
-    simt::backward(params, workspace, cuda_stream);
+    prepare_rows(params, workspace, cuda_stream);
+    run_portable(params, workspace, cuda_stream);
+    reduce_dlambda(params, workspace, cuda_stream);
   }
-  reduce_dlambda(params, workspace, cuda_stream);
   reduce_dmask(params, workspace, cuda_stream);
 }
 

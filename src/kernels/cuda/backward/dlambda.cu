@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dlambda[entry] = -sum of delta2 over the rows (b, m, h) that shared the entry of lambda. Few
+// dlambda[entry] = -sum over the rows (b, m, h) that shared the entry of lambda. Few
 // entries: a block each, whose threads take every kThreads-th row and meet in a fixed tree. Many:
 // a thread each.
 
@@ -20,8 +20,8 @@ struct Axis {
 
 struct DlambdaArguments {
   Shape shape;
-  Rows<const float> delta2;  // [B, M, H]
-  Rows<float> dlambda;       // strides 0 where it is broadcast
+  Rows<const float> minus_rows;  // [B, M, H]
+  Rows<float> dlambda;           // strides 0 where it is broadcast
   Axis b, m, h;
   int entries, shared;  // products over the axes; `takes` keeps B * M * H below 2^31
   bool block_per_entry;
@@ -35,7 +35,7 @@ __device__ float shared_sum(const DlambdaArguments& args, int b0, int m0, int h0
     const int b = b0 + i / args.m.shared % args.b.shared;
     const int h = h0 + i / args.m.shared / args.b.shared;
     const Sequence seq = args.shape.sequence(b);
-    if (m < seq.seq_q) sum -= *args.delta2.at(b, seq.q_begin + m, h);
+    if (m < seq.seq_q) sum -= *args.minus_rows.at(b, seq.q_begin + m, h);
   }
   return sum;
 }
@@ -68,30 +68,33 @@ __global__ void __launch_bounds__(kThreads)
 
 void reduce_dlambda(const BackwardParams& params, const BackwardWorkspace& workspace,
                     cudaStream_t stream) {
-  if (!params.dlambda) return;
-  const View<void>& out = params.dlambda;
+  reduce_dlambda(params, params.dlambda, workspace.state.delta2, stream);
+}
+
+void reduce_dlambda(const Problem& problem, const View<void>& out, const Rows<float>& minus_rows,
+                    cudaStream_t stream) {
+  if (!out) return;
   const auto axis = [](int64_t size, bool broadcast) {
     const int n = static_cast<int>(size);
     return broadcast ? Axis{1, n} : Axis{n, 1};
   };
   // Packed rows of all sequences lie on one axis: lambda has it whole or not at all.
-  const bool packed = params.cu_seqlens_q != nullptr;
+  const bool packed = problem.cu_seqlens_q != nullptr;
   const bool batch_broadcast = packed ? out.seq_stride == 0 : out.batch_stride == 0;
-  DlambdaArguments args{
-      .shape = shape_of(params),
-      .delta2 = {workspace.state.delta2.data, workspace.state.delta2.batch_stride,
-                 workspace.state.delta2.seq_stride, workspace.state.delta2.head_stride},
-      .dlambda = rows_of<float>(out),
-      .b = axis(params.batch, batch_broadcast),
-      .m = axis(params.seq_q, out.seq_stride == 0),
-      .h = axis(params.heads, out.head_stride == 0)};
+  DlambdaArguments args{.shape = shape_of(problem),
+                        .minus_rows = {minus_rows.data, minus_rows.batch_stride,
+                                       minus_rows.seq_stride, minus_rows.head_stride},
+                        .dlambda = rows_of<float>(out),
+                        .b = axis(problem.batch, batch_broadcast),
+                        .m = axis(problem.seq_q, out.seq_stride == 0),
+                        .h = axis(problem.heads, out.head_stride == 0)};
   args.entries = args.b.entries * args.m.entries * args.h.entries;
   args.shared = args.b.shared * args.m.shared * args.h.shared;
   args.block_per_entry = args.entries < kManyEntries;
   const int blocks = args.block_per_entry ? args.entries : (args.entries + kThreads - 1) / kThreads;
   if (blocks == 0) return;
   dlambda_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
-  check_launch("sum of dlambda", params);
+  check_launch("sum of dlambda", problem);
 }
 
 }  // namespace diffattn::cuda

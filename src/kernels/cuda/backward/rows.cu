@@ -14,6 +14,7 @@
 #include "kernels/cuda/backward/rows.cuh"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/epilogue.cuh"
+#include "kernels/cuda/rest.cuh"
 
 namespace diffattn::cuda {
 namespace {
@@ -26,15 +27,23 @@ constexpr int kPerLane = kMaxWidth / kWarpSize;
 template <class T, class U>
 struct RowsArguments {
   Shape shape;
-  Rows<const T> dout;            // [B, M, H, Dv]
-  Rows<const U> o, o2;           // [B, M, H, Dv]
-  Rows<const float> lse1, lse2;  // [B, M, H], natural
-  Rows<const float> lambda;      // [B, M, H]
+  Rows<const T> dout;                  // [B, M, H, Dv]
+  Rows<const U> o, o2;                 // [B, M, H, Dv]
+  Rows<const int8_t> o_rest, o2_rest;  // [B, M, H, Dv] or null
+  Rows<const float> lse1, lse2;        // [B, M, H], natural
+  Rows<const float> lambda;            // [B, M, H]
   HeadEpilogue epilogue;
   Rows<T> d_o;  // [B, M, H, Dv]
   RowState state;
   float* dnorm_parts;  // [kRowBlocks, Dv] or null
 };
+
+/// Element c of a saved row, with what its rounding lost where that was kept.
+template <class T>
+__device__ float saved(const T* row, const int8_t* rest, int c) {
+  return rest == nullptr ? widen(row[c]) : with_rest(row[c], rest[c]);
+}
+__device__ float saved(const float* row, const int8_t*, int c) { return row[c]; }
 
 template <class T, class U>
 struct PrepareRow {
@@ -52,6 +61,8 @@ struct PrepareRow {
     const T* const dout_row = args.dout.at(b, l, h);
     const U* const o_row = args.o.at(b, l, h);
     const U* const o2_row = args.o2.at(b, l, h);
+    const int8_t* const o_rest = args.o_rest.at_or_null(b, l, h);
+    const int8_t* const o2_rest = args.o2_rest.at_or_null(b, l, h);
 
     float o[kPerLane], g[kPerLane];
     float squares = 0.0f, inner = 0.0f;
@@ -60,7 +71,7 @@ struct PrepareRow {
       const int c = lane + i * kWarpSize;
       o[i] = g[i] = 0.0f;
       if (dead || c >= width) continue;
-      o[i] = widen(o_row[c]);
+      o[i] = saved(o_row, o_rest, c);
       g[i] = widen(dout_row[c]);
       squares += o[i] * o[i];
       inner += g[i] * args.epilogue.gain(c) * o[i];
@@ -80,7 +91,7 @@ struct PrepareRow {
       const T d_o = narrow<T>(dead ? 0.0f : rstd * (g[i] * args.epilogue.gain(c) - o[i] * pull));
       d_o_row[c] = d_o;
       delta += widen(d_o) * o[i];
-      if (!dead) delta2 += widen(d_o) * widen(o2_row[c]);
+      if (!dead) delta2 += widen(d_o) * saved(o2_row, o2_rest, c);
     }
     delta = warp_sum(delta);
     delta2 = warp_sum(delta2);
@@ -136,6 +147,8 @@ void prepare(const BackwardParams& params, const View<const void>& o, const View
                                  .dout = rows_of<const T>(params.dout),
                                  .o = rows_of<const U>(o),
                                  .o2 = rows_of<const U>(o2),
+                                 .o_rest = rows_of<const int8_t>(params.o_rest),
+                                 .o2_rest = rows_of<const int8_t>(params.o2_rest),
                                  .lse1 = rows_of<const float>(params.lse1),
                                  .lse2 = rows_of<const float>(params.lse2),
                                  .lambda = rows_of<const float>(params.lambda),
@@ -158,10 +171,7 @@ void prepare_from(const BackwardParams& params, const BackwardWorkspace& workspa
   if (params.o && params.o2) {
     prepare<T, T>(params, params.o, params.o2, workspace, stream);
   } else {
-    const auto input = [](const View<void>& view) {
-      return View<const void>{view.data, view.batch_stride, view.seq_stride, view.head_stride};
-    };
-    prepare<T, float>(params, input(workspace.o), input(workspace.o2), workspace, stream);
+    prepare<T, float>(params, as_input(workspace.o), as_input(workspace.o2), workspace, stream);
   }
 }
 

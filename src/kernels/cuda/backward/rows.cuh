@@ -21,17 +21,32 @@ struct RowState {
   Rows<float> lse1, lse2, delta1, delta2, lambda;
 };
 
+/// What the sm_90a kernels keep for each unit of 64 rows of a head, see sm90/backward/stats.cuh.
+struct UnitWorkspace {
+  char* stats = nullptr;           // [H, units, kStatBytes]
+  float* dq_sums = nullptr;        // [H, units, 2, 64, D]
+  int* dq_done = nullptr;          // [H, units, 8]
+  float* dlambda_parts = nullptr;  // [H, units]
+  int* recompute = nullptr;        // 1: not 0 where these kernels' results are not to be used
+};
+
 /// The workspace of one backward, cut into its arrays.
 struct BackwardWorkspace {
   size_t bytes = 0;
-  View<void> d_o;    // [B, M, H, Dv] in the problem's type
+  View<void> d_o;    // [B, M, H, Dv] in the problem's type; dout itself where they are the same
   View<void> o, o2;  // the same in float, only when the forward did not save them
   RowState state;
-  float* dnorm_parts = nullptr;  // [kRowBlocks, Dv]
+  float* dnorm_parts = nullptr;  // [kRowBlocks, Dv]; sm_90a: [Dv, H, units]
+  bool sm90 = false;             // the sm_90a kernels compute it
+  UnitWorkspace units;
 
   /// With `memory` null only `bytes` is meaningful.
   BackwardWorkspace(const BackwardParams& params, void* memory);
 };
+
+inline View<const void> as_input(const View<void>& view) {
+  return {view.data, view.batch_stride, view.seq_stride, view.head_stride};
+}
 
 /// Blocks of the pass over rows: fixed, so that the sum of dnorm_weight has one order everywhere.
 inline constexpr int kRowBlocks = 1024;
@@ -43,6 +58,11 @@ void prepare_rows(const BackwardParams& params, const BackwardWorkspace& workspa
 /// dlambda, each entry the sum of -delta2 over the rows it was broadcast to, in a fixed order.
 void reduce_dlambda(const BackwardParams& params, const BackwardWorkspace& workspace,
                     cudaStream_t stream);
+
+/// The same from any rows [B, M, H] that hold the negative of each row's gradient; nothing when
+/// `dlambda` is null.
+void reduce_dlambda(const Problem& problem, const View<void>& dlambda,
+                    const Rows<float>& minus_rows, cudaStream_t stream);
 
 /// dmask, each entry the sum of ds1 + ds2 over what it was broadcast to, in a fixed order.
 void reduce_dmask(const BackwardParams& params, const BackwardWorkspace& workspace,

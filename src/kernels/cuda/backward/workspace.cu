@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "kernels/cuda/backward/rows.cuh"
+#include "kernels/cuda/sm90/backward/launch.h"
 
 namespace diffattn::cuda {
 namespace {
@@ -22,9 +23,10 @@ struct Cutter {
 
 BackwardWorkspace::BackwardWorkspace(const BackwardParams& params, void* memory) {
   Cutter cutter{static_cast<char*>(memory)};
-  const int64_t rows = params.batch * params.seq_q, heads = params.heads;
-  const int64_t width = params.value_dim;
   const bool packed = params.cu_seqlens_q != nullptr;
+  const int64_t rows = packed && params.total_q > 0 ? params.total_q : params.batch * params.seq_q;
+  const int64_t heads = params.heads;
+  const int64_t width = params.value_dim;
   const int64_t element = params.dtype == Dtype::kFloat32 ? 4 : 2;
   const auto like_out = [&](int64_t element_bytes) {
     return View<void>{cutter.take(rows * heads * width * element_bytes),
@@ -34,14 +36,30 @@ BackwardWorkspace::BackwardWorkspace(const BackwardParams& params, void* memory)
     return Rows<float>{static_cast<float*>(cutter.take(rows * heads * 4)),
                        packed ? 0 : params.seq_q, 1, rows};
   };
-  d_o = like_out(element);
+  sm90 = sm90::takes_backward(params);
+  if (sm90 && sm90::keeps_dout(params)) {
+    const View<const void>& dout = params.dout;
+    d_o = {const_cast<void*>(dout.data), dout.batch_stride, dout.seq_stride, dout.head_stride};
+  } else {
+    d_o = like_out(element);
+  }
   if (!params.o || !params.o2) {
     o = like_out(4);
     o2 = like_out(4);
   }
   state = {row_values(), row_values(), row_values(), row_values(), row_values()};
+  const int64_t unit_heads = sm90 ? sm90::unit_count(params) * heads : 0;
   if (params.dnorm_weight != nullptr) {
-    dnorm_parts = static_cast<float*>(cutter.take(kRowBlocks * width * 4));
+    const int64_t parts = sm90 ? unit_heads : kRowBlocks;
+    dnorm_parts = static_cast<float*>(cutter.take(parts * width * 4));
+  }
+  if (sm90) {
+    const int64_t sum_bytes = 2 * sm90::kUnitRows * params.head_dim * 4;
+    units = {.stats = static_cast<char*>(cutter.take(unit_heads * sm90::kStatBytes)),
+             .dq_sums = static_cast<float*>(cutter.take(unit_heads * sum_bytes)),
+             .dq_done = static_cast<int*>(cutter.take(unit_heads * 8 * 4)),
+             .dlambda_parts = static_cast<float*>(cutter.take(unit_heads * 4)),
+             .recompute = static_cast<int*>(cutter.take(4))};
   }
   bytes = cutter.used;
 }

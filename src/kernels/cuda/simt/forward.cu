@@ -28,6 +28,7 @@ struct ForwardArguments {
   float scale_log2, scale2_log2;
   HeadEpilogue epilogue;
   Rows<T> out, o, o2;             // [B, M, H, Dv]
+  Rows<int8_t> o_rest, o2_rest;   // [B, M, H, Dv]
   Rows<float> lse1, lse2;         // [B, M, H]
   Rows<float> o_exact, o2_exact;  // [B, M, H, Dv]
 };
@@ -175,8 +176,20 @@ struct Forward {
     const auto unchanged = [](int, int, float x) { return x; };
     if (args.o.data != nullptr) store_rows(args.o, o1_reg, exists, unchanged);
     if (args.o2.data != nullptr) store_rows(args.o2, o2_reg, exists, unchanged);
+    if constexpr (sizeof(T) == 2) {
+      if (args.o_rest.data != nullptr) store_rests(args.o_rest, o1_reg, exists);
+      if (args.o2_rest.data != nullptr) store_rests(args.o2_rest, o2_reg, exists);
+    }
     if (args.o_exact.data != nullptr) store_rows(args.o_exact, o1_reg, exists, unchanged);
     if (args.o2_exact.data != nullptr) store_rows(args.o2_exact, o2_reg, exists, unchanged);
+  }
+
+  __device__ void store_rests(const Rows<int8_t>& out, Wide& o, const bool (&exists)[2]) {
+    for_each_column(o, args.shape.value_dim, [&](int i, int column, float x) {
+      const int64_t l = seq.q_begin + row0 + at.ty + 16 * i;
+      if (!exists[i]) return;
+      out.at(place.b, l, place.h)[column] = static_cast<int8_t>(rest_of(x, narrow<T>(x)));
+    });
   }
 
   template <class U, class F>
@@ -213,6 +226,8 @@ void forward_of(const ForwardParams& params, const ExactOutputs& exact, cudaStre
                                  .out = rows_of<T>(params.out),
                                  .o = rows_of<T>(params.o),
                                  .o2 = rows_of<T>(params.o2),
+                                 .o_rest = rows_of<int8_t>(params.o_rest),
+                                 .o2_rest = rows_of<int8_t>(params.o2_rest),
                                  .lse1 = rows_of<float>(params.lse1),
                                  .lse2 = rows_of<float>(params.lse2),
                                  .o_exact = rows_of<float>(exact.o),

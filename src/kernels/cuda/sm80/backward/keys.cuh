@@ -61,15 +61,15 @@ struct BackwardKeys {
     if (steps > 0) load_stage(0, 0, begin, tiles);
     ptx::commit_copies();
     for (int step = 0; step < steps; ++step) {
+      ptx::wait_copies<0>();
+      __syncthreads();  // this stage has landed for every thread, and nobody reads the other
       if constexpr (kStages == 2) {
         if (step + 1 < steps) load_stage((step + 1) % 2, step + 1, begin, tiles);
         ptx::commit_copies();
       }
-      ptx::wait_copies<kStages - 1>();
-      __syncthreads();  // this stage has landed for every thread
       accumulate(step % kStages, step, begin, tiles);
-      __syncthreads();  // nobody reads it any more
       if constexpr (kStages == 1) {
+        __syncthreads();  // nobody reads it any more
         if (step + 1 < steps) load_stage(0, step + 1, begin, tiles);
         ptx::commit_copies();
       }

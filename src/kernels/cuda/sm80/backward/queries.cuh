@@ -54,15 +54,15 @@ struct BackwardQueries {
     if (begin < end) load_stage(0, begin, end);
     ptx::commit_copies();
     for (int n0 = begin, stage = 0; n0 < end; n0 += kBlockN, stage = (stage + 1) % kStages) {
+      ptx::wait_copies<0>();
+      __syncthreads();  // this stage has landed for every thread, and nobody reads the other
       if constexpr (kStages == 2) {
         if (n0 + kBlockN < end) load_stage(stage ^ 1, n0 + kBlockN, end);
         ptx::commit_copies();
       }
-      ptx::wait_copies<kStages - 1>();
-      __syncthreads();  // this stage has landed for every thread
       accumulate(stage, n0, end_row);
-      __syncthreads();  // nobody reads it any more
       if constexpr (kStages == 1) {
+        __syncthreads();  // nobody reads it any more
         if (n0 + kBlockN < end) load_stage(0, n0 + kBlockN, end);
         ptx::commit_copies();
       }

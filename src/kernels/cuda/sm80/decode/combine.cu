@@ -24,8 +24,9 @@ struct CombineArguments {
   Partials partials;
   Rows<const float> lambda;  // [B, M, H]
   HeadEpilogue epilogue;
-  Rows<T> out, o, o2;      // [B, M, H, Dv]
-  Rows<float> lse1, lse2;  // [B, M, H]
+  Rows<T> out, o, o2;            // [B, M, H, Dv]
+  Rows<int8_t> o_rest, o2_rest;  // [B, M, H, Dv]
+  Rows<float> lse1, lse2;        // [B, M, H]
 };
 
 struct CombineSmem {
@@ -59,12 +60,14 @@ struct Combine {
     // A row that sees nothing has o = 0, and its lambda may be infinite.
     const bool dead = l[0] == 0.0f;
     const float lambda = dead ? 0.0f : *args.lambda.at(b, row, h);
+    const SavedRow<T> saved_o2{args.o2.at_or_null(b, row, h), args.o2_rest.at_or_null(b, row, h),
+                               nullptr};
     for (int c = threadIdx.x; c < width; c += kThreads) {
       float o[2] = {0.0f, 0.0f};
       for (int w = 0; w < kWarps; ++w) o[0] += smem.o[0][w][c], o[1] += smem.o[1][w][c];
       const float o2 = dead ? 0.0f : o[1] / l[1];
       smem.row[c] = dead ? 0.0f : o[0] / l[0] - lambda * o2;
-      if (args.o2.data != nullptr) args.o2.at(b, row, h)[c] = narrow<T>(o2);
+      saved_o2.store(c, o2);
     }
     __syncthreads();  // O is there
     if (threadIdx.x >= kWarpSize) return;
@@ -72,8 +75,9 @@ struct Combine {
       *args.lse1.at(b, row, h) = smem.top[0] * kLn2 + logf(l[0]);
       *args.lse2.at(b, row, h) = smem.top[1] * kLn2 + logf(l[1]);
     }
-    finish_row<T>(args.epilogue, smem.row, width, dead, args.out.at(b, row, h),
-                  args.o.at_or_null(b, row, h), nullptr);
+    finish_row<T>(
+        args.epilogue, smem.row, width, dead, args.out.at(b, row, h),
+        SavedRow<T>{args.o.at_or_null(b, row, h), args.o_rest.at_or_null(b, row, h), nullptr});
   }
 
   /// This warp's parts of its map: o and l relative to the map's maximum, to shared memory.
@@ -81,7 +85,7 @@ struct Combine {
     const Partials& partials = args.partials;
     const int64_t slot0 = partials.slot(map, 0, b, m, h);
     const int64_t stride = partials.slot(map, 1, b, m, h) - slot0;
-    const UsedSplits used(seq);
+    const UsedSplits used(seq, partials.split_keys);
     float top = -INFINITY;
     for (int split = used.begin + lane; split < used.end; split += kWarpSize) {
       top = fmaxf(top, partials.m[slot0 + split * stride]);
@@ -131,6 +135,8 @@ void combine(const ForwardParams& params, const Partials& partials, cudaStream_t
                                  .out = rows_of<T>(params.out),
                                  .o = rows_of<T>(params.o),
                                  .o2 = rows_of<T>(params.o2),
+                                 .o_rest = rows_of<int8_t>(params.o_rest),
+                                 .o2_rest = rows_of<int8_t>(params.o2_rest),
                                  .lse1 = rows_of<float>(params.lse1),
                                  .lse2 = rows_of<float>(params.lse2)};
   const auto blocks = static_cast<unsigned>(params.batch * params.seq_q * params.heads);

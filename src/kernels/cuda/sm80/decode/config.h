@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace diffattn::cuda::sm80 {
@@ -9,31 +10,40 @@ namespace diffattn::cuda::sm80 {
 inline constexpr int64_t kDecodeRows = 16;
 /// Fewest keys for which it pays: below, one block per head is as fast.
 inline constexpr int64_t kDecodeKeys = 1024;
-/// Keys of one block. Fixed, so that the order of sums depends on neither the batch nor the GPU;
-/// small enough that 8 kv heads of 8k keys fill 132 multiprocessors, large enough that what a block
-/// writes (16 rows x 2 maps x Dv floats) is a twentieth of what it reads.
-inline constexpr int kSplitKeys = 512;
 
-/// One block: 16 packed rows, a group of warps per map, 16 keys of each tile per warp.
-template <int kD, int kDv>
+/// Keys of one block, from the length of the cache alone, so that the order of sums depends on
+/// neither the batch nor the GPU: a sixteenth, between 256 keys (less would be all ramp) and 1024
+/// (32k keys of 8 kv heads make two blocks for each of 132 multiprocessors).
+inline int decode_split_keys(int64_t seq_k) {
+  constexpr int64_t kParts = 16, kStep = 64;
+  const int64_t keys = (seq_k / kParts + kStep - 1) / kStep * kStep;
+  return static_cast<int>(std::clamp<int64_t>(keys, 256, 1024));
+}
+
+/// One block: 8 kFragments packed rows. Each warp has keys of its own, both maps, and a ring of
+/// stages that only it fills and reads, so that warps never wait for one another.
+template <int kD, int kDv, int kM>
 struct DecodeConfig {
   static constexpr int kHeadDim = kD;
   static constexpr int kValueDim = kDv;
-  static constexpr int kRows = 16;
-  // Small blocks: four of them load in turn on a multiprocessor, where a block of 8 warps left room
-  // for two (6 % slower at D = 64, Dv = 128 on an H200).
-  static constexpr int kWarpsPerMap = 2;
-  static constexpr int kThreads = 2 * kWarpsPerMap * 32;
-  static constexpr int kBlockN = kWarpsPerMap * 16;
+  static constexpr int kFragments = kM;
+  static constexpr int kRows = 8 * kM;  // rows 0-7 of a 16-row fragment are map 1, 8-15 map 2
+  static constexpr int kKeys = 16;      // of one stage
+  static constexpr int kStageElements = kKeys * (2 * kD + kDv);
+  // As many bytes under way as 99 KB (sm_86, sm_89) hold: 8 KB stages four warps deep at D = 64,
+  // Dv = 128. Two blocks then keep 128 KB under way on a multiprocessor of an H200; 4.3 TB/s times
+  // 700 ns are 23 KB.
+  static constexpr int kWarps = 2 * kStageElements > 12 * 1024 ? 2 : 4;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kStages = 96 * 1024 / (2 * kStageElements * kWarps) > 4
+                                     ? 4
+                                     : 96 * 1024 / (2 * kStageElements * kWarps);
 
-  static constexpr int kQElements = kRows * kD;
-  static constexpr int kKElements = kBlockN * kD;
-  static constexpr int kStageElements = kBlockN * (2 * kD + kDv);
   static constexpr int kOPitch = kDv + 8;  // floats; 8 more keep quads' stores off the same banks
-  static constexpr int kLoopBytes = 2 * (2 * kQElements + 2 * kStageElements);
-  static constexpr int kMergeBytes = 4 * 2 * kWarpsPerMap * kRows * (kOPitch + 2);
+  static constexpr int kLoopBytes = 2 * kWarps * kStages * kStageElements;
+  static constexpr int kMergeBytes = 4 * kWarps * 16 * kM * (kOPitch + 2);
   static constexpr int kSmemBytes = kLoopBytes > kMergeBytes ? kLoopBytes : kMergeBytes;
-  static_assert(kSmemBytes <= 99 * 1024 && kSplitKeys % kBlockN == 0);
+  static_assert(kSmemBytes <= 99 * 1024 && kStages >= 2);
 };
 
 }  // namespace diffattn::cuda::sm80

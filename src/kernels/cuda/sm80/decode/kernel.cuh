@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Forward of a few query rows against many keys. What costs is reading k1, k2 and v, so each is
-// read once for all rows and heads that share it, and the keys are split over blocks:
+// read once for all rows and heads that share it, and the keys are split over blocks and warps:
 //
-//   rows r = (m, head of the group) of one (batch entry, kv head), 16 to a block
-//   for each tile of the block's kSplitKeys keys (the next one is loading meanwhile):
-//     (1) s = q k^T, mask, online softmax, o += p v     each warp 16 rows x 16 keys of one map
-//   (2) warps of a map are merged: m = max m_w, l = sum l_w 2^(m_w - m), o likewise
-//   (3) m, l, o of both maps go to the workspace; combine.cu merges the blocks
+//   rows r = (m, head of the group) of one (batch entry, kv head), 8 to a fragment of 16: rows 0-7
+//   hold map 1, rows 8-15 the same rows of map 2, so that one fragment of v serves both maps
+//   for each 16 of the warp's keys (the next ones are loading meanwhile):
+//     (1) s = [q1; 0] k1^T + [0; q2] k2^T              [16, 16], q in registers
+//     (2) mask, online softmax, o += p v               p rounded to T, o in float
+//   (3) warps are merged: m = max m_w, l = sum l_w 2^(m_w - m), o likewise
+//   (4) m, l, o of both maps go to the workspace; combine.cu merges the blocks
 #pragma once
 
 #include "kernels/cuda/mask.cuh"
@@ -26,15 +28,17 @@ struct DecodeArguments {
   Rows<const T> k1, k2;  // [B, N, Hkv, D]
   Rows<const T> v;       // [B, N, Hkv, Dv]
   float scale_log2, scale2_log2;
-  bool q_aligned, k_aligned, v_aligned;
+  bool k_aligned, v_aligned;
+  bool whole;  // aligned, and as wide as the tiles
   Partials partials;
 };
 
 template <class T, class Config>
 struct Decode {
   static constexpr int kD = Config::kHeadDim, kDv = Config::kValueDim, kRows = Config::kRows;
-  static constexpr int kBlockN = Config::kBlockN, kThreads = Config::kThreads;
-  static constexpr int kWarps = Config::kWarpsPerMap;
+  static constexpr int kM = Config::kFragments, kKeys = Config::kKeys, kWarps = Config::kWarps;
+  static constexpr int kStages = Config::kStages;
+  static constexpr int kStep = kWarps * kKeys;  // keys between two stages of a warp
 
   const DecodeArguments<T>& args;
   char* smem;
@@ -43,151 +47,243 @@ struct Decode {
   const int group = args.shape.heads / args.shape.kv_heads;
   const int end_row = min(row0 + kRows, seq.seq_q* group);
   const int lane = threadIdx.x % kWarpSize;
-  const int map = threadIdx.x / (kThreads / 2);
-  const int warp = threadIdx.x / kWarpSize % kWarps;  // of the map
+  const int warp = threadIdx.x / kWarpSize;
 
-  T* const q_smem = reinterpret_cast<T*>(smem);            // [2, kRows, kD]
-  T* const stages_smem = q_smem + 2 * Config::kQElements;  // 2 x {k1, k2, v}
-  // After the loop: of both maps' warps, o [2, kWarps, kRows, kOPitch], then m and l.
+  T* const stages_smem = reinterpret_cast<T*>(smem) + warp * kStages * Config::kStageElements;
+  // After the loop, of all warps: o [kWarps, 16 kM, kOPitch], then m and l.
   float* const o_smem = reinterpret_cast<float*>(smem);
-  float* const m_smem = o_smem + 2 * kWarps * kRows * Config::kOPitch;
-  float* const l_smem = m_smem + 2 * kWarps * kRows;
+  float* const m_smem = o_smem + kWarps * 16 * kM * Config::kOPitch;
+  float* const l_smem = m_smem + kWarps * 16 * kM;
 
-  Accumulator<1, kDv / 8> o_reg = {};
-  OnlineSoftmax<1> softmax;
+  uint32_t q_reg[kM][2][kD / 16][2];  // of row lane / 4 of each fragment, both maps
+  Accumulator<kM, kDv / 8> o_reg = {};
+  OnlineSoftmax<kM> softmax;
 
   __device__ void run() {
-    const UsedSplits used(seq);
+    const UsedSplits used(seq, args.partials.split_keys);
     if (row0 >= seq.seq_q * group || split < used.begin || split >= used.end) return;
-    const int begin = split * kSplitKeys, end = min(begin + kSplitKeys, seq.end_key);
+    const int begin = split * args.partials.split_keys;
+    const int end = min(begin + args.partials.split_keys, seq.end_key);
+    const int first = begin + warp * kKeys;  // this warp's keys: from it, every kStep-th 16
+#pragma unroll
+    for (int stage = 0; stage < kStages - 1; ++stage) load_stage(stage, first + stage * kStep, end);
     softmax.reset();
     load_q();
-    load_stage(0, begin, end);
-    ptx::commit_copies();
-    for (int n0 = begin, stage = 0; n0 < end; n0 += kBlockN, stage ^= 1) {
-      if (n0 + kBlockN < end) load_stage(stage ^ 1, n0 + kBlockN, end);
-      ptx::commit_copies();
-      ptx::wait_copies<1>();
-      __syncthreads();  // this stage has landed for every thread
-      step(stage, n0);  // (1)
-      __syncthreads();  // nobody reads it any more
+    for (int n0 = first, stage = 0; n0 < end; n0 += kStep) {
+      const int next = stage == 0 ? kStages - 1 : stage - 1;  // the stage that was used last
+      load_stage(next, n0 + (kStages - 1) * kStep, end);
+      ptx::wait_copies<kStages - 1>();
+      __syncwarp();  // this stage has landed for every lane
+      step(stage, n0);
+      __syncwarp();  // nobody reads it any more
+      stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     ptx::wait_copies<0>();
-    __syncthreads();  // q and stages become o_smem
+    __syncthreads();  // stages become o_smem
     share_results();
     __syncthreads();  // every warp's results are there
-    merge();          // (2) (3)
+    merge();          // (3) (4)
   }
 
   __device__ int query_of(int row) const { return row / group; }
   __device__ int head_of(int row) const { return kv_head * group + row % group; }
 
+  /// Rows from end_row on are 0.
   __device__ void load_q() {
-    constexpr int kChunks = kD / kChunk;
-    for (int i = threadIdx.x; i < 2 * kRows * kChunks; i += kThreads) {
-      const Rows<const T>& q = i < kRows * kChunks ? args.q1 : args.q2;
-      const int row = i / kChunks % kRows, chunk = i % kChunks;
-      const bool inside = row0 + row < end_row && chunk * kChunk < args.shape.head_dim;
-      const int source = inside ? row0 + row : row0;
-      const T* const from =
-          q.at(b, seq.q_begin + query_of(source), head_of(source)) + (inside ? chunk * kChunk : 0);
-      T* const tile = q_smem + i / kChunks / kRows * Config::kQElements;
-      load_chunk(ptx::smem_address(tile) + TileLayout<kD>::offset(row, chunk), from, inside,
-                 args.shape.head_dim - chunk * kChunk, args.q_aligned, from);
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+      const int row = min(row0 + i * 8 + lane / 4, end_row - 1);
+      const bool exists = row0 + i * 8 + lane / 4 < end_row;
+#pragma unroll
+      for (int map = 0; map < 2; ++map) {
+        const T* const from =
+            (map == 0 ? args.q1 : args.q2).at(b, seq.q_begin + query_of(row), head_of(row));
+        const auto element = [&](int c) {
+          return exists && c < args.shape.head_dim ? widen(from[c]) : 0.0f;
+        };
+#pragma unroll
+        for (int k = 0; k < kD / 16; ++k) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int c = k * 16 + half * 8 + lane % 4 * 2;
+            q_reg[i][map][k][half] = pack<T>(element(c), element(c + 1));
+          }
+        }
+      }
     }
   }
 
-  __device__ void load_stage(int stage, int n0, int end) {
+  /// Starts loading keys [n0, n0 + 16) and ends the group of copies, which may be empty.
+  __device__ void load_stage(int stage, int n0, int end) const {
     T* const k_smem = stages_smem + stage * Config::kStageElements;
-    const int first = seq.first_key - n0, last = end - n0;
-    for (int i = 0; i < 2; ++i) {
-      const Rows<const T>& k = i == 0 ? args.k1 : args.k2;
-      load_tile<kBlockN, kD, kThreads>(
-          k_smem + i * Config::kKElements,
-          TileSource<T>{k.at(b, seq.k_begin + n0, kv_head), k.seq_stride, first, last,
-                        args.shape.head_dim, args.k_aligned});
+    if (args.whole && n0 >= seq.first_key && n0 + kKeys <= end) {
+      load_whole_rows<kD>(k_smem, args.k1, n0);
+      load_whole_rows<kD>(k_smem + kKeys * kD, args.k2, n0);
+      load_whole_rows<kDv>(k_smem + 2 * kKeys * kD, args.v, n0);
+    } else if (n0 < end) {
+      load_rows<kD>(k_smem, args.k1, n0, end, args.shape.head_dim, args.k_aligned);
+      load_rows<kD>(k_smem + kKeys * kD, args.k2, n0, end, args.shape.head_dim, args.k_aligned);
+      load_rows<kDv>(k_smem + 2 * kKeys * kD, args.v, n0, end, args.shape.value_dim,
+                     args.v_aligned);
     }
-    load_tile<kBlockN, kDv, kThreads>(
-        k_smem + 2 * Config::kKElements,
-        TileSource<T>{args.v.at(b, seq.k_begin + n0, kv_head), args.v.seq_stride, first, last,
-                      args.shape.value_dim, args.v_aligned});
+    ptx::commit_copies();
+  }
+
+  /// tile [16, kCols] = rows from n0 on, all of which are there. A lane keeps its place within 64
+  /// columns and takes every fourth row, so that of TileLayout only two offsets are no constants.
+  template <int kCols>
+  __device__ void load_whole_rows(T* tile, const Rows<const T>& rows, int n0) const {
+    static_assert(kCols % 64 == 0 && kKeys == 16);
+    constexpr int kPitch = kCols * 2;  // bytes
+    const uint32_t tile_smem = ptx::smem_address(tile);
+    const uint32_t even = tile_smem + TileLayout<kCols>::offset(lane / 8, lane % 8);
+    const uint32_t odd = tile_smem + TileLayout<kCols>::offset(lane / 8 + 4, lane % 8);
+    const T* from = rows.at(b, seq.k_begin + n0 + lane / 8, kv_head) + lane % 8 * kChunk;
+#pragma unroll
+    for (int i = 0; i < 4; ++i, from += 4 * rows.seq_stride) {
+#pragma unroll
+      for (int c = 0; c < kCols / 64; ++c) {
+        const uint32_t to = (i % 2 == 0 ? even : odd) + i / 2 * 8 * kPitch + c * 128;
+        ptx::copy_16_or_zero(to, from + c * 64, true);
+      }
+    }
+  }
+
+  /// tile [16, kCols] = rows from n0 on; padding is 0 and not read.
+  template <int kCols>
+  __device__ void load_rows(T* tile, const Rows<const T>& rows, int n0, int end, int cols,
+                            bool aligned) const {
+    constexpr int kChunks = kCols / kChunk;
+    constexpr int kRowsAtOnce = kWarpSize / kChunks;
+    static_assert(kWarpSize % kChunks == 0);
+    const T* const any = rows.at(b, seq.k_begin + n0, kv_head);
+    const uint32_t tile_smem = ptx::smem_address(tile);
+    const int chunk = lane % kChunks;
+    // Not unrolled: no registers for offsets of every row.
+    const T* from = any + lane / kChunks * rows.seq_stride + chunk * kChunk;
+#pragma unroll 1
+    for (int i = 0; i < kKeys; i += kRowsAtOnce, from += kRowsAtOnce * rows.seq_stride) {
+      const int row = i + lane / kChunks;
+      const bool inside = n0 + row >= seq.first_key && n0 + row < end && chunk * kChunk < cols;
+      load_chunk(tile_smem + TileLayout<kCols>::offset(row, chunk), from, inside,
+                 cols - chunk * kChunk, aligned, any);
+    }
   }
 
   __device__ void step(int stage, int n0) {
-    const T* const stage_smem = stages_smem + stage * Config::kStageElements;
-    const T* const k_smem = stage_smem + map * Config::kKElements + warp * 16 * kD;
-    const T* const v_smem = stage_smem + 2 * Config::kKElements + warp * 16 * kDv;
+    const T* const k_smem = stages_smem + stage * Config::kStageElements;
+    const T* const v_smem = k_smem + 2 * kKeys * kD;
+    // (1) Where there are registers in two sums, half of each zeros: shorter chains of products.
+    constexpr bool kTwoSums = kM * kDv <= 128;
+    Accumulator<kM, 2> s_reg = {}, second_reg = {};
+    Accumulator<kM, 2>& s2_reg = kTwoSums ? second_reg : s_reg;
+    scores(s_reg, 0, k_smem);
+    scores(s2_reg, 1, k_smem + kKeys * kD);
     const bool all_visible =
         HeadMask(args.shape, seq, b, 0)
-            .all_visible(query_of(row0), query_of(end_row - 1) + 1, n0, n0 + kBlockN);
-    const float scale = map == 0 ? args.scale_log2 : args.scale2_log2;
-    Accumulator<1, 2> s_reg = {};
-    multiply_transposed<1, 16, kD>(s_reg, q_smem + map * Config::kQElements, 0, k_smem);
+            .all_visible(query_of(row0), query_of(end_row - 1) + 1, n0, n0 + kKeys);
+    scale_and_mask(s_reg, s2_reg, n0, all_visible);
+    softmax.update(s_reg, 1.0f, o_reg);  // (2)
+    uint32_t p_reg[kM][1][4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int row = row0 + e / 2 * 8 + lane / 4;
-      const HeadMask mask(args.shape, seq, b, head_of(row));
+    for (int i = 0; i < kM; ++i) round_to_operand<T>(p_reg[i], s_reg[i]);
+    if (!all_visible && __any_sync(0xffffffffu, has_non_finite(v_smem))) {
+      multiply_skipping_zeros<kM, kDv, kKeys>(o_reg, p_reg, v_smem);
+    } else {
+      multiply<kM, kDv, kKeys>(o_reg, p_reg, v_smem);
+    }
+  }
+
+  /// s += q of one map, zeros in the other map's rows, times the 16 keys of a tile.
+  __device__ void scores(Accumulator<kM, 2>& s, int map, const T* k_smem) const {
+    const uint32_t tile = ptx::smem_address(k_smem);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int n = n0 + warp * 16 + j * 8 + lane % 4 * 2 + e % 2;
-        const float bias = all_visible     ? 0.0f
-                           : row < end_row ? mask.bias(query_of(row), n)
-                                           : -INFINITY;
-        s_reg[0][j][e] = bias == -INFINITY ? bias : s_reg[0][j][e] * scale + bias;
+    for (int k = 0; k < kD / 16; ++k) {
+      uint32_t k_reg[4];
+      const int row = lane % 8 + lane / 16 * 8;
+      ptx::load_matrix_x4(k_reg, tile + TileLayout<kD>::offset(row, k * 2, lane / 8 % 2));
+#pragma unroll
+      for (int i = 0; i < kM; ++i) {
+        const uint32_t low = q_reg[i][map][k][0], high = q_reg[i][map][k][1];
+        const uint32_t a[4] = {map == 0 ? low : 0, map == 0 ? 0 : low, map == 0 ? high : 0,
+                               map == 0 ? 0 : high};
+        ptx::mma_m16n8k16<T>(s[i][0], a, k_reg[0], k_reg[1]);
+        ptx::mma_m16n8k16<T>(s[i][1], a, k_reg[2], k_reg[3]);
       }
     }
-    softmax.update(s_reg, 1.0f, o_reg);
-    uint32_t p_reg[1][1][4];
-    round_to_operand<T>(p_reg[0], s_reg[0]);
-    const T* const tile = stage_smem + 2 * Config::kKElements;
-    const bool skip_zeros =
-        !all_visible && __syncthreads_or(has_non_finite<kBlockN, kDv, kThreads>(tile)) != 0;
-    if (skip_zeros) {
-      multiply_skipping_zeros<1, kDv, 16>(o_reg, p_reg, v_smem);
-    } else {
-      multiply<1, kDv, 16>(o_reg, p_reg, v_smem);
+  }
+
+  /// To base 2. The first two entries of a fragment are map 1, the others map 2, from s2.
+  __device__ void scale_and_mask(Accumulator<kM, 2>& s, const Accumulator<kM, 2>& s2, int n0,
+                                 bool all_visible) const {
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+      const int row = row0 + i * 8 + lane / 4;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float bias = 0.0f;
+          if (!all_visible) {
+            const int n = n0 + j * 8 + lane % 4 * 2 + e;
+            bias = row < end_row ? HeadMask(args.shape, seq, b, head_of(row)).bias(query_of(row), n)
+                                 : -INFINITY;
+          }
+          const bool visible = bias != -INFINITY;  // else a NaN is replaced
+          s[i][j][e] = visible ? s[i][j][e] * args.scale_log2 + bias : -INFINITY;
+          s[i][j][e + 2] = visible ? s2[i][j][e + 2] * args.scale2_log2 + bias : -INFINITY;
+        }
+      }
     }
+  }
+
+  __device__ bool has_non_finite(const T* tile) const {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(tile);
+    bool found = false;
+    for (int i = lane; i < kKeys * kDv / 2; i += kWarpSize) found |= any_non_finite<T>(words[i]);
+    return found;
   }
 
   __device__ void share_results() {
     softmax.finish();
-    const int first = (map * kWarps + warp) * kRows;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = first + r * 8 + lane / 4;
-      m_smem[row] = softmax.m[0][r];
-      l_smem[row] = softmax.l[0][r];
+    for (int i = 0; i < kM; ++i) {
 #pragma unroll
-      for (int j = 0; j < kDv / 8; ++j) {
-        float* const to = o_smem + row * Config::kOPitch + j * 8 + lane % 4 * 2;
-        to[0] = o_reg[0][j][2 * r];
-        to[1] = o_reg[0][j][2 * r + 1];
+      for (int map = 0; map < 2; ++map) {
+        const int row = (warp * kM + i) * 16 + map * 8 + lane / 4;
+        m_smem[row] = softmax.m[i][map];
+        l_smem[row] = softmax.l[i][map];
+#pragma unroll
+        for (int j = 0; j < kDv / 8; ++j) {
+          float* const to = o_smem + row * Config::kOPitch + j * 8 + lane % 4 * 2;
+          to[0] = o_reg[i][j][2 * map];
+          to[1] = o_reg[i][j][2 * map + 1];
+        }
       }
     }
   }
 
   __device__ void merge() {
     const int width = args.shape.value_dim;
-    for (int i = threadIdx.x / kWarpSize; i < 2 * kRows; i += kThreads / kWarpSize) {
-      const int which = i / kRows, row = i % kRows;
-      if (row0 + row >= end_row) continue;
+    for (int r = warp; r < 16 * kM; r += kWarps) {
+      const int row = row0 + r / 16 * 8 + r % 8, map = r % 16 / 8;
+      if (row >= end_row) continue;
       float m = -INFINITY, l = 0.0f, weight[kWarps];
-      for (int w = 0; w < kWarps; ++w) m = fmaxf(m, m_smem[(which * kWarps + w) * kRows + row]);
+      for (int w = 0; w < kWarps; ++w) m = fmaxf(m, m_smem[w * 16 * kM + r]);
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
-        const int at = (which * kWarps + w) * kRows + row;
+        const int at = w * 16 * kM + r;
         weight[w] = m == -INFINITY ? 0.0f : ptx::exp2(m_smem[at] - m);
         l += l_smem[at] * weight[w];
       }
-      const int64_t slot =
-          args.partials.slot(which, split, b, query_of(row0 + row), head_of(row0 + row));
+      const int64_t slot = args.partials.slot(map, split, b, query_of(row), head_of(row));
       if (lane == 0) args.partials.m[slot] = m;
       if (lane == 0) args.partials.l[slot] = l;
       for (int c = lane; c < width; c += kWarpSize) {
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
-          const float x = o_smem[((which * kWarps + w) * kRows + row) * Config::kOPitch + c];
+          const float x = o_smem[(w * 16 * kM + r) * Config::kOPitch + c];
           if (weight[w] != 0.0f) sum += x * weight[w];
         }
         args.partials.o[slot * width + c] = sum;
@@ -197,7 +293,7 @@ struct Decode {
 };
 
 template <class T, class Config>
-__global__ void __launch_bounds__(Config::kThreads)
+__global__ void __launch_bounds__(Config::kThreads, 2)
     decode_kernel(const __grid_constant__ DecodeArguments<T> args, int row_tiles, int splits) {
   extern __shared__ __align__(128) char smem[];
   // Row tiles of the same keys are neighbours: the second finds them in the cache.

@@ -9,10 +9,12 @@ namespace diffattn::cuda::sm80 {
 namespace {
 
 Partials partials_of(const Problem& problem, void* workspace) {
+  const int split_keys = decode_split_keys(problem.seq_k);
   Partials partials{.m = static_cast<float*>(workspace),
                     .l = nullptr,
                     .o = nullptr,
-                    .splits = static_cast<int>((problem.seq_k + kSplitKeys - 1) / kSplitKeys),
+                    .split_keys = split_keys,
+                    .splits = static_cast<int>((problem.seq_k + split_keys - 1) / split_keys),
                     .batch = static_cast<int>(problem.batch),
                     .seq_q = static_cast<int>(problem.seq_q),
                     .heads = static_cast<int>(problem.heads)};

@@ -7,9 +7,24 @@
 
 namespace diffattn::cuda::sm80 {
 
+template <class T, class Config>
+void launch_decode_rows(const ForwardParams& params, const DecodeArguments<T>& args,
+                        cudaStream_t stream) {
+  const auto kernel = decode_kernel<T, Config>;
+  check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
+      "sm80 decode: shared memory", params);
+  const int64_t rows = params.seq_q * (params.heads / params.kv_heads);
+  const int64_t row_tiles = (rows + Config::kRows - 1) / Config::kRows;
+  const int splits = args.partials.splits;
+  const auto blocks = static_cast<unsigned>(params.batch * params.kv_heads * splits * row_tiles);
+  kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(
+      args, static_cast<int>(row_tiles), splits);
+  check_launch("sm80 decode", params);
+}
+
 template <class T, int kD, int kDv>
 void launch_decode(const ForwardParams& params, const Partials& partials, cudaStream_t stream) {
-  using Config = DecodeConfig<kD, kDv>;
   const int64_t d = params.head_dim;
   const DecodeArguments<T> args{
       .shape = shape_of(params),
@@ -20,21 +35,18 @@ void launch_decode(const ForwardParams& params, const Partials& partials, cudaSt
       .v = rows_of<const T>(params.v),
       .scale_log2 = static_cast<float>(params.scale * kLog2E),
       .scale2_log2 = static_cast<float>(params.scale2 * kLog2E),
-      .q_aligned = has_aligned_rows(params.q1, d) && has_aligned_rows(params.q2, d),
       .k_aligned = has_aligned_rows(params.k1, d) && has_aligned_rows(params.k2, d),
       .v_aligned = has_aligned_rows(params.v, params.value_dim),
+      .whole = has_aligned_rows(params.k1, d) && has_aligned_rows(params.k2, d) &&
+               has_aligned_rows(params.v, params.value_dim) && d == kD && params.value_dim == kDv,
       .partials = partials};
-  const auto kernel = decode_kernel<T, Config>;
-  check(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
-      "sm80 decode: shared memory", params);
-  const int64_t rows = params.seq_q * (params.heads / params.kv_heads);
-  const int64_t row_tiles = (rows + Config::kRows - 1) / Config::kRows;
-  const auto blocks =
-      static_cast<unsigned>(params.batch * params.kv_heads * partials.splits * row_tiles);
-  kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(
-      args, static_cast<int>(row_tiles), partials.splits);
-  check_launch("sm80 decode", params);
+  // Wider heads have no registers for a second fragment of O.
+  if constexpr (kD <= 64) {
+    if (params.seq_q * (params.heads / params.kv_heads) > 8) {
+      return launch_decode_rows<T, DecodeConfig<kD, kDv, 2>>(params, args, stream);
+    }
+  }
+  launch_decode_rows<T, DecodeConfig<kD, kDv, 1>>(params, args, stream);
 }
 
 }  // namespace diffattn::cuda::sm80

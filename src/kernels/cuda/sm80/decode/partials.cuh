@@ -14,7 +14,7 @@ struct Partials {
   float* m;  // [2, splits, B, M, H]
   float* l;  // [2, splits, B, M, H]
   float* o;  // [2, splits, B, M, H, Dv]
-  int splits, batch, seq_q, heads;
+  int split_keys, splits, batch, seq_q, heads;
 
   __host__ __device__ int64_t count() const { return int64_t{2} * splits * batch * seq_q * heads; }
   __device__ int64_t slot(int map, int split, int b, int m_row, int h) const {
@@ -27,9 +27,9 @@ struct Partials {
 struct UsedSplits {
   int begin, end;
 
-  __device__ explicit UsedSplits(const Sequence& seq)
-      : begin(max(0, seq.first_visible(0)) / kSplitKeys),
-        end((max(0, seq.end_visible(seq.seq_q - 1)) + kSplitKeys - 1) / kSplitKeys) {}
+  __device__ UsedSplits(const Sequence& seq, int split_keys)
+      : begin(max(0, seq.first_visible(0)) / split_keys),
+        end((max(0, seq.end_visible(seq.seq_q - 1)) + split_keys - 1) / split_keys) {}
 };
 
 }  // namespace diffattn::cuda::sm80

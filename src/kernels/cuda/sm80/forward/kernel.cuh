@@ -38,6 +38,7 @@ struct ForwardArguments {
   bool shared_k;  // k1 and k2 are the same memory: load it once
   HeadEpilogue epilogue;
   Rows<T> out, o, o2;             // [B, M, H, Dv]
+  Rows<int8_t> o_rest, o2_rest;   // [B, M, H, Dv]
   Rows<float> lse1, lse2;         // [B, M, H]
   Rows<float> o_exact, o2_exact;  // [B, M, H, Dv]
 };
@@ -84,12 +85,11 @@ struct Forward {
     load_stage(0, begin, end);
     ptx::commit_copies();
     for (int n0 = begin, stage = 0; n0 < end; n0 += kBlockN, stage ^= 1) {
+      ptx::wait_copies<0>();
+      __syncthreads();  // this stage has landed for every thread, and nobody reads the other
       if (n0 + kBlockN < end) load_stage(stage ^ 1, n0 + kBlockN, end);
       ptx::commit_copies();
-      ptx::wait_copies<1>();
-      __syncthreads();  // this stage has landed for every thread
       step(stage, n0, end_row);
-      __syncthreads();  // nobody reads it any more: the next round may overwrite it
     }
     ptx::wait_copies<0>();
     __syncthreads();  // q and stages become o_smem
@@ -181,8 +181,9 @@ struct Forward {
       const int64_t l = seq.q_begin + row0 + r;
       finish_row(args.epilogue, o_smem + r * Config::kOPitch, args.shape.value_dim,
                  l_smem[r] == 0.0f, args.out.at(place.b, l, place.h),
-                 args.o.at_or_null(place.b, l, place.h),
-                 args.o_exact.at_or_null(place.b, l, place.h));
+                 SavedRow<T>{args.o.at_or_null(place.b, l, place.h),
+                             args.o_rest.at_or_null(place.b, l, place.h),
+                             args.o_exact.at_or_null(place.b, l, place.h)});
     }
   }
 
@@ -231,12 +232,11 @@ struct Forward {
     const int width = args.shape.value_dim;
     for (int r = threadIdx.x / kWarpSize; r < end_row - row0; r += kThreads / kWarpSize) {
       const int64_t l = seq.q_begin + row0 + r;
-      T* const o2 = args.o2.at_or_null(place.b, l, place.h);
-      float* const exact = args.o2_exact.at_or_null(place.b, l, place.h);
+      const SavedRow<T> saved{args.o2.at_or_null(place.b, l, place.h),
+                              args.o2_rest.at_or_null(place.b, l, place.h),
+                              args.o2_exact.at_or_null(place.b, l, place.h)};
       for (int c = lane; c < width; c += kWarpSize) {
-        const float x = o_smem[r * Config::kOPitch + c];
-        if (o2 != nullptr) o2[c] = narrow<T>(x);
-        if (exact != nullptr) exact[c] = x;
+        saved.store(c, o_smem[r * Config::kOPitch + c]);
       }
     }
   }

@@ -33,6 +33,8 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const ExactOu
           .out = rows_of<T>(params.out),
           .o = rows_of<T>(params.o),
           .o2 = rows_of<T>(params.o2),
+          .o_rest = rows_of<int8_t>(params.o_rest),
+          .o2_rest = rows_of<int8_t>(params.o2_rest),
           .lse1 = rows_of<float>(params.lse1),
           .lse2 = rows_of<float>(params.lse2),
           .o_exact = rows_of<float>(exact.o),

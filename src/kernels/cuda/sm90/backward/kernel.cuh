@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Everything quadratic of the backward in one kernel. One block owns 128 keys of one (batch entry,
+// kv head), 64 for each of its two warpgroups, and goes over the units of 64 query rows that see
+// any of them, for all heads of the group:
+//
+//   (1) s1 = k1 q1^T - lse1 / scale, s2 = k2 q2^T - lse2' / scale2      [keys, queries]
+//   (2) p1 = exp(scale s1), p2' = |lambda| p2 = exp(scale2 s2)          rounded to T
+//   (3) dp = v dO^T - delta1
+//   (4) dv += (p1 - sign(lambda) p2') dO
+//   (5) ds1 = p1 dp, ds2 = -sign(lambda) p2' (dp + delta1 - delta2)     rounded to T
+//   (6) dk1 += ds1 q1, dk2 += ds2 q2                                    ds from registers
+//   (7) dq1 += ds1^T k1 by warpgroup 0, dq2 += ds2^T k2 by warpgroup 1  ds through shared memory
+//   then (8) store dv, scale dk1, scale2 dk2
+//
+// Sums are in float. dq goes to a sum in global memory by bulk reductions, in any order or, when
+// deterministic, tile after tile: a tile adds to a unit after the tile of the next 128 keys did.
+//
+// The asynchronous products of one warpgroup, one commit group each, and where it computes (dots):
+//
+//   s1 | s2 . dp . dv . dk1 . dk2  dq(unit before)  s1(next unit) | ...
+//
+// exp of s1 while s2 runs, exp of s2 while dp runs, ds1 and ds2 while dv and dk1 run. dq lags a
+// unit behind, so the warpgroups, which exchange ds, may be half an iteration apart; a pair of
+// named barriers (`turn`) keeps them so: one computes (2) to (5) while the other only has products
+// under way. Loads are issued by the trailing warpgroup, which finds stages free without waiting.
+//
+// Three rules keep ptxas from serialising the products (warnings C7512 and C7514):
+//   - no accumulator that the loop reads is under way over its back edge: s1 is waited for there;
+//   - registers of a product are released as early as possible: the waits before dq and s1;
+//   - what can be recomputed is not kept: descriptors from an opaque base, uniform values.
+#pragma once
+
+#include "kernels/cuda/sm90/backward/fragments.cuh"
+#include "kernels/cuda/sm90/backward/key_tile.cuh"
+
+namespace diffattn::cuda::sm90 {
+
+template <class T, class Config, bool kDeterministic>
+struct Backward : KeyTile<T, Config, kDeterministic> {
+  using Base = KeyTile<T, Config, kDeterministic>;
+  using C = Config;
+  using Products = BackwardProducts<T, Config>;
+  using Base::args, Base::smem, Base::barriers, Base::w, Base::warp, Base::lane, Base::row;
+  using Base::begin, Base::end, Base::start, Base::items;
+  using Base::full_begin, Base::full_end, Base::next_begin, Base::next_end;
+  using Base::kv_head, Base::tile, Base::group, Base::first_unit;
+
+  float dv[C::kValueDim / 2], dk1[32], dk2[32];
+
+  __device__ void run() {
+    if (!this->find_tile()) return;
+    start_barriers();
+    for (float& x : dv) x = 0.0f;
+    for (float& x : dk1) x = 0.0f;
+    for (float& x : dk2) x = 0.0f;
+    if (items > 0) accumulate();
+    store();  // (8)
+    if (items > 0 && lane == 0) ptx::wait_stores();
+  }
+
+  __device__ void start_barriers() const {
+    if (threadIdx.x == 0) {
+      ptx::barrier_init(barriers + C::kKvFull, 1);
+      for (uint32_t stage = 0; stage < C::kStages; ++stage) {
+        ptx::barrier_init(barriers + C::kFull + 8 * stage, 1);
+        ptx::barrier_init(barriers + C::kEmpty + 8 * stage, C::kWarps);
+        ptx::barrier_init(barriers + C::kDsFull + 8 * stage, C::kWarps);
+        ptx::barrier_init(barriers + C::kDsEmpty + 8 * stage, C::kWarps);
+      }
+      ptx::barrier_init_fence();
+    }
+    Products::store_picks(smem, static_cast<int>(threadIdx.x));
+    ptx::fence_async_proxy();
+    __syncthreads();  // barriers, picks and edges are there
+  }
+
+  // --- dq
+
+  /// A warp's 16 rows of dq lie in fragment order in its own part of shared memory until one
+  /// asynchronous reduction adds them to the sum. Between stage_dq and flush_dq a fence and
+  /// __syncwarp.
+  __device__ void stage_dq(const float (&dq)[32], int& pending) const {
+    if (lane == 0) {
+      if constexpr (kDeterministic) {
+        ptx::wait_stores();
+        if (pending >= 0) {
+          ptx::fence_async_proxy_global();
+          ptx::store_release(this->dq_done(pending), tile + 1);
+          pending = -1;
+        }
+      } else {
+        ptx::wait_stores_read();
+      }
+    }
+    __syncwarp();
+    const uint32_t to = smem + C::kDqAt + (4 * w + warp) * C::kDqWarpBytes + lane * 16;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      ptx::store_smem_float4(to + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    }
+  }
+
+  /// By lane 0: adds what was staged for item `it`.
+  __device__ void flush_dq(int it, int& pending) const {
+    const int item = ptx::load_smem_int(smem + C::kItemAt + 4 * (it & (C::kItems - 1)));
+    const int unit = item & 0xfffff;
+    const int number = (kv_head * group + (item >> 20)) * args.unit_count + first_unit + unit;
+    if constexpr (kDeterministic) {
+      if (unit >= next_begin && unit < next_end) {
+        while (ptx::load_acquire(this->dq_done(number)) != tile + 2) {
+        }
+        ptx::fence_async_proxy_global();
+      }
+      pending = number;
+    }
+    float* const sum = args.dq_sums + ((static_cast<int64_t>(number) * 2 + w) * 4 + warp) * 1024;
+    ptx::reduce_add_floats(sum, smem + C::kDqAt + (4 * w + warp) * C::kDqWarpBytes,
+                           C::kDqWarpBytes);
+    ptx::commit_stores();
+  }
+
+  // --- The loop
+
+  __device__ void turn_wait() const { ptx::named_barrier_sync(2 + w, C::kThreads); }
+  __device__ void turn_pass() const { ptx::named_barrier_arrive(2 + (w ^ 1), C::kThreads); }
+
+  __device__ void wait(uint32_t barrier, uint32_t stage, uint32_t parity) const {
+    ptx::barrier_wait(barriers + barrier + 8 * stage, parity & 1);
+  }
+  __device__ void arrive(uint32_t barrier, uint32_t stage) const {  // by lane 0
+    ptx::barrier_arrive(barriers + barrier + 8 * stage);
+  }
+
+  /// Loads of the keys and of two items; `load_head` and `load_unit` become the third's.
+  __device__ void load_first(bool loader, int& load_head, int& load_unit) const {
+    if (loader) {
+      this->load_item(0, 0, start);
+      this->load_keys();
+    }
+    this->step(load_head, load_unit);
+    if (loader && items > 1) this->load_item(1, load_head, load_unit);
+    this->step(load_head, load_unit);
+  }
+
+  __device__ void compute_first_s1(float (&s1)[32]) const {
+    wait(C::kKvFull, 0, 0);
+    wait(C::kFull, 0, 0);
+    ptx::fresh(s1);
+    ptx::wgmma_fence();
+    Products::issue_s1(s1, smem >> 4, w, 0);
+    ptx::wgmma_wait<0>();
+    ptx::pin(s1);
+  }
+
+  __device__ void accumulate() {
+    const bool loader = w == 1 && lane == 0;
+    int load_head = 0, load_unit = start;
+    load_first(loader, load_head, load_unit);
+    if (w == 1) turn_pass();
+    float s1[32];
+    compute_first_s1(s1);
+
+    const uint32_t ds_lane = smem + C::kDsAt + (64 * w + 16 * warp + lane % 16) * 128 +
+                             (((lane >> 4) ^ (lane & 7)) << 4);
+    int unit = start;
+    int pending = -1;  // deterministic: the unit whose reduction is under way
+    for (int it = 0; it < items; ++it) {
+      const uint32_t stage = it & 1, other = stage ^ 1, round = it >> 1;
+      const uint32_t base = ptx::opaque(smem >> 4);
+      float s2[32], dp[32], dq[32];
+      uint32_t p1[16], p2[16], p[16];
+
+      // (1), (2)
+      ptx::fresh(s2);
+      ptx::wgmma_fence();
+      Products::issue_s2(s2, base, w, stage);
+      turn_wait();
+      const bool partial = unit < full_begin || unit >= full_end;
+      if (partial) this->mask(s1, unit);
+      exp_pack<T>(s1, p1, args.scale_log2);
+      ptx::fresh(dp);
+      ptx::wgmma_fence();
+      Products::issue_dp(dp, base, w, stage);  // (3)
+      ptx::wgmma_wait<1>();
+      ptx::pin(s2);
+      if (partial) this->mask(s2, unit);
+      exp_pack<T>(s2, p2, args.scale2_log2);
+      const float sign = Products::load_sign(smem, stage);
+      const uint32_t signs = pack<T>(sign, sign);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) p[i] = multiply_add<T>(p2[i], signs, p1[i]);
+      ptx::pin(p);
+      ptx::pin(dv);
+      ptx::wgmma_fence();
+      Products::issue_dv(dv, p, base, stage);  // (4)
+
+      // (5), (6)
+      float diff[16];
+      Products::load_diff(diff, smem, stage, lane);
+      ptx::wgmma_wait<1>();
+      ptx::pin(dp);
+      if (partial) this->flag_non_finite(dp);
+      grad_scores<T>(p1, dp);
+      ptx::pin(p1);
+      ptx::pin(dk1);
+      ptx::wgmma_fence();
+      Products::issue_dk(dk1, p1, base, stage, 0);
+      wait(C::kDsEmpty, stage, round ^ 1);
+      const uint32_t ds = ds_lane + stage * 2 * C::kDsBytes;
+      store_ds(ds, p1);
+      grad_scores<T>(p2, dp, diff, sign);
+      if (it + w < items) turn_pass();  // after its last unit warpgroup 0 needs no turn
+      store_ds(ds + C::kDsBytes, p2);
+      ptx::fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) {
+        arrive(C::kDsFull, stage);
+        if (it >= 2) flush_dq(it - 2, pending);
+      }
+      ptx::pin(p2);
+      ptx::pin(dk2);
+      ptx::wgmma_fence();
+      Products::issue_dk(dk2, p2, base, stage, 1);
+      ptx::wgmma_wait<2>();  // dv is done: the registers of p are free
+      ptx::pin(p);
+
+      // (7) of the unit before; for the first there is none, and the result is dropped
+      if (it >= 1) wait(C::kDsFull, other, (it - 1) >> 1);
+      ptx::fresh(dq);
+      ptx::wgmma_fence();
+      Products::issue_dq(dq, base, w, other);
+      ptx::wgmma_wait<1>();  // dk1 and dk2 are done: the stage and ds are free
+      ptx::pin(p1);
+      ptx::pin(p2);
+      if (lane == 0) arrive(C::kEmpty, stage);
+      // s1 of the next unit; after the last it reads whatever is there, and the result is dropped
+      if (it + 1 < items) wait(C::kFull, other, (it + 1) >> 1);
+      ptx::fresh(s1);
+      ptx::wgmma_fence();
+      Products::issue_s1(s1, base, w, other);
+      if (loader && it + 2 < items) {
+        wait(C::kEmpty, stage, round);
+        this->load_item(it + 2, load_head, load_unit);
+      }
+      this->step(load_head, load_unit);
+      if (++unit == end) unit = begin;
+      ptx::wgmma_wait<1>();
+      ptx::pin(dq);
+      if (it >= 1) {
+        if (lane == 0) arrive(C::kDsEmpty, other);
+        stage_dq(dq, pending);
+      }
+      ptx::wgmma_wait<0>();
+      ptx::pin(s1);
+    }
+    finish_dq(pending);
+  }
+
+  /// dq of the last unit, and the reductions that are still to be issued.
+  __device__ void finish_dq(int& pending) {
+    const int last = items - 1;
+    wait(C::kDsFull, last & 1, last >> 1);
+    float dq[32];
+    ptx::fresh(dq);
+    ptx::wgmma_fence();
+    Products::issue_dq(dq, smem >> 4, w, last & 1);
+    if (last >= 1) {
+      ptx::fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) flush_dq(last - 1, pending);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::pin(dq);
+    ptx::pin(dv);
+    ptx::pin(dk1);
+    ptx::pin(dk2);
+    stage_dq(dq, pending);
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane != 0) return;
+    flush_dq(last, pending);
+    if constexpr (kDeterministic) {
+      ptx::wait_stores();
+      ptx::fence_async_proxy_global();
+      ptx::store_release(this->dq_done(pending), tile + 1);
+    }
+  }
+
+  __device__ void store() const {
+    const int n = tile * C::kBlockN + 64 * w + row;
+    this->store_rows(args.dv, dv, n, 0, 1.0f);
+    this->store_rows(args.dk1, dk1, n, 0, args.scale);
+    this->store_rows(args.dk2, dk2, n, 0, args.scale2);
+  }
+};
+
+template <class T, class Config, bool kDeterministic>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    backward_kernel(const __grid_constant__ BackwardArguments<T> args) {
+  extern __shared__ __align__(1024) char aligned_smem[];
+  const uint32_t address = ptx::smem_address(aligned_smem);
+  if (address % 1024 != 0) __trap();
+  Backward<T, Config, kDeterministic>{{args, address}}.run();
+}
+
+}  // namespace diffattn::cuda::sm90

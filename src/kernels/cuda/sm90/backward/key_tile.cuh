@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the main kernels share: which keys a block owns, its loads, the mask, and the last store.
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/ptx/barrier.cuh"
+#include "kernels/cuda/ptx/ordered_access.cuh"
+#include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/sm90/backward/tile.cuh"
+
+namespace diffattn::cuda::sm90 {
+
+/// What the main kernel is given. Boxes of the maps: (64 columns, head, row, block, batch).
+template <class T>
+struct BackwardArguments {
+  CUtensorMap q1, q2, d_o;  // boxes of 64 rows
+  CUtensorMap k1, k2, v;    // boxes of a tile's rows
+  Shape shape;
+  Pieces tiles;
+  Pieces units;
+  int tile_count, unit_count;  // numbers of one kv head, of one head
+  int heads_together;          // kv heads whose data fit into the second-level cache
+  const char* stats;           // [H, unit_count, kStatBytes]
+  float* dq_sums;              // [H, unit_count, 2 maps, 4 warps, D / 8, 32 lanes, 4]
+  int* dq_done;                // [H, unit_count, 8 warps]: 1 + tile that added last; deterministic
+  int* recompute;    // set where unseen values are not finite: the result is not to be used
+  Rows<T> dk1, dk2;  // [B, N, Hkv, D]
+  Rows<T> dv;        // [B, N, Hkv, Dv]
+  float scale, scale2;
+  float scale_log2, scale2_log2;
+};
+
+template <class T, class Config, bool kDeterministic>
+struct KeyTile {
+  using C = Config;
+
+  const BackwardArguments<T>& args;
+  const uint32_t smem;
+  const uint32_t barriers = smem + C::kBarrierAt;
+  // Uniform over the warp, and known to be.
+  const int w = __reduce_max_sync(0xffffffffu, threadIdx.x / 128);
+  const int warp = __reduce_max_sync(0xffffffffu, threadIdx.x / 32) & 3;
+  const int lane = threadIdx.x % 32;
+  const int row = 16 * warp + lane / 4;  // this thread's first key of the warpgroup's 64
+
+  int b = 0, kv_head = 0, tile = 0, group = 1;
+  int q_begin = 0, k_begin = 0, seq_k = 0, first_unit = 0;
+  int begin = 0, end = 0, start = 0;  // units of a head, and where a head's turn starts
+  int full_begin = 0, full_end = 0;   // units of which every row sees every key of the warpgroup
+  int edge = 0;                       // rows before it do not see the tile's first key, if bounded
+  int next_begin = 0, next_end = 0;   // units that the tile of the next keys adds to
+  int items = 0;                      // units of all heads of the group
+
+  // --- Which tile
+
+  /// Groups of heads; within one all heads' first keys, then all second ones: under a causal mask
+  /// the first keys are seen by most rows, so this is longest first. Deterministic: last keys
+  /// first, so that whom a tile waits for started before it, and is ahead at every unit.
+  __device__ bool find_tile() {
+    const Shape& shape = args.shape;
+    const bool packed = args.tiles.cu_seqlens != nullptr;
+    const int all_heads = packed ? shape.kv_heads : shape.kv_heads * shape.batch;
+    const int count = packed ? args.tile_count : args.tiles.per_sequence;
+    const int per_group = args.heads_together * count;
+    const int g = static_cast<int>(blockIdx.x) / per_group;
+    const int rest = static_cast<int>(blockIdx.x) - g * per_group;
+    const int heads = min(args.heads_together, all_heads - g * args.heads_together);
+    int piece = rest / heads;
+    const int head = g * args.heads_together + rest - piece * heads;
+    if constexpr (kDeterministic) piece = count - 1 - piece;
+    if (packed) {
+      b = args.tiles.sequence(piece, shape.batch);
+      kv_head = head;
+      tile = piece - uniform(args.tiles.first(b));
+    } else {
+      b = head / shape.kv_heads;
+      kv_head = head - b * shape.kv_heads;
+      tile = piece;
+    }
+    const Sequence seq = shape.sequence(b);
+    const int n0 = tile * C::kBlockN;
+    if (n0 >= seq.seq_k) return false;
+    group = shape.heads / shape.kv_heads;
+    q_begin = uniform(seq.q_begin);
+    k_begin = uniform(seq.k_begin);
+    seq_k = uniform(seq.seq_k);
+    first_unit = uniform(args.units.first(b));
+    const UnitRange some = units_that_see(seq, n0, C::kBlockN);
+    const UnitRange all = units_that_see_all(seq, n0 + C::kKeyShift * w, 64);
+    edge = n0 - seq.diagonal;
+    begin = uniform(some.begin);
+    end = uniform(some.end);
+    full_begin = uniform(all.begin);
+    full_end = uniform(all.end);
+    start = begin;
+    items = (end - begin) * group;
+    if constexpr (kDeterministic) {
+      const UnitRange next = units_that_see(seq, n0 + C::kBlockN, C::kBlockN);
+      next_begin = uniform(next.begin);
+      next_end = uniform(next.end);
+    } else if (!shape.bounded && items > 0) {
+      // Tiles that run at the same time add to different units of dq.
+      start = begin + 2 * tile % (end - begin);
+    }
+    if (threadIdx.x == 0) {
+      const int first = max(0, min(C::kBlockN, seq.first_key - n0));
+      const int last = max(0, min(C::kBlockN, seq.end_key - n0));
+      ptx::store_smem_int(smem + C::kEdgeAt, first | last << 16);
+    }
+    return true;
+  }
+
+  __device__ static int uniform(int x) {
+    return static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<unsigned>(x)));
+  }
+
+  // --- Loads, by one lane of each warp of warpgroup 1
+
+  __device__ void load_keys() const {
+    const uint32_t full = barriers + C::kKvFull;
+    const int at = k_begin + tile * C::kBlockN;
+    const int batch = args.tiles.cu_seqlens == nullptr ? b : 0;
+    if (warp == 0) {
+      ptx::barrier_arrive_expect(full, 2 * C::kKBytes + C::kValueBlocks * C::kVBlockBytes);
+      ptx::load_box(smem + C::kKAt, args.k1, full, 0, kv_head, at, 0, batch);
+    } else if (warp == 1) {
+      ptx::load_box(smem + C::kKAt + C::kKBytes, args.k2, full, 0, kv_head, at, 0, batch);
+    } else if (warp == 2) {
+      ptx::load_box(smem + C::kVAt, args.v, full, 0, kv_head, at, 0, batch);
+    }
+  }
+
+  /// Item `it`: unit `unit` of head `h` of the group, to stage it % 2.
+  __device__ void load_item(int it, int h, int unit) const {
+    const uint32_t stage = it & 1;
+    const uint32_t full = barriers + C::kFull + 8 * stage;
+    const uint32_t to = smem + C::kStageAt + stage * C::kStageBytes;
+    const int head = kv_head * group + h, at = q_begin + unit * C::kBlockM;
+    const int batch = args.tiles.cu_seqlens == nullptr ? b : 0;
+    if (warp == 0) {
+      if constexpr (C::kItems > 0) {
+        ptx::store_smem_int(smem + C::kItemAt + 4 * (it & (C::kItems - 1)), h << 20 | unit);
+      }
+      ptx::barrier_arrive_expect(full, C::kStageBytes + kStatBytes);
+      ptx::load_box(to, args.q1, full, 0, head, at, 0, batch);
+    } else if (warp == 1) {
+      ptx::load_box(to + C::kQBytes, args.q2, full, 0, head, at, 0, batch);
+    } else if (warp == 2) {
+      ptx::load_box(to + 2 * C::kQBytes, args.d_o, full, 0, head, at, 0, batch);
+    } else {
+      const int64_t number = static_cast<int64_t>(head) * args.unit_count + first_unit + unit;
+      ptx::load_bytes(smem + C::kStatAt + stage * kStatBytes, args.stats + number * kStatBytes,
+                      kStatBytes, full);
+    }
+  }
+
+  /// From one unit to the next of the tile's order.
+  __device__ void step(int& h, int& unit) const {
+    if (++unit == end) unit = begin;
+    if (unit == start) ++h;
+  }
+
+  // --- The mask
+
+  /// -inf where the row may not see the key. Unseen values that are not finite would spoil the
+  /// products with ds = 0: then all is computed again by other kernels.
+  __device__ void mask(float (&s)[32], int unit) const {
+    flag_non_finite(s);
+    const int first = C::kKeyShift * w + row;  // this thread's keys: first and first + 8
+    const int shift = edge - unit * C::kBlockM - 2 * (lane % 4);
+    if (args.shape.bounded) {
+      hide(s, [&](int r, int column) { return column < first + 8 * r + shift; });
+    }
+    if (args.shape.window != kFarAway) {
+      const int end = first + shift + args.shape.window;
+      hide(s, [&](int r, int column) { return column >= end + 8 * r; });
+    }
+    const int keys = ptx::load_smem_int(smem + C::kEdgeAt);
+    const int begin_key = keys & 0xffff, end_key = keys >> 16;
+    if (begin_key == 0 && end_key == C::kBlockN) return;
+    hide(s, [&](int r, int) { return first + 8 * r < begin_key || first + 8 * r >= end_key; });
+  }
+
+  template <class Hidden>
+  __device__ static void hide(float (&s)[32], Hidden hidden) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (hidden(r, 8 * i + e)) s[4 * i + 2 * r + e] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  template <int kN>
+  __device__ void flag_non_finite(const float (&x)[kN]) const {
+    float zero[4] = {};
+#pragma unroll
+    for (int i = 0; i < kN; ++i) zero[i % 4] = fmaf(x[i], 0.0f, zero[i % 4]);
+    if (zero[0] + zero[1] + (zero[2] + zero[3]) != 0.0f) *args.recompute = 1;
+  }
+
+  // --- Results
+
+  /// By this warp: 1 + the tile that added last to this unit of dq.
+  __device__ int* dq_done(int number) const {
+    return args.dq_done + static_cast<int64_t>(number) * 8 + 4 * w + warp;
+  }
+
+  /// Rows n and n + 8 of a gradient, from `column` on.
+  template <int kN>
+  __device__ void store_rows(const Rows<T>& out, const float (&x)[kN], int n, int column,
+                             float scale) const {
+    if (out.data == nullptr) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (n + 8 * r >= seq_k) continue;
+      T* const to = out.at(b, k_begin + n + 8 * r, kv_head) + column + 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < kN / 4; ++i) {
+        *reinterpret_cast<uint32_t*>(to + 8 * i) =
+            pack<T>(x[4 * i + 2 * r] * scale, x[4 * i + 2 * r + 1] * scale);
+      }
+    }
+  }
+};
+
+}  // namespace diffattn::cuda::sm90

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The pass over rows, one block per unit of 64 rows of one head. Same steps as backward/rows.cu:
+//
+//   dO     = rstd (g - O rstd^2 mean(g o O)),  g = out_scale weight o dout
+//   delta2 = dO.o2,  delta1 = dO.O + lambda delta2
+//
+// and the unit's statistics for the main kernel, zeros in its dq sums, and its part of
+// dnorm_weight. kValue / 8 threads share a row, 16 bytes each. Rows that the main kernel cannot
+// do make it vain: lse beyond kMaxLse, anything not finite, both signs of lambda in one unit.
+#pragma once
+
+#include "kernels/cuda/backward/rows.cuh"
+#include "kernels/cuda/epilogue.cuh"
+#include "kernels/cuda/rest.cuh"
+#include "kernels/cuda/sm90/backward/stats.cuh"
+#include "kernels/cuda/sm90/backward/tile.cuh"
+
+namespace diffattn::cuda::sm90 {
+
+/// Scores up to here lose less to the splitting of lse than to its own rounding.
+inline constexpr float kMaxLse = 1e4f;
+/// Added to scores of rows that do not count: their probabilities are 0.
+inline constexpr float kHuge = 1e30f;
+
+/// U: of o and o2, T as the forward saved them or float as the backward recomputed them.
+template <class T, class U>
+struct UnitArguments {
+  Shape shape;
+  Pieces units;
+  int unit_count;
+  Rows<const T> q1, q2;                  // [B, M, H, D]
+  Rows<const T> dout;                    // [B, M, H, Dv]
+  Rows<const U> o, o2;                   // [B, M, H, Dv]
+  Rows<const int8_t> o_rest, o2_rest;    // [B, M, H, Dv] or null
+  Rows<const float> lse1, lse2, lambda;  // [B, M, H]
+  HeadEpilogue epilogue;
+  float scale, scale2;
+  bool keep_dout;  // dO is dout, and is not written
+  Rows<T> d_o;     // [B, M, H, Dv]
+  RowState state;
+  char* stats;           // [H, unit_count, kStatBytes]
+  float* dq_sums;        // [H, unit_count, 2, 64, D]
+  int* dq_done;          // [H, unit_count, 8]
+  int* recompute;        // 1
+  float* dnorm_parts;    // [Dv, H, unit_count] or null
+  float* dlambda_parts;  // [H, unit_count]: sums of -delta2
+};
+
+/// 8 neighbours of a row, as they lie in memory until they are wanted as floats.
+template <class T>
+struct Eight {
+  uint4 words = {};
+  uint2 rests = {};
+
+  __device__ void load(const T* from, const int8_t* rest) {
+    words = *reinterpret_cast<const uint4*>(from);
+    if (rest != nullptr) rests = *reinterpret_cast<const uint2*>(rest);
+  }
+  __device__ void widen_to(float (&x)[8]) const {
+    const T* const values = reinterpret_cast<const T*>(&words);
+    const int8_t* const bytes = reinterpret_cast<const int8_t*>(&rests);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = with_rest(values[i], bytes[i]);
+  }
+};
+template <>
+struct Eight<float> {
+  float4 values[2] = {};
+
+  __device__ void load(const float* from, const int8_t*) {
+    values[0] = *reinterpret_cast<const float4*>(from);
+    values[1] = *reinterpret_cast<const float4*>(from + 4);
+  }
+  __device__ void widen_to(float (&x)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = reinterpret_cast<const float*>(values)[i];
+  }
+};
+
+template <class T, class U, int kValue>
+struct PrepareUnit {
+  static constexpr int kThreads = 256;
+  static constexpr int kLanes = kValue / 8;  // of a row
+  static constexpr int kRowsAtOnce = kThreads / kLanes;
+  static constexpr int kPasses = kUnitRows / kRowsAtOnce;
+
+  const UnitArguments<T, U>& args;
+  const int h = static_cast<int>(blockIdx.x) / args.unit_count;
+  const int unit = static_cast<int>(blockIdx.x) % args.unit_count;
+  const int b = args.units.sequence(unit, args.shape.batch);
+  const Sequence seq = args.shape.sequence(b);
+  const int m0 = (unit - args.units.first(b)) * kUnitRows;
+  const int64_t number = static_cast<int64_t>(h) * args.unit_count + unit;
+  const int column = threadIdx.x % kLanes * 8;
+  float dweight[8] = {};
+  float dlambda = 0.0f;  // of this thread's rows, if it is their first
+
+  /// What a thread reads of a row, all of it before anything is looked at.
+  struct RowInput {
+    int row;
+    bool exists;
+    int64_t l;
+    float lse1, lse2;
+    Eight<T> g;
+    Eight<U> o, o2;
+  };
+
+  __device__ void run() {
+    if (m0 < seq.seq_q) {
+      clear_sums();
+      const float sign = find_sign();
+      const int row = static_cast<int>(threadIdx.x) / kLanes;
+      for (int pass = 0; pass < kPasses; ++pass) prepare_row(load(pass * kRowsAtOnce + row), sign);
+    }
+    sum_dlambda();
+    if (args.dnorm_parts != nullptr) sum_dweight();
+  }
+
+  __device__ void clear_sums() const {
+    const int count = 2 * kUnitRows * args.shape.head_dim;
+    float4* const sums = reinterpret_cast<float4*>(args.dq_sums + number * count);
+    for (int i = threadIdx.x; i < count / 4; i += kThreads) {
+      sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    if (threadIdx.x < 8) args.dq_done[number * 8 + threadIdx.x] = 0;
+  }
+
+  /// -1 where no lambda of the unit is negative; else 1, and none may be positive.
+  __device__ float find_sign() const {
+    const int m = m0 + static_cast<int>(threadIdx.x) % kUnitRows;
+    const float lambda = m < seq.seq_q ? *args.lambda.at(b, seq.q_begin + m, h) : 0.0f;
+    const bool negative = __syncthreads_or(lambda < 0.0f) != 0;
+    const bool positive = __syncthreads_or(lambda > 0.0f) != 0;
+    if (threadIdx.x == 0) {
+      if (negative && positive) *args.recompute = 1;
+      char* const stats = args.stats + number * kStatBytes;
+      *reinterpret_cast<float*>(stats + kStatSignAt) = negative ? 1.0f : -1.0f;
+    }
+    return negative ? 1.0f : -1.0f;
+  }
+
+  /// Over the threads of a row; all get the same bits.
+  __device__ static float row_sum(float x) {
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+      x += __shfl_xor_sync(0xffffffffu, x, offset);
+    }
+    return x;
+  }
+
+  __device__ RowInput load(int row) const {
+    RowInput input{.row = row, .exists = m0 + row < seq.seq_q};
+    input.l = seq.q_begin + (input.exists ? m0 + row : 0);
+    const auto rest = [&](const Rows<const int8_t>& rests) {
+      return rests.data == nullptr ? nullptr : rests.at(b, input.l, h) + column;
+    };
+    input.lse1 = *args.lse1.at(b, input.l, h);
+    input.lse2 = *args.lse2.at(b, input.l, h);
+    input.g.load(args.dout.at(b, input.l, h) + column, nullptr);
+    input.o.load(args.o.at(b, input.l, h) + column, rest(args.o_rest));
+    input.o2.load(args.o2.at(b, input.l, h) + column, rest(args.o2_rest));
+    return input;
+  }
+
+  __device__ void prepare_row(const RowInput& input, float sign) {
+    const int64_t l = input.l;
+    const bool dead = !input.exists || input.lse1 == -INFINITY;
+    float g[8] = {}, o[8] = {}, o2[8] = {};
+    if (!dead) {
+      input.g.widen_to(g);
+      input.o.widen_to(o);
+      input.o2.widen_to(o2);
+    } else if (input.exists) {
+      check_dead_row(l);
+    }
+    to_d_o(g, o, l, input.exists, dead);
+    float delta = 0.0f, delta2 = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      delta = fmaf(g[i], o[i], delta);
+      delta2 = fmaf(g[i], o2[i], delta2);
+    }
+    delta = row_sum(delta);
+    delta2 = row_sum(delta2);
+    if (column != 0) return;
+    dlambda -= delta2;
+    store_stats(input, dead, delta, delta2, sign);
+  }
+
+  /// g: dout -> dO, rounded to T as the products with keys will see it.
+  __device__ void to_d_o(float (&g)[8], const float (&o)[8], int64_t l, bool exists, bool dead) {
+    if (args.keep_dout) return;
+    float rstd = 1.0f, pull = 0.0f;
+    if (args.epilogue.norm) {
+      float squares = 0.0f, inner = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        squares = fmaf(o[i], o[i], squares);
+        inner = fmaf(g[i] * args.epilogue.gain(column + i), o[i], inner);
+      }
+      squares = row_sum(squares);
+      inner = row_sum(inner);
+      if (!dead) rstd = 1.0f / sqrtf(squares / kValue + args.epilogue.eps);
+      pull = rstd * rstd * inner / kValue;
+    }
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      dweight[i] += args.epilogue.out_scale * g[i] * o[i] * rstd;
+      g[i] = rstd * (g[i] * args.epilogue.gain(column + i) - o[i] * pull);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = pack<T>(g[2 * i], g[2 * i + 1]);
+      const float2 rounded = unpack<T>(words[i]);
+      g[2 * i] = rounded.x;
+      g[2 * i + 1] = rounded.y;
+    }
+    if (!exists) return;
+    *reinterpret_cast<uint4*>(args.d_o.at(b, l, h) + column) =
+        uint4{words[0], words[1], words[2], words[3]};
+  }
+
+  /// A row that sees nothing still takes part in products, with zeros: it must be finite.
+  __device__ void check_dead_row(int64_t l) const {
+    float zero = 0.0f;
+    for (int c = column / 8; c < args.shape.head_dim; c += kLanes) {
+      zero += widen(args.q1.at(b, l, h)[c]) * 0.0f + widen(args.q2.at(b, l, h)[c]) * 0.0f;
+    }
+    for (int i = 0; i < 8 && args.keep_dout; ++i) {
+      zero += widen(args.dout.at(b, l, h)[column + i]) * 0.0f;
+    }
+    if (zero != 0.0f) *args.recompute = 1;
+  }
+
+  __device__ void store_stats(const RowInput& input, bool dead, float delta, float delta2,
+                              float sign) const {
+    const int64_t l = input.l;
+    const float lambda = dead ? 0.0f : *args.lambda.at(b, l, h);
+    const float delta1 = fmaf(lambda, delta2, delta);
+    const float nothing1 = args.scale > 0 ? -kHuge : kHuge;
+    const float nothing2 = args.scale2 > 0 ? -kHuge : kHuge;
+    union {
+      bfloat16 parts[8];
+      uint4 words;
+    } operand;
+    split_bf16<3>(dead ? nothing1 : -0.5f * input.lse1 / args.scale, operand.parts);
+    split_bf16<3>(
+        lambda == 0.0f ? nothing2 : 0.5f * (logf(fabsf(lambda)) - input.lse2) / args.scale2,
+        operand.parts + 3);
+    split_bf16<2>(-0.5f * delta1, operand.parts + 6);
+    const float used_delta1 = -2.0f * (widen(operand.parts[6]) + widen(operand.parts[7]));
+    char* const stats = args.stats + number * kStatBytes;
+    *reinterpret_cast<uint4*>(stats + input.row * kStatRowBytes) = operand.words;
+    reinterpret_cast<float*>(stats + kStatDiffAt)[stat_slot(input.row)] =
+        sign * (used_delta1 - delta2);
+    if (!input.exists) return;
+    const bool fine = fabsf(input.lse1) < kMaxLse && fabsf(input.lse2) < kMaxLse &&
+                      fabsf(delta1) + fabsf(delta2) < kHuge && fabsf(lambda) < kHuge;
+    if (!dead && !fine) *args.recompute = 1;
+    *args.state.lse1.at(b, l, h) = dead ? INFINITY : input.lse1 * kLog2E;
+    *args.state.lse2.at(b, l, h) = dead ? INFINITY : input.lse2 * kLog2E;
+    *args.state.delta1.at(b, l, h) = delta1;
+    *args.state.delta2.at(b, l, h) = delta2;
+    *args.state.lambda.at(b, l, h) = lambda;
+  }
+
+  /// Over the unit's rows, in a fixed order.
+  __device__ void sum_dlambda() const {
+    __shared__ float parts[kRowsAtOnce];
+    if (column == 0) parts[threadIdx.x / kLanes] = dlambda;
+    __syncthreads();  // every thread's part is there
+    if (threadIdx.x != 0) return;
+    float sum = 0.0f;
+    for (int r = 0; r < kRowsAtOnce; ++r) sum += parts[r];
+    args.dlambda_parts[number] = sum;
+  }
+
+  /// The same.
+  __device__ void sum_dweight() const {
+    __shared__ float parts[kRowsAtOnce][kValue];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) parts[threadIdx.x / kLanes][column + i] = dweight[i];
+    __syncthreads();  // every thread's part is there
+    for (int c = threadIdx.x; c < kValue; c += kThreads) {
+      float sum = 0.0f;
+      for (int r = 0; r < kRowsAtOnce; ++r) sum += parts[r][c];
+      args.dnorm_parts[static_cast<int64_t>(c) * args.shape.heads * args.unit_count + number] = sum;
+    }
+  }
+};
+
+template <class T, class U, int kValue>
+__global__ void __launch_bounds__(256, 4)
+    prepare_units_kernel(const __grid_constant__ UnitArguments<T, U> args) {
+  PrepareUnit<T, U, kValue>{args}.run();
+}
+
+}  // namespace diffattn::cuda::sm90

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The end of an item, each warp its 16 rows:
+//
+//   lse = reference scale + log l;  O = o1 / l1 - lambda o2 / l2;  out = epilogue(O)
+//
+// in float, with one rounding at the store. Rows with anything that is not finite are marked, to be
+// computed again: their sums may have overflowed, or a column they may not see may hold a NaN,
+// which 0 times is NaN.
+#pragma once
+
+#include "kernels/cuda/sm90/forward/arguments.cuh"
+#include "kernels/cuda/sm90/forward/config.h"
+#include "kernels/cuda/sm90/forward/softmax.cuh"
+#include "kernels/cuda/sm90/forward/store.cuh"
+
+namespace diffattn::cuda::sm90 {
+
+template <class T>
+__device__ inline void mark_redo(const ForwardArguments<T>& args, const WarpRows& rows) {
+  const int32_t* const cu_seqlens = args.shape.cu_seqlens_q;
+  int64_t tile = rows.row / kConsumerRows;
+  int64_t head = rows.head;
+  if (args.packed) {
+    tile += first_place<kConsumerRows>(cu_seqlens, rows.batch);
+  } else {
+    head += static_cast<int64_t>(rows.batch) * args.shape.heads;
+  }
+  ptx::wait_for_previous_kernel();  // marks are 0 until here
+  args.state.redo[head * args.state.redo_tiles + tile] = 1;
+}
+
+/// The four log sum exps of a quad's two rows and two maps, one per lane.
+template <class T>
+__device__ __forceinline__ void store_lse(const ForwardArguments<T>& args, const WarpRows& rows,
+                                          const RowState& state1, const RowState& state2) {
+  if (args.lse1.data == nullptr) return;
+  const int r = threadIdx.x % 2;
+  const bool second = threadIdx.x & 2;
+  const float lse1 = r == 0 ? state1.lse(0, args.scale_log2) : state1.lse(1, args.scale_log2);
+  const float lse2 = r == 0 ? state2.lse(0, args.scale2_log2) : state2.lse(1, args.scale2_log2);
+  const int row = rows.row_of(r);
+  if (row >= rows.seq_q) return;
+  const Rows<float>& lse = second ? args.lse2 : args.lse1;
+  *lse.at(rows.batch, rows.q_begin + row, rows.head) = second ? lse2 : lse1;
+}
+
+/// gains: [2 kN], of the columns.
+template <int kN>
+__device__ __forceinline__ void multiply_columns(float (&o)[kN], const float* gains) {
+#pragma unroll
+  for (int i = 0; i < kN / 4; ++i) {
+    const float2 gain = *reinterpret_cast<const float2*>(gains + 8 * i + 2 * (threadIdx.x % 4));
+    o[4 * i] *= gain.x, o[4 * i + 1] *= gain.y;
+    o[4 * i + 2] *= gain.x, o[4 * i + 3] *= gain.y;
+  }
+}
+
+/// o1 becomes O and what comes of it. `lambda`: of this thread's two rows; `item`: how many came
+/// before.
+template <class T, int kDv, int kOutStages>
+__device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, const WarpRows& rows,
+                                            char* stages, const float* gains, int item,
+                                            float (&o1)[kDv / 2], float (&o2)[kDv / 2],
+                                            RowState& state1, RowState& state2,
+                                            const float (&lambda)[2]) {
+  float inverse1[2], inverse2[2], weight2[2], squares[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    state1.sum[r] = quad_sum(state1.sum[r]);
+    state2.sum[r] = quad_sum(state2.sum[r]);
+    const bool dead = state1.sum[r] == 0.0f;  // sees nothing: O = 0, even if lambda is infinite
+    inverse1[r] = dead ? 0.0f : __fdividef(1.0f, state1.sum[r]);
+    inverse2[r] = dead ? 0.0f : __fdividef(1.0f, state2.sum[r]);
+    weight2[r] = dead ? 0.0f : -lambda[r] * inverse2[r];
+  }
+  store_lse(args, rows, state1, state2);
+#pragma unroll
+  for (int i = 0; i < kDv / 2; ++i) {
+    const int r = i / 2 % 2;
+    o1[i] = fmaf(o2[i], weight2[r], o1[i] * inverse1[r]);
+    squares[r] = fmaf(o1[i], o1[i], squares[r]);
+  }
+  const auto bad = [&](int r) {
+    const bool finite = squares[r] + state1.sum[r] + state2.sum[r] < INFINITY;
+    return !finite && rows.row_of(r) < rows.seq_q;
+  };
+  if (bad(0) || bad(1)) mark_redo(args, rows);
+
+  const bool has_o = args.o.data != nullptr, has_o2 = args.o2.data != nullptr;
+  const bool has_rests = args.o_rest.data != nullptr;
+  const int sends = 1 + has_o + has_o2 + 2 * has_rests;
+  RowSender<T, kDv, kOutStages> sender{rows, stages, 16 * kDv * 2, args.packed, 0, sends * item};
+  const auto o_value = [&](int i) { return o1[i]; };
+  const auto o2_value = [&](int i) { return o2[i] * inverse2[i / 2 % 2]; };
+  if (has_o2) sender.send(args.o2_map, args.o2, o2_value);
+  if (has_o) sender.send(args.o_map, args.o, o_value);
+  if (has_rests) {
+    sender.send_rests(args.o2_rest, o2_value);
+    sender.send_rests(args.o_rest, o_value);
+  }
+
+  const HeadEpilogue& epilogue = args.epilogue;
+  float factor[2] = {epilogue.out_scale, epilogue.out_scale};
+  if (epilogue.norm) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factor[r] *= 1.0f / sqrtf(quad_sum(squares[r]) * (1.0f / kDv) + epilogue.eps);
+      if (state1.sum[r] == 0.0f) factor[r] = 0.0f;
+    }
+    if (epilogue.weight != nullptr) multiply_columns(o1, gains);
+  }
+  sender.send(args.out_map, args.out, [&](int i) { return o1[i] * factor[i / 2 % 2]; });
+}
+
+}  // namespace diffattn::cuda::sm90

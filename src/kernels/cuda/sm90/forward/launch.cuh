@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/sm90/forward/kernel.cuh"
+#include "kernels/cuda/sm90/forward/launch.h"
+#include "kernels/cuda/sm90/forward/repair.cuh"
+#include "kernels/cuda/sm90/forward/wide/kernel.cuh"
+#include "kernels/cuda/sm90/forward/workspace.h"
+#include "kernels/cuda/sm90/tensor_map.h"
+
+namespace diffattn::cuda::sm90 {
+
+template <class T, class Config>
+ForwardArguments<T> forward_arguments(const ForwardParams& params, const ForwardWorkspace& work) {
+  const auto map = [&](const BoxedTensor& tensor, int rows) {
+    // Two blocks of 64 elements at most: a cluster loads and stores its 256 columns in halves.
+    const int blocks = static_cast<int>(std::min<int64_t>(2, tensor.width / 64));
+    return tensor_map(params.dtype, tensor, rows, blocks);
+  };
+  const bool packed = params.cu_seqlens_q != nullptr;
+  const int64_t heads = packed ? params.heads : params.batch * params.heads;
+  return {.q1 = map(boxed_q(params, params.q1), kConsumerRows),
+          .q2 = map(boxed_q(params, params.q2), kConsumerRows),
+          .k1 = map(boxed_k(params, params.k1), Config::kBlockN),
+          .k2 = map(boxed_k(params, params.k2), Config::kBlockN),
+          .v = map(boxed_v(params), Config::kBlockN),
+          .out_map = map(boxed_out(params, params.out), 16),
+          .o_map = map(boxed_out(params, params.o ? params.o : params.out), 16),
+          .o2_map = map(boxed_out(params, params.o2 ? params.o2 : params.out), 16),
+          .shape = shape_of(params),
+          .scale_log2 = static_cast<float>(params.scale * kLog2E),
+          .scale2_log2 = static_cast<float>(params.scale2 * kLog2E),
+          .shared_k = shares_k(params),
+          .packed = packed,
+          .blocks = static_cast<int>(tile_places(params, kItemRows)),
+          .heads = static_cast<int>(heads),
+          .heads_at_a_time = heads_at_a_time(params, heads),
+          .state = work.state,
+          .lambda = rows_of<const float>(params.lambda),
+          .epilogue = epilogue_of(params.epilogue),
+          .out = rows_of<T>(params.out),
+          .o = rows_of<T>(params.o),
+          .o2 = rows_of<T>(params.o2),
+          .o_rest = rows_of<int8_t>(params.o_rest),
+          .o2_rest = rows_of<int8_t>(params.o2_rest),
+          .lse1 = rows_of<float>(params.lse1),
+          .lse2 = rows_of<float>(params.lse2)};
+}
+
+/// Launches a kernel that may start before the one ahead of it in the stream has ended; it waits
+/// for that one itself (`wait_for_previous_kernel`).
+template <class... Parameters, class... Arguments>
+void launch_early(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t smem,
+                  cudaStream_t stream, const Problem& problem, const char* name,
+                  const Arguments&... arguments) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(smem)),
+        name, problem);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = smem;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, arguments...), name, problem);
+}
+
+/// Config and kernel for widths kD, kDv.
+template <class T, int kD, int kDv>
+struct ForwardChoice {
+  using Config = ForwardConfig<kD, kDv>;
+  static auto kernel(bool lower) {
+    return lower ? forward_kernel<T, Config, true> : forward_kernel<T, Config, false>;
+  }
+};
+template <class T>
+struct ForwardChoice<T, 128, 256> {
+  using Config = WideConfig;
+  static auto kernel(bool lower) {
+    return lower ? wide_forward_kernel<T, true> : wide_forward_kernel<T, false>;
+  }
+};
+
+template <class T, int kD, int kDv>
+void launch_forward(const ForwardParams& params, void* workspace, cudaStream_t stream) {
+  using Choice = ForwardChoice<T, kD, kDv>;
+  using Config = typename Choice::Config;
+  using RepairConfig = sm80::ForwardConfig<kD, kDv>;
+  const ForwardWorkspace work(params, workspace);
+  clear(work, params, stream);
+  const bool lower = params.window != kNoWindow || params.key_starts != nullptr;
+  const ForwardArguments<T> args = forward_arguments<T, Config>(params, work);
+  const int processors = processor_count(params);
+  const auto items = static_cast<int64_t>(args.blocks) * args.heads;
+  const int64_t clusters = std::min<int64_t>(processors / Config::kCluster, items);
+  launch_early(Choice::kernel(lower), static_cast<unsigned>(Config::kCluster * clusters),
+               Config::kThreads, Config::kSmemBytes, stream, params, "sm90 forward", args);
+  launch_early(repair_kernel<T, RepairConfig>, static_cast<unsigned>(processors),
+               RepairConfig::kThreads, RepairConfig::kSmemBytes, stream, params,
+               "sm90 forward repair", sm80::forward_arguments<T>(params, {}), work.state,
+               work.marks);
+}
+
+}  // namespace diffattn::cuda::sm90

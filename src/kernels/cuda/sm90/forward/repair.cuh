@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The second kernel of a forward: 64-row tiles that the first one marked are computed again by the
+// portable algorithm, which keeps a maximum and lets nothing leak from columns that a row does not
+// see. Without marks it reads them and ends.
+#pragma once
+
+#include "kernels/cuda/ptx/barrier.cuh"
+#include "kernels/cuda/sm80/forward/launch.cuh"
+#include "kernels/cuda/sm90/forward/arguments.cuh"
+#include "kernels/cuda/sm90/forward/config.h"
+
+namespace diffattn::cuda::sm90 {
+
+template <class T, class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    repair_kernel(const __grid_constant__ sm80::ForwardArguments<T> args, ForwardState state,
+                  int64_t marks) {
+  static_assert(Config::kBlockM == kConsumerRows);
+  extern __shared__ __align__(128) char smem[];
+  const int32_t* const cu_seqlens = args.shape.cu_seqlens_q;
+  ptx::wait_for_previous_kernel();
+  // Marks are dealt to the blocks in turn.
+  const auto index = [&](int64_t i) { return i * gridDim.x + blockIdx.x; };
+  const auto marked = [&](int64_t i) { return index(i) < marks && state.redo[index(i)] != 0; };
+  for (int64_t first = 0; index(first) < marks; first += Config::kThreads) {
+    if (__syncthreads_or(marked(first + threadIdx.x)) == 0) continue;
+    for (int64_t i = first; i < first + Config::kThreads; ++i) {
+      if (!marked(i)) continue;
+      BlockPlace place(0, 1, 1);
+      const int head = static_cast<int>(index(i) / state.redo_tiles);
+      place.tile = static_cast<int>(index(i) % state.redo_tiles);
+      place.b = head / args.shape.heads;
+      place.h = head % args.shape.heads;
+      if (cu_seqlens != nullptr) {
+        place.b = sequence_at<kConsumerRows>(cu_seqlens, args.shape.batch, place.tile);
+        place.tile -= first_place<kConsumerRows>(cu_seqlens, place.b);
+      }
+      sm80::Forward<T, Config>{args, smem, place}.run();
+      __syncthreads();  // shared memory may be written again
+    }
+  }
+}
+
+}  // namespace diffattn::cuda::sm90

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The softmax of the wgmma kernels keeps no running maximum: at 64 channels one costs 12 % of the
+// time on an H200. A row's exponents are relative to one of its own first scores. P, its sum and O
+// carry one common factor, which the division at the end removes, and floating point keeps their
+// relative precision. Only when a thread's sum over one tile passes a bound is the reference moved.
+// What overflows nevertheless (a score 2^127 above its row's reference, base 2, within one tile)
+// ends as an infinite or NaN sum, and the tile is computed again by another kernel.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/ptx/exp2.cuh"
+
+namespace diffattn::cuda::sm90 {
+
+/// A P beyond it would be moved. Half precision holds numbers up to 2^16.
+template <class T>
+inline constexpr float kSumBound = __is_same(T, float16) ? 0x1p15f : 0x1p30f;
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+/// r[i] of row g (i / 2 even) or g + 8 times that row's factor.
+template <int kN>
+__device__ __forceinline__ void multiply_rows(float (&r)[kN], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < kN; ++i) r[i] *= factor[i / 2 % 2];
+}
+
+/// One map's state of a thread's rows g and g + 8. A reference is a score before scaling, -inf
+/// until the row has seen a column; `sum` is over this thread's columns.
+struct RowState {
+  float reference[2];
+  float sum[2];
+
+  __device__ __forceinline__ void reset() {
+    reference[0] = reference[1] = -INFINITY;
+    sum[0] = sum[1] = 0.0f;
+  }
+
+  /// References of rows that see the whole first tile: the largest score of columns 0, 1, 8, 9,
+  /// 16, 17, 24, 25, which the first lane of a quad holds.
+  template <int kN>
+  __device__ __forceinline__ void take_first(const float (&s)[kN]) {
+    float top[2] = {s[0], s[2]};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    const int first_lane = threadIdx.x % 32 & ~3;
+    reference[0] = __shfl_sync(0xffffffffu, top[0], first_lane);
+    reference[1] = __shfl_sync(0xffffffffu, top[1], first_lane);
+  }
+
+  /// References of rows that see nothing before this tile: their largest score in it.
+  template <int kN>
+  __device__ __forceinline__ void take_missing(const float (&s)[kN]) {
+    const bool missing = fminf(reference[0], reference[1]) == -INFINITY;
+    if (!__any_sync(0xffffffffu, missing)) return;
+    float top[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < kN; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float row_top = quad_max(top[r]);
+      if (reference[r] == -INFINITY) reference[r] = row_top;
+    }
+  }
+
+  /// s becomes exp2((s - reference) c), its sums are added. `kMissing`: there may be rows without a
+  /// reference, whose scores are all -inf. True when references were moved: then what was summed
+  /// of P V has to be multiplied by `factor`.
+  ///
+  /// The products reference c are formed here, not kept: ptxas then runs the multiply-adds row by
+  /// row with both constants in the operand cache. With the rows interleaved the register file,
+  /// busy feeding wgmma, made the kernel 4 % slower.
+  template <class T, bool kMissing, int kN>
+  __device__ __forceinline__ bool exponentiate(float (&s)[kN], float c, float (&factor)[2]) {
+    float offset[2] = {reference[0] * c, reference[1] * c};
+    if constexpr (kMissing) {
+      if (reference[0] == -INFINITY) offset[0] = 0.0f;
+      if (reference[1] == -INFINITY) offset[1] = 0.0f;
+    }
+    float tile_sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      s[i] = ptx::exp2(fmaf(s[i], c, -offset[i / 2 % 2]));
+      tile_sum[i / 2 % 2] += s[i];
+    }
+    sum[0] += tile_sum[0];
+    sum[1] += tile_sum[1];
+    const bool far = !(fmaxf(tile_sum[0], tile_sum[1]) < kSumBound<T>);
+    if (!__any_sync(0xffffffffu, far)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // By a whole power of 2, the quad's sum rounded down. Overflow becomes NaN for good.
+      const int bits = __float_as_int(fmaxf(quad_sum(tile_sum[r]), 1.0f));
+      const int exponent = (bits >> 23) - 127;
+      factor[r] = exponent < 127 ? __int_as_float((127 - exponent) << 23) : NAN;
+      if (exponent > 0) reference[r] += __fdividef(static_cast<float>(exponent), c);
+      sum[r] *= factor[r];
+    }
+    multiply_rows(s, factor);
+    return true;
+  }
+
+  /// Once per item. `c`: as above.
+  __device__ __forceinline__ float lse(int r, float c) const {
+    constexpr float kLn2 = 0.6931471805599453f;
+    return sum[r] == 0.0f ? -INFINITY : reference[r] * c * kLn2 + __logf(sum[r]);
+  }
+};
+
+/// P in the layout of a register operand, rounded to T.
+template <class T, int kN>
+__device__ __forceinline__ void round_rows(uint32_t (&p)[kN / 2], const float (&s)[kN]) {
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+}
+
+/// Columns below a limit (kBelow) or from it on get -inf: limit0 for row g, limit1 for g + 8, both
+/// relative to this thread's first column of the tile.
+template <bool kBelow, int kN>
+__device__ __forceinline__ void hide_rows(float (&s)[kN], int limit0, int limit1) {
+#pragma unroll
+  for (int i = 0; i < kN; ++i) {
+    const int column = i / 4 * 8 + i % 2, limit = i / 2 % 2 == 0 ? limit0 : limit1;
+    if ((column < limit) == kBelow) s[i] = -INFINITY;
+  }
+}
+
+}  // namespace diffattn::cuda::sm90

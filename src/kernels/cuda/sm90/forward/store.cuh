@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A warp's 16 rows on their way from accumulators to global memory: rounded into shared memory,
+// from where the copy engine takes them. It cannot stop at the end of a packed sequence: rows there
+// are stored by the warp.
+#pragma once
+
+#include "kernels/cuda/problem.cuh"
+#include "kernels/cuda/ptx/barrier.cuh"
+#include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/rest.cuh"
+
+namespace diffattn::cuda::sm90 {
+
+/// Rows [row, row + 16) of one (batch entry, head); `row` within its sequence.
+struct WarpRows {
+  int row, seq_q, q_begin, batch, head;
+
+  /// How many of them exist.
+  __device__ int count() const { return min(16, seq_q - row); }
+  /// Of this thread: r = 0 or 1.
+  __device__ int row_of(int r) const { return row + threadIdx.x % 32 / 4 + 8 * r; }
+  template <class T>
+  __device__ T* first(const Rows<T>& rows) const {
+    return rows.at(batch, q_begin + row, head);
+  }
+};
+
+/// The rests of two floats as the low bytes of a register: as `rest_of`, but rounded down, which
+/// makes them bits of the floats themselves. (Of a float16 that became infinite they mean nothing.)
+template <class T>
+__device__ __forceinline__ uint32_t rest_pair(float low, float high) {
+  constexpr int kShift = 8 - kRestShift<T>;
+  return __byte_perm(__float_as_uint(low) << kShift, __float_as_uint(high) << kShift, 0x0051);
+}
+
+/// kStages places in shared memory of kWidth x 16 elements each, this warp's own, used in turn.
+template <class T, int kWidth, int kStages>
+struct RowSender {
+  static constexpr int kChunks = kWidth / 8;  // of 16 bytes, in a row
+
+  const WarpRows& rows;
+  char* const stages;
+  const int stage_step;  // bytes from one to the next
+  const bool packed;
+  const int block;  // the first column / 64
+  int turn;         // of the first send
+  const int lane = threadIdx.x % 32;
+
+  /// value(i): accumulator entry i of a [16, kWidth] fragment.
+  template <class Value>
+  __device__ __forceinline__ void send(const CUtensorMap& map, const Rows<T>& to, Value value) {
+    char* const stage = next_stage();
+    const int row = lane % 16, half = lane / 16;
+    const uint32_t row_smem = ptx::smem_address(stage) + row * 128;
+#pragma unroll
+    for (int i = 0; i < kWidth / 16; ++i) {
+      const int chunk = (2 * (i % 4) + half) ^ (row % 8);
+      ptx::store_matrix_x4(
+          row_smem + i / 4 * 2048 + chunk * 16, pack<T>(value(8 * i), value(8 * i + 1)),
+          pack<T>(value(8 * i + 2), value(8 * i + 3)), pack<T>(value(8 * i + 4), value(8 * i + 5)),
+          pack<T>(value(8 * i + 6), value(8 * i + 7)));
+    }
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (packed && rows.count() < 16) {
+      store_part(stage, to);
+    } else if (lane == 0 && rows.count() > 0) {
+      ptx::store_box(map, ptx::smem_address(stage), 0, rows.head, rows.q_begin + rows.row, block,
+                     packed ? 0 : rows.batch);
+    }
+    if (lane == 0) ptx::commit_stores();
+  }
+
+  /// What rounding value(i) to T loses, as bytes. Matrix stores move 16 bits at a time: the two
+  /// bytes that a thread has of 8 columns, beside its two of the next 8, which are parted again
+  /// when they are read.
+  template <class Value>
+  __device__ __forceinline__ void send_rests(const Rows<int8_t>& to, Value value) {
+    constexpr int kRowChunks = kWidth / 16;
+    char* const stage = next_stage();
+    const auto bytes = [&](int groups, int r) {  // of columns 16 groups .. 16 groups + 15
+      const int i = 8 * groups + 2 * r;
+      return __byte_perm(rest_pair<T>(value(i), value(i + 1)),
+                         rest_pair<T>(value(i + 4), value(i + 5)), 0x5410);
+    };
+    {
+      const int row = lane % 16;
+      const uint32_t row_smem = ptx::smem_address(stage) + row * kWidth;
+#pragma unroll
+      for (int i = 0; i < kRowChunks; i += 2) {
+        ptx::store_matrix_x4(row_smem + ((i + lane / 16) ^ row % kRowChunks) * 16, bytes(i, 0),
+                             bytes(i, 1), bytes(i + 1, 0), bytes(i + 1, 1));
+      }
+    }
+    __syncwarp();
+    const int column = lane % kRowChunks;
+#pragma unroll 1
+    for (int row = lane / kRowChunks; row < rows.count(); row += 32 / kRowChunks) {
+      const char* const from = stage + row * kWidth + (column ^ row % kRowChunks) * 16;
+      const uint4 x = *reinterpret_cast<const uint4*>(from);
+      *reinterpret_cast<uint4*>(rows.first(to) + row * to.seq_stride + block * 64 + column * 16) = {
+          __byte_perm(x.x, x.y, 0x5410), __byte_perm(x.z, x.w, 0x5410),
+          __byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x7632)};
+    }
+    __syncwarp();  // read by all, before the place is used again
+    if (lane == 0) ptx::commit_stores();
+  }
+
+ private:
+  /// Waits until what was sent kStages turns ago has left.
+  __device__ __forceinline__ char* next_stage() {
+    if (lane == 0) ptx::wait_stores_read<kStages - 1>();
+    __syncwarp();
+    char* const stage = stages + turn % kStages * stage_step;
+    ++turn;
+    return stage;
+  }
+
+  __device__ __forceinline__ void store_part(const char* stage, const Rows<T>& to) {
+    const int column = lane % kChunks;
+#pragma unroll 1
+    for (int row = lane / kChunks; row < rows.count(); row += 32 / kChunks) {
+      const int at = column / 8 * 2048 + row * 128 + ((column % 8) ^ (row % 8)) * 16;
+      *reinterpret_cast<uint4*>(rows.first(to) + row * to.seq_stride + block * 64 + column * 8) =
+          *reinterpret_cast<const uint4*>(stage + at);
+    }
+    __syncwarp();  // read by all, before the place is used again
+  }
+};
+
+}  // namespace diffattn::cuda::sm90

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward for Hopper, D = 128, Dv = 256. A cluster of two blocks takes items of 128 query rows of
+// one head: block 0 computes map 1, block 1 map 2. Each needs its own k only; v, which both need,
+// is loaded in halves, each block's half into both. Three warpgroups of 128 threads a block:
+//   0     producer: one thread takes items (the first block's; it sends them to the second), one
+//         issues every load
+//   1, 2  consumers: 64 query rows each, all 256 columns of v
+//
+// A consumer, over the key tiles j that any of its rows may see; the softmax of a line runs while
+// the line's second product, and the other consumer's, are on the tensor cores:
+//   (1) s(0) = q k^T                                  (2) p = softmax step of s(0)
+//   (3) s(j + 1) = q k^T and o += p v(j)              (4) p = softmax step of s(j + 1)
+//   (5) lse; each block sends the other the half of its columns that the other finishes, and
+//       finishes 128 columns of O = o1 / l1 - lambda o2 / l2 and its epilogue: finish.cuh
+// Precision, masking and the ring of tiles are those of ../kernel.cuh.
+#pragma once
+
+#include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
+#include "kernels/cuda/sm90/forward/schedule.cuh"
+#include "kernels/cuda/sm90/forward/wide/finish.cuh"
+
+namespace diffattn::cuda::sm90 {
+
+/// Runs in one thread of each block.
+template <class T>
+struct WideLoader {
+  using Config = WideConfig;
+  static constexpr int kStages = Config::kStages, kQBuffers = Config::kQBuffers;
+
+  const ForwardArguments<T>& args;
+  const uint32_t smem;
+  const uint32_t rank;
+
+  __device__ __forceinline__ void run() {
+    unsigned tile = 0;  // number of the item's first in the ring
+    for (int count = 0;; ++count) {
+      const uint32_t item = smem + Config::kItems + count % 2 * kItemBytes;
+      ptx::barrier_wait_idle(smem + Config::kItemFull + 8 * (count % 2), count / 2 & 1);
+      const int4 place = ptx::load_smem_int4(item);       // row, head, batch, seq_q
+      const int4 begin = ptx::load_smem_int4(item + 16);  // q_begin, k_begin, first_tile, tiles
+      const int kv_head = ptx::load_smem_int(item + 44);
+      const int batch = args.packed ? 0 : place.z;
+#pragma unroll 1
+      for (int consumer = 0; consumer < 2; ++consumer) {
+        load_q(count, consumer, place, begin.x, batch);
+      }
+      if (place.x < 0) return;
+      const int row = begin.y + begin.z * Config::kBlockN;
+#pragma unroll 1
+      for (int j = -1; j < begin.w; ++j) {  // k is needed a tile earlier than v
+        if (j + 1 < begin.w) load_k(tile + j + 1, row + (j + 1) * Config::kBlockN, kv_head, batch);
+        if (j >= 0) load_v(tile + j, row + j * Config::kBlockN, kv_head, batch);
+      }
+      tile += begin.w;
+    }
+  }
+
+  __device__ __forceinline__ void load_q(int count, int consumer, int4 place, int q_begin,
+                                         int batch) {
+    const int slot = 2 * (count % kQBuffers) + consumer;
+    const uint32_t full = smem + Config::kQFull + 8 * slot;
+    ptx::barrier_wait_idle(smem + Config::kQEmpty + 8 * slot, (count / kQBuffers & 1) ^ 1);
+    if (place.x < 0) return ptx::barrier_arrive(full);
+    ptx::barrier_arrive_expect(full, Config::kQBytes);
+    ptx::load_box(smem + Config::kQ + slot * Config::kQBytes, rank == 0 ? args.q1 : args.q2, full,
+                  0, place.y, q_begin + place.x + consumer * kConsumerRows, 0, batch);
+  }
+
+  __device__ __forceinline__ void load_k(unsigned tile, int row, int kv_head, int batch) {
+    const unsigned stage = tile % kStages;
+    const uint32_t full = smem + Config::kKFull + 8 * stage;
+    ptx::barrier_wait_idle(smem + Config::kKEmpty + 8 * stage, (tile / kStages & 1) ^ 1);
+    ptx::barrier_arrive_expect(full, Config::kKBytes);
+    ptx::load_box(smem + Config::kK + stage * Config::kKBytes, rank == 0 ? args.k1 : args.k2, full,
+                  0, kv_head, row, 0, batch);
+  }
+
+  __device__ __forceinline__ void load_v(unsigned tile, int row, int kv_head, int batch) {
+    constexpr uint16_t kBoth = 3;
+    const unsigned stage = tile % kStages;
+    const uint32_t full = smem + Config::kVFull + 8 * stage;
+    const uint32_t v_smem =
+        smem + Config::kV + stage * Config::kVBytes + rank * (Config::kVBytes / 2);
+    ptx::barrier_wait_idle(smem + Config::kVEmpty + 8 * stage, (tile / kStages & 1) ^ 1);
+    ptx::barrier_arrive_expect(full, Config::kVBytes);
+    ptx::load_box_multicast(v_smem, args.v, full, kBoth, 0, kv_head, row, 2 * rank, batch);
+  }
+};
+
+/// The second block's scheduler: makes ready for what the first one sends. Runs in one thread.
+__device__ inline void receive_items(uint32_t smem) {
+  using Config = WideConfig;
+  for (int count = 0;; ++count) {
+    const int slot = count % 2;
+    ptx::barrier_arrive_expect(smem + Config::kItemFull + 8 * slot, kItemBytes);
+    ptx::barrier_wait_idle(smem + Config::kItemFull + 8 * slot, count / 2 & 1);
+    if (ptx::load_smem_int(smem + Config::kItems + slot * kItemBytes) < 0) return;
+  }
+}
+
+template <class T, bool kLower>
+struct WideConsumer {
+  using Config = WideConfig;
+  static constexpr int kD = Config::kHeadDim, kDv = Config::kValueDim, kN = Config::kBlockN;
+  static constexpr int kStages = Config::kStages, kQBuffers = Config::kQBuffers;
+
+  const ForwardArguments<T>& args;
+  char* const memory;   // shared memory
+  const uint32_t smem;  // the same
+  const int consumer;
+  const int lane = threadIdx.x % 32;
+
+  float o[kDv / 2], s[kN / 2];
+  uint32_t p[kN / 4];
+  RowState state;
+  int count = 0;        // items done
+  int pipe = 0;         // tile j, from the first that a row sees, is number pipe + j of the ring
+  uint32_t q_smem = 0;  // this item's [64, kD]
+
+  __device__ __forceinline__ void run() {
+    for (;; ++count) {
+      ptx::barrier_wait(smem + Config::kQFull + 8 * slot(), count / kQBuffers & 1);
+      if (uniform(ptx::load_smem_int(item())) < 0) break;
+      const KeyRange range = KeyRange::of<kN>(sequence(), first_row());
+      pipe = uniform(pipe);
+      q_smem = uniform(smem + Config::kQ + slot() * Config::kQBytes);
+      if constexpr (kLower) skip(uniform(range.begin - first_tile()));
+      float lambda[2];
+      attend({0, uniform(range.clear_begin - range.begin), uniform(range.clear_end - range.begin),
+              uniform(range.end - range.begin)},
+             lambda);
+      skip(uniform(first_tile() + tiles() - range.end));
+      WideFinish<T>{args, rows(), memory, smem, slot(), consumer, count}.run(o, state, lambda);
+      if (lane == 0) {
+        ptx::barrier_arrive_remote(
+            ptx::remote_address(smem + Config::kItemEmpty + 8 * (count % 2), 0));
+      }
+      __syncwarp();
+    }
+    if (lane == 0) ptx::wait_stores_read();  // shared memory outlives the last stores
+    __syncwarp();
+  }
+
+  /// (1) to (4), and lambda of this thread's rows. `range` is relative to its begin.
+  __device__ __forceinline__ void attend(const KeyRange& range, float (&lambda)[2]) {
+    for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+    state.reset();
+    int j = 0;
+    wait_k(j);
+    issue_scores(j);  // (1)
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+    release_k(j);
+    float factor[2];  // O is still zero
+    if (!kLower && range.clear_end > 0) {
+      softmax_step<false>(j, true, factor);  // (2)
+    } else {
+      softmax_step<true>(j, false, factor);
+    }
+    round_rows<T>(p, s);
+    leave_last_item();
+    if constexpr (kLower) {
+#pragma unroll 1
+      for (; j < min(range.clear_begin, range.end) - 1; ++j) step<true>(j);
+    }
+#pragma unroll 1
+    for (; j < range.clear_end - 1; ++j) step<false>(j);
+#pragma unroll 1
+    for (; j < range.end - 1; ++j) step<true>(j);
+    // q has been read for the last time, and X is free: the other block may send its columns.
+    if (lane == 0) {
+      ptx::barrier_arrive_remote(
+          ptx::remote_address(smem + Config::kXReady + 8 * consumer, ptx::cluster_rank() ^ 1));
+    }
+    __syncwarp();
+    wait_v(j);
+    issue_output(j);
+    load_lambda(lambda);
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+    release_v(j);
+    pipe += j + 1;
+  }
+
+  /// Rows of the item before have left shared memory: its q may be loaded over.
+  __device__ __forceinline__ void leave_last_item() {
+    if (lane == 0 && count > 0) {
+      ptx::wait_stores_read();
+      ptx::barrier_arrive(smem + Config::kQEmpty + 8 * (slot() ^ 2));
+    }
+    __syncwarp();
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step(int j) {
+    wait_v(j);
+    wait_k(j + 1);
+    issue_scores(j + 1);  // (3)
+    issue_output(j);
+    ptx::wgmma_wait<1>();
+    ptx::pin(s);
+    release_k(j + 1);
+    float factor[2];
+    const bool moved = softmax_step<kMasked>(j + 1, false, factor);  // (4)
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+    release_v(j);
+    if (moved) multiply_rows(o, factor);
+    round_rows<T>(p, s);
+  }
+
+  __device__ __forceinline__ void issue_scores(int j) {
+    using ptx::Major;
+    const uint64_t q = ptx::smem_descriptor(q_smem + ptx::opaque_zero());
+    const uint64_t k =
+        ptx::smem_descriptor(smem + ptx::opaque_zero() + Config::kK + stage(j) * Config::kKBytes);
+    ptx::pin(s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kD / 16; ++i) {
+      const uint64_t q_i = q + 2 * (i % 4) + i / 4 * (kConsumerRows * kSwizzledRow / 16);
+      const uint64_t k_i = k + 2 * (i % 4) + i / 4 * (kN * kSwizzledRow / 16);
+      if (i == 0) {
+        ptx::Wgmma<T, kN>::template ss<false, Major::kK, Major::kK>(s, q_i, k_i);
+      } else {
+        ptx::Wgmma<T, kN>::template ss<true, Major::kK, Major::kK>(s, q_i, k_i);
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void issue_output(int j) {
+    const uint64_t v = ptx::smem_descriptor(
+        smem + ptx::opaque_zero() + Config::kV + stage(j) * Config::kVBytes, kN * kSwizzledRow);
+    ptx::pin(o);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kN / 16; ++i) {
+      ptx::Wgmma<T, kDv>::template rs<true, ptx::Major::kMn>(o, p + 4 * i, v + 128 * i);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Scores of tile j to P, not yet rounded. True when O has to be multiplied by `factor`.
+  template <bool kMasked>
+  __device__ __forceinline__ bool softmax_step(int j, bool fresh, float (&factor)[2]) {
+    const float c = ptx::cluster_rank() == 0 ? args.scale_log2 : args.scale2_log2;
+    if constexpr (kMasked) {
+      mask(j);
+      state.take_missing(s);
+    } else {
+      if (fresh) state.take_first(s);
+    }
+    return state.template exponentiate<T, kMasked>(s, c, factor);
+  }
+
+  /// One limit after the other, so that only one is in registers.
+  __device__ __forceinline__ void mask(int j) {
+    const int begin = kLower ? KeyRange::of<kN>(sequence(), first_row()).begin : 0;
+    const int column = (begin + j) * kN + 2 * (lane % 4);
+    hide_rows<false>(s, sequence().end_visible(row(0)) - column,
+                     sequence().end_visible(row(1)) - column);
+    if constexpr (kLower) {
+      hide_rows<true>(s, sequence().first_visible(row(0)) - column,
+                      sequence().first_visible(row(1)) - column);
+    }
+  }
+
+  __device__ __forceinline__ void load_lambda(float (&lambda)[2]) const {
+    const WarpRows warp_rows = rows();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int m = warp_rows.row_of(r);
+      lambda[r] = m < warp_rows.seq_q
+                      ? *args.lambda.at(warp_rows.batch, warp_rows.q_begin + m, warp_rows.head)
+                      : 0.0f;
+    }
+  }
+
+  /// The ring's next tiles, which only the other consumer needs.
+  __device__ __forceinline__ void skip(int tiles) {
+#pragma unroll 1
+    for (int j = 0; j < tiles; ++j) {
+      wait_k(j);
+      release_k(j);
+      wait_v(j);
+      release_v(j);
+    }
+    pipe += max(0, tiles);
+  }
+
+  __device__ __forceinline__ int slot() const { return 2 * (count % kQBuffers) + consumer; }
+  __device__ __forceinline__ uint32_t item() const {
+    return smem + Config::kItems + count % 2 * kItemBytes;
+  }
+
+  // What is known of the item is read where it is used, so that it does not stay in registers.
+  __device__ __forceinline__ Sequence sequence() const {
+    return sequence_of(args, ptx::load_smem_int4(item()), ptx::load_smem_int4(item() + 32));
+  }
+  __device__ __forceinline__ int first_tile() const { return ptx::load_smem_int(item() + 24); }
+  __device__ __forceinline__ int tiles() const { return ptx::load_smem_int(item() + 28); }
+  __device__ __forceinline__ int first_row() const {
+    return ptx::load_smem_int(item()) + consumer * kConsumerRows;
+  }
+  __device__ __forceinline__ int row(int r) const {
+    return ptx::load_smem_int(item()) + 16 * warp() + lane / 4 + 8 * r;
+  }
+  __device__ __forceinline__ int warp() const { return 4 * consumer + threadIdx.x / 32 % 4; }
+  __device__ __forceinline__ WarpRows rows() const {
+    const int4 place = ptx::load_smem_int4(item());
+    return {place.x + 16 * warp(), place.w, ptx::load_smem_int(item() + 16), place.z, place.y};
+  }
+
+  __device__ __forceinline__ unsigned stage(int j) const {
+    return static_cast<unsigned>(pipe + j) % kStages;
+  }
+  __device__ __forceinline__ unsigned parity(int j) const {
+    return static_cast<unsigned>(pipe + j) / kStages & 1;
+  }
+  __device__ __forceinline__ void wait_k(int j) const {
+    ptx::barrier_wait(smem + Config::kKFull + 8 * stage(j), parity(j));
+  }
+  __device__ __forceinline__ void wait_v(int j) const {
+    ptx::barrier_wait(smem + Config::kVFull + 8 * stage(j), parity(j));
+  }
+  __device__ __forceinline__ void release_k(int j) const {
+    if (lane == 0) ptx::barrier_arrive(smem + Config::kKEmpty + 8 * stage(j));
+  }
+  /// To both blocks, since each loads a half of v into both.
+  __device__ __forceinline__ void release_v(int j) const {
+    if (lane < 2) {
+      ptx::barrier_arrive_remote(ptx::remote_address(smem + Config::kVEmpty + 8 * stage(j), lane));
+    }
+  }
+};
+
+template <class T>
+__device__ inline void prepare_wide_smem(const ForwardArguments<T>& args, char* memory) {
+  using Config = WideConfig;
+  const uint32_t smem = ptx::smem_address(memory);
+  if (threadIdx.x == 0) {
+    ptx::launch_dependents();
+    for (int i = 0; i < Config::kStages; ++i) {
+      ptx::barrier_init(smem + Config::kKFull + 8 * i, 1);
+      ptx::barrier_init(smem + Config::kVFull + 8 * i, 1);
+      ptx::barrier_init(smem + Config::kKEmpty + 8 * i, 8);
+      ptx::barrier_init(smem + Config::kVEmpty + 8 * i, 16);
+    }
+    for (int i = 0; i < 2 * Config::kQBuffers; ++i) {
+      ptx::barrier_init(smem + Config::kQFull + 8 * i, 1);
+      ptx::barrier_init(smem + Config::kQEmpty + 8 * i, 4);
+    }
+    for (int i = 0; i < 2; ++i) {
+      ptx::barrier_init(smem + Config::kItemFull + 8 * i, 1);
+      ptx::barrier_init(smem + Config::kItemEmpty + 8 * i, 16);
+      ptx::barrier_init(smem + Config::kXReady + 8 * i, 4);
+    }
+    for (int i = 0; i < 8; ++i) {
+      ptx::barrier_init(smem + Config::kXFull + 8 * i, 1);
+      ptx::barrier_init(smem + Config::kSquaresFull + 8 * i, 1);
+    }
+    ptx::barrier_init_fence();
+  }
+  float* const gains = reinterpret_cast<float*>(memory + Config::kGains);
+  for (int c = threadIdx.x; c < Config::kValueDim; c += Config::kThreads) {
+    gains[c] = args.epilogue.weight == nullptr ? 1.0f : args.epilogue.weight[c];
+  }
+  __syncthreads();
+  ptx::cluster_sync();  // no block reaches into the other before its barriers are there
+}
+
+template <class T, bool kLower>
+__global__ void __cluster_dims__(WideConfig::kCluster, 1, 1)
+    __launch_bounds__(WideConfig::kThreads, 1)
+        wide_forward_kernel(const __grid_constant__ ForwardArguments<T> args) {
+  using Config = WideConfig;
+  extern __shared__ __align__(1024) char memory[];
+  const uint32_t smem = ptx::smem_address(memory);
+  prepare_wide_smem(args, memory);
+  const int warpgroup = uniform(threadIdx.x / kWarpgroup);
+  if (warpgroup == 0) {
+    ptx::shrink_registers<Config::kProducerRegisters>();
+    const uint32_t rank = ptx::cluster_rank();
+    if (threadIdx.x == 0) WideLoader<T>{args, smem, rank}.run();
+    if (threadIdx.x == 32 && rank == 0) {
+      Item* const items = reinterpret_cast<Item*>(memory + Config::kItems);
+      Scheduler<T, Config>{args, items, smem}.run();
+    }
+    if (threadIdx.x == 32 && rank == 1) receive_items(smem);
+    __syncwarp();
+    ptx::cluster_sync();  // nor leaves while the other may still reach into it
+  } else {
+    ptx::grow_registers<Config::kConsumerRegisters>();
+    WideConsumer<T, kLower>{args, memory, smem, warpgroup - 1}.run();
+    ptx::cluster_sync();
+  }
+}
+
+}  // namespace diffattn::cuda::sm90

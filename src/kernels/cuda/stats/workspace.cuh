@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the pass over rows leaves for the others, one of each per (b, m, h), rows of a head
+// adjacent.
+#pragma once
+
+#include "kernels/cuda/stats/row.cuh"
+
+namespace diffattn::cuda {
+
+struct StatsWorkspace {
+  size_t bytes = 0;
+  Rows<RowGradient> rows;     // [B, M, H]
+  Rows<float> minus_dlambda;  // [B, M, H]
+
+  /// With `memory` null only `bytes` is meaningful. Packed: where the number of rows is
+  /// not known, B * M bounds it.
+  StatsWorkspace(const StatsBackwardParams& params, void* memory) {
+    constexpr size_t kAlignment = 256;
+    const bool packed = params.cu_seqlens_q != nullptr;
+    const int64_t count =
+        packed && params.total_q > 0 ? params.total_q : params.batch * params.seq_q;
+    const int64_t batch_stride = packed ? 0 : params.seq_q;
+    const auto entries = static_cast<size_t>(count * params.heads);
+    const size_t first = (entries * sizeof(RowGradient) + kAlignment - 1) / kAlignment * kAlignment;
+    bytes = first + entries * sizeof(float);
+    if (memory == nullptr) return;
+    rows = {static_cast<RowGradient*>(memory), batch_stride, 1, count};
+    minus_dlambda = {reinterpret_cast<float*>(static_cast<char*>(memory) + first), batch_stride, 1,
+                     count};
+  }
+};
+
+/// dq and dk, and the workspace.
+void stats_gradients(const StatsBackwardParams& params, const StatsWorkspace& workspace,
+                     cudaStream_t stream);
+
+/// dmask from the workspace.
+void reduce_stats_dmask(const StatsBackwardParams& params, const StatsWorkspace& workspace,
+                        cudaStream_t stream);
+
+}  // namespace diffattn::cuda

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backward at the widths that have kernels of their own on sm_90, over sizes of several tiles and
+// every option that changes which tiles meet; in a fixed order of sums and in any order.
+
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "backend.h"
+#include "support/check.h"
+
+namespace diffattn::testing {
+namespace {
+
+class CudaBackwardTiles : public ::testing::TestWithParam<Target> {
+ protected:
+  void TearDown() override { backward_in_any_order() = false; }
+};
+
+Spec base_spec(uint64_t seed, int64_t seq_q, int64_t seq_k, int64_t value_dim) {
+  Spec spec;
+  spec.seed = seed;
+  spec.heads = spec.kv_heads = 2;
+  spec.seq_q = seq_q;
+  spec.seq_k = seq_k;
+  spec.head_dim = value_dim == 256 ? 128 : 64;
+  spec.value_dim = value_dim;
+  spec.scale = spec.scale2 = 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
+  spec.lambda_low = 0.1;
+  spec.save_o = true;
+  return spec;
+}
+
+/// Every change is tried with every size.
+const std::vector<std::function<void(Spec&)>>& changes() {
+  static const std::vector<std::function<void(Spec&)>> list{
+      [](Spec&) {},
+      [](Spec& s) { s.causal = true; },
+      [](Spec& s) { s.causal = true, s.norm = s.norm_weight = true, s.out_scale = 0.8; },
+      [](Spec& s) { s.window = 70, s.lambda_shape = LambdaShape::kScalar; },
+      [](Spec& s) { s.window = 200, s.scale2 = 0.07, s.save_o = false; },
+      [](Spec& s) { s.batch = 3, s.key_lengths = true, s.causal = true; },
+      [](Spec& s) { s.batch = 2, s.key_lengths = s.key_starts = true; },
+      [](Spec& s) { s.heads = 8, s.causal = true, s.lambda_shape = LambdaShape::kPerToken; },
+      [](Spec& s) { s.heads = 6, s.kv_heads = 3, s.lambda_low = -0.9, s.lambda_high = 0.9; },
+      [](Spec& s) { s.batch = 4, s.varlen = s.causal = true; },
+      [](Spec& s) { s.batch = 3, s.varlen = true, s.heads = 4, s.norm = true, s.shared_k = true; },
+      [](Spec& s) { s.lambda_low = -1.0, s.lambda_high = -0.1, s.causal = s.shared_k = true; },
+      [](Spec& s) { s.query_layout = Layout::kBhmd, s.key_layout = Layout::kSlice; },
+      // Both signs within a unit of rows, and a scale of the other sign: repaired, or not taken.
+      [](Spec& s) { s.lambda_low = -1.0, s.lambda_shape = LambdaShape::kPerToken; },
+      [](Spec& s) { s.scale2 = -0.1, s.causal = true; },
+  };
+  return list;
+}
+
+struct Size {
+  int64_t seq_q, seq_k;
+};
+
+void check_all(const Target& target, const std::vector<Size>& sizes, Tally& tally) {
+  uint64_t seed = run_seed() ^ 0x90;
+  for (const Size size : sizes) {
+    for (const auto& change : changes()) {
+      ++seed;
+      Spec spec = base_spec(seed, size.seq_q, size.seq_k, int64_t{64} << seed % 3);
+      change(spec);
+      if (!check_backward(target, spec, tally)) return;
+    }
+  }
+}
+
+TEST_P(CudaBackwardTiles, InOrder) {
+  Tally tally{.yardstick = false};
+  backward_routes().clear();
+  check_all(GetParam(), {{65, 129}, {200, 330}}, tally);
+  for (const auto& [route, calls] : backward_routes()) {
+    std::printf("%s: %ld backward calls\n", route.c_str(), static_cast<long>(calls));
+  }
+  const bool has_own_kernels = device_capability() == 90;
+  EXPECT_GE(backward_routes()["sm90"], has_own_kernels ? tally.cases / 2 : 0);
+  std::printf("cases %ld, worst share of a bound %.2f, mean error / naive %.2f\n",
+              static_cast<long>(tally.cases), tally.worst_share, tally.error / tally.naive_error);
+}
+
+TEST_P(CudaBackwardTiles, InAnyOrder) {
+  backward_in_any_order() = true;
+  Tally tally{.yardstick = false};
+  check_all(GetParam(), {{1, 1}, {64, 128}, {300, 180}}, tally);
+}
+
+/// Rows whose probabilities are nearly 0 and 1: dP - delta cancels, so delta must be known to more
+/// bits than the storage type has.
+TEST_P(CudaBackwardTiles, PeakedRows) {
+  Tally tally{.yardstick = false};
+  for (const double spread : {6.0, 40.0}) {
+    for (const int64_t seq : {2, 5, 16, 70}) {
+      for (const int64_t head_dim : {1, 16, 64, 128}) {
+        for (uint64_t seed = 1; seed <= 4; ++seed) {
+          Spec spec = base_spec(run_seed() + seed, seq, seq, head_dim == 1 ? 1 : 2 * head_dim);
+          spec.head_dim = head_dim;
+          spec.scale = spec.scale2 = 1.0 / std::sqrt(static_cast<double>(head_dim));
+          spec.logit_spread = spread;
+          spec.causal = seed % 2 == 0;
+          spec.norm = seed % 3 == 0;
+          if (!check_backward(GetParam(), spec, tally)) return;
+        }
+      }
+    }
+  }
+  std::printf("cases %ld, worst share of a bound %.2f\n", static_cast<long>(tally.cases),
+              tally.worst_share);
+}
+
+/// Many tiles that add to the same rows at the same time.
+TEST_P(CudaBackwardTiles, SameBitsInOrder) {
+  for (const bool causal : {false, true}) {
+    Spec spec = base_spec(9, 700, 900, causal ? 128 : 256);
+    spec.heads = 8;
+    spec.causal = causal;
+    const Case c(spec, GetParam().dtype);
+    const BackwardResult first = run_backward(*GetParam().backend, c);
+    for (int64_t i = 0; i < scaled(20); ++i) {
+      const BackwardResult again = run_backward(*GetParam().backend, c);
+      for (const NamedGradient& gradient : kGradients) {
+        ASSERT_EQ(again.*gradient.values, first.*gradient.values) << gradient.name;
+      }
+    }
+  }
+}
+
+std::vector<Target> half_targets() {
+  std::vector<Target> list;
+  for (const Target& target : cuda_targets()) {
+    if (target.dtype == Dtype::kBFloat16 || target.dtype == Dtype::kFloat16) list.push_back(target);
+  }
+  return list;
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaBackwardTiles);
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaBackwardTiles, ::testing::ValuesIn(half_targets()), target_name);
+
+}  // namespace
+}  // namespace diffattn::testing

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The forward kernels of sm_90: every option at sizes of several tiles, rows whose sums overflow,
+// and that these kernels are the ones that run.
+
+#include <cmath>
+
+#include "backend.h"
+#include "diffattn/kernels/cuda.h"
+#include "support/check.h"
+
+namespace diffattn::testing {
+namespace {
+
+struct Widths {
+  int64_t head_dim, value_dim;
+};
+constexpr Widths kWidths[] = {{64, 128}, {128, 256}, {64, 64}, {128, 128}};
+
+class CudaSm90 : public ::testing::TestWithParam<Target> {
+ protected:
+  void SetUp() override {
+    if (device_capability() != 90) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+    if (GetParam().dtype == Dtype::kFloat32) GTEST_SKIP() << "skipped: 16-bit types only";
+  }
+
+  /// One case, which must run on the kernels under test.
+  bool check_case(const Spec& spec, Tally& tally) const {
+    EXPECT_TRUE(is_taken(spec)) << to_string(spec);
+    return check_forward(GetParam(), spec, tally);
+  }
+
+  bool is_taken(const Spec& spec) const {
+    const Case c(spec, GetParam().dtype);
+    Tensor out(GetParam().dtype, c.query_dims(spec.value_dim), spec.out_layout);
+    ForwardParams params = c.forward();
+    params.out = out.view();
+    return cuda::forward_workspace_bytes(params) > 0;
+  }
+};
+
+Spec base_spec(const Widths& widths, uint64_t seed) {
+  Spec spec;
+  spec.seed = seed;
+  spec.batch = spec.heads = 2;
+  spec.kv_heads = 1;
+  spec.seq_q = 300;
+  spec.seq_k = 420;
+  spec.head_dim = widths.head_dim;
+  spec.value_dim = widths.value_dim;
+  spec.scale = spec.scale2 = 1.0 / std::sqrt(static_cast<double>(widths.head_dim));
+  spec.save_o = true;
+  return spec;
+}
+
+/// Options one by one and together.
+std::vector<Spec> option_specs(const Widths& widths) {
+  std::vector<Spec> specs;
+  const auto add = [&](auto change) {
+    Spec spec = base_spec(widths, specs.size() + 1);
+    change(spec);
+    specs.push_back(spec);
+  };
+  add([](Spec&) {});
+  add([](Spec& s) { s.causal = true; });
+  add([](Spec& s) { s.causal = true, s.seq_q = 420, s.seq_k = 130; });  // rows that see nothing
+  add([](Spec& s) { s.causal = true, s.seq_q = 1; });
+  add([](Spec& s) { s.causal = true, s.seq_q = s.seq_k = 65; });
+  add([](Spec& s) { s.window = 100; });
+  add([](Spec& s) { s.window = 1, s.seq_q = 420; });
+  add([](Spec& s) { s.window = 0; });
+  add([](Spec& s) { s.window = 230, s.key_starts = s.key_lengths = true; });
+  add([](Spec& s) { s.key_starts = true, s.causal = true; });
+  add([](Spec& s) { s.key_lengths = true; });
+  add([](Spec& s) { s.key_lengths = s.align_to_key_lengths = s.causal = true; });
+  add([](Spec& s) { s.varlen = true, s.batch = 5; });
+  add([](Spec& s) { s.varlen = s.causal = true, s.batch = 5; });
+  add([](Spec& s) { s.varlen = true, s.window = 70, s.batch = 3, s.key_starts = true; });
+  add([](Spec& s) { s.heads = 6, s.kv_heads = 2, s.causal = true; });
+  add([](Spec& s) { s.scale2 = s.scale / 2, s.shared_q = s.shared_k = true; });
+  add([](Spec& s) { s.shared_k = s.causal = true, s.lambda_shape = LambdaShape::kPerToken; });
+  add([](Spec& s) { s.lambda_shape = LambdaShape::kScalar, s.norm = true, s.out_scale = 0.2; });
+  add([](Spec& s) { s.norm = s.norm_weight = s.causal = true, s.out_scale = 0.8; });
+  add([](Spec& s) { s.save_o = false, s.norm = s.norm_weight = true; });
+  add([](Spec& s) { s.query_layout = s.key_layout = s.value_layout = Layout::kBhmd; });
+  add([](Spec& s) { s.out_layout = Layout::kBhmd, s.causal = true; });
+  add([](Spec& s) { s.seq_q = 700, s.seq_k = 900, s.causal = true, s.batch = 1; });
+  return specs;
+}
+
+TEST_P(CudaSm90, Options) {
+  Tally tally;
+  for (const Widths& widths : kWidths) {
+    for (const Spec& spec : option_specs(widths)) {
+      if (!check_case(spec, tally)) return;
+    }
+  }
+  std::printf("cases %ld, worst share of a bound %.2f, mean error / naive %.2f\n",
+              static_cast<long>(tally.cases), tally.worst_share, tally.error / tally.naive_error);
+}
+
+/// Scores so far apart that references move, and that sums overflow and tiles are computed again.
+TEST_P(CudaSm90, LargeScores) {
+  Tally tally{.yardstick = false};
+  for (const Widths& widths : kWidths) {
+    for (const double spread : {6.0, 40.0, 400.0}) {
+      for (const bool causal : {false, true}) {
+        Spec spec = base_spec(widths, static_cast<uint64_t>(spread));
+        spec.logit_spread = spread;
+        spec.causal = causal;
+        if (!check_case(spec, tally)) return;
+      }
+    }
+  }
+}
+
+/// Any options that these kernels take, in sizes of up to several tiles.
+TEST_P(CudaSm90, Random) {
+  Tally tally{.yardstick = false};
+  const uint64_t seed = run_seed() ^ 0x90a;
+  int64_t taken = 0;
+  for (int64_t i = 0; i < scaled(60); ++i) {
+    SizeLimits limits;
+    limits.seq = 400;
+    limits.work = 30000000;
+    Spec spec = random_spec(seed + static_cast<uint64_t>(i), limits);
+    Rng rng(seed ^ static_cast<uint64_t>(i));
+    const Widths widths = kWidths[rng.integer(0, std::size(kWidths) - 1)];
+    spec.head_dim = widths.head_dim;
+    spec.value_dim = widths.value_dim;
+    spec.scale = spec.scale2 = 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
+    spec.mask = MaskKind::kNone;
+    spec.offset = 0;
+    taken += is_taken(spec) ? 1 : 0;
+    if (!check_forward(GetParam(), spec, tally)) return;
+  }
+  EXPECT_GT(taken, 0);
+}
+
+/// The portable kernels compute the same.
+TEST_P(CudaSm90, AgreesWithPortable) {
+  for (const Widths& widths : kWidths) {
+    Spec spec = base_spec(widths, 3);
+    spec.causal = true;
+    const Case c(spec, GetParam().dtype);
+    const std::vector<double> out = run_forward(*GetParam().backend, c).out;
+    for (int i = 0; i < 10; ++i) ASSERT_EQ(run_forward(*GetParam().backend, c).out, out);
+    cuda::limit_capability(80);
+    EXPECT_FALSE(is_taken(spec));
+    const std::vector<double> portable = run_forward(*GetParam().backend, c).out;
+    cuda::limit_capability(device_capability());
+    const std::vector<double> tolerance = out_tolerance(c);
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], portable[i], tolerance[i]) << i;
+  }
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaSm90);
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaSm90, ::testing::ValuesIn(cuda_targets()), target_name);
+
+}  // namespace
+}  // namespace diffattn::testing

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CUDA tensors through the operators, in the types that the fused kernels take, against the
+// reference in double on the same numbers. Everything here says "skipped: no GPU" without one.
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "diffattn/ops.h"
+#include "random_case.h"
+
+namespace diffattn::testing {
+namespace {
+
+using torch::Tensor;
+
+constexpr int kCases = 150;
+constexpr uint64_t kFirstSeed = 20261;
+const torch::Device kCuda(torch::kCUDA, 0);
+
+class CudaOps : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no GPU";
+  }
+  void TearDown() override { limit_backend(""); }
+};
+
+/// Of the largest magnitude: sums of a few roundings of probabilities and outputs.
+double tolerance(torch::ScalarType dtype) {
+  return dtype == torch::kFloat32 ? 2e-5 : dtype == torch::kFloat16 ? 8e-3 : 6e-2;
+}
+
+AttentionOptions moved(const AttentionOptions& options, torch::Device device) {
+  AttentionOptions result = options;
+  const auto move = [&](const std::optional<Tensor>& t) {
+    return t ? std::optional(t->to(device)) : std::nullopt;
+  };
+  result.mask(move(options.mask()));
+  result.key_starts(move(options.key_starts()));
+  result.key_lengths(move(options.key_lengths()));
+  result.cu_seqlens_q(move(options.cu_seqlens_q()));
+  result.cu_seqlens_k(move(options.cu_seqlens_k()));
+  result.norm_weight(move(options.norm_weight()));
+  return result;
+}
+
+using Compute =
+    std::function<Tensor(const std::vector<Tensor>& tensors, const AttentionOptions& options)>;
+
+/// What a test computes; statistics have an entry without a bounded slope.
+struct Operation {
+  const char* name;
+  Compute compute;
+  bool statistics = false;
+};
+
+/// The result and its gradients at a fixed cotangent, in double on the CPU.
+std::vector<Tensor> evaluate(const RandomCase& c, torch::Device device, torch::ScalarType dtype,
+                             const Operation& operation) {
+  std::vector<Tensor> leaves;
+  for (size_t i = 0; i < c.tensors.size(); ++i) {
+    const bool activation = i < 5;  // lambda, norm weight and mask stay in float
+    const auto type = activation || dtype == torch::kFloat64 ? dtype : torch::kFloat32;
+    leaves.push_back(c.tensors[i].detach().to(device, type).requires_grad_(true));
+  }
+  const Tensor out = operation.compute(leaves, moved(c.options_with(leaves), device));
+  std::vector<Tensor> result{out.detach().to(torch::kCPU, torch::kFloat64)};
+  if (!out.requires_grad()) return result;
+  Tensor cotangent = torch::arange(out.numel(), torch::kFloat64).mul(0.37).cos().view(out.sizes());
+  if (operation.statistics) cotangent.select(-1, kStatEntropy).zero_();  // log |A| at 0
+  for (const Tensor& gradient :
+       torch::autograd::grad({out}, leaves, {cotangent.to(out.options())}, false, false,
+                             /*allow_unused=*/true)) {
+    if (gradient.defined()) result.push_back(gradient.to(torch::kCPU, torch::kFloat64));
+  }
+  return result;
+}
+
+void expect_agreement(const Operation& operation) {
+  for (const auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kFloat16}) {
+    for (int i = 0; i < kCases; ++i) {
+      const RandomCase c = make_random_case(kFirstSeed + static_cast<uint64_t>(i), dtype);
+      limit_backend("reference");
+      const auto want = evaluate(c, torch::kCPU, torch::kFloat64, operation);
+      limit_backend("");
+      const auto got = evaluate(c, kCuda, dtype, operation);
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t j = 0; j < want.size(); ++j) {
+        ASSERT_EQ(got[j].sizes(), want[j].sizes()) << c.text << ": " << operation.name << " " << j;
+        if (want[j].numel() == 0) continue;
+        const double scale = std::max(1.0, want[j].abs().max().item<double>());
+        const double error = (got[j] - want[j]).abs().max().item<double>();
+        ASSERT_LE(error, tolerance(dtype) * scale)
+            << dtype << ", " << c.text << ": " << operation.name << " " << j;
+      }
+    }
+  }
+}
+
+TEST_F(CudaOps, AttentionAndGradients) {
+  expect_agreement({"attention", [](const auto& t, const auto& options) {
+                      return attention(t[0], t[1], t[2], t[3], t[4], t[5], options);
+                    }});
+}
+
+TEST_F(CudaOps, Decode) {
+  expect_agreement({"decode", [](const auto& t, const auto& options) {
+                      if (options.cu_seqlens_q()) return torch::zeros({1});
+                      return decode(t[0], t[1], t[2], t[3], t[4], t[5], options);
+                    }});
+}
+
+TEST_F(CudaOps, StatisticsAndGradients) {
+  expect_agreement({"stats",
+                    [](const auto& t, const auto& options) {
+                      return attention_stats(t[0], t[1], t[2], t[3], t[5], options,
+                                             /*sparse_threshold=*/0.0);
+                    },
+                    /*statistics=*/true});
+}
+
+TEST_F(CudaOps, Maps) {
+  expect_agreement({"map", [](const auto& t, const auto& options) {
+                      return attention_map(t[0], t[1], t[2], t[3], t[5], options);
+                    }});
+}
+
+/// Both maps of 20,000 rows would be 9.6 GB; their statistics, gradients and picture take
+/// megabytes.
+TEST_F(CudaOps, MapsAreNeverStored) {
+  const auto options = torch::dtype(torch::kBFloat16).device(kCuda);
+  const auto make = [&] { return torch::randn({1, 20000, 1, 64}, options).requires_grad_(true); };
+  const Tensor q1 = make(), q2 = make(), k1 = make(), k2 = make();
+  const Tensor lambda = torch::full({}, 0.5f, options.dtype(torch::kFloat32));
+  const Tensor stats = attention_stats(q1, q2, k1, k2, lambda, AttentionOptions().causal(true));
+  stats.sum().backward();
+  EXPECT_TRUE(torch::isfinite(q1.grad()).all().item<bool>());
+  EXPECT_EQ(stats.select(-1, kStatVisible)[0][19999][0].item<float>(), 20000.0f);
+  const Tensor map = attention_map(q1, q2, k1, k2, lambda, AttentionOptions().causal(true),
+                                   MapOptions().rows(32).cols(32));
+  EXPECT_EQ(map.sizes(), torch::IntArrayRef({1, 1, 3, 32, 32}));
+  EXPECT_EQ(map[0][0][0][0][31].item<float>(), 0.0f);  // above the diagonal
+}
+
+/// The operator runs on the current stream, behind what was enqueued there.
+TEST_F(CudaOps, CurrentStream) {
+  const auto options = torch::dtype(torch::kBFloat16).device(kCuda);
+  const Tensor q = torch::randn({2, 300, 4, 64}, options),
+               v = torch::randn({2, 300, 4, 128}, options);
+  const Tensor lambda = torch::full({}, 0.5f, options.dtype(torch::kFloat32));
+  const Tensor want = attention(q, q, q, q, v, lambda);
+  torch::cuda::synchronize();
+  const c10::impl::VirtualGuardImpl guard_impl(c10::kCUDA);
+  const c10::StreamGuard guard(guard_impl.getNewStream(kCuda));
+  const Tensor slow = torch::randn({4096, 4096}, options);
+  Tensor late = torch::zeros_like(q);
+  Tensor product = slow;
+  for (int i = 0; i < 20; ++i) product = product.matmul(slow) * 0.01;
+  late.copy_(q + 0.0 * product.nan_to_num(0, 0, 0).clamp(-1, 1).mean());
+  EXPECT_TRUE(attention(late, late, late, late, v, lambda).equal(want));
+}
+
+}  // namespace
+}  // namespace diffattn::testing
