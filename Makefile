@@ -15,6 +15,7 @@ build: configure  ## build build/release/diffattn
 	@$(CMAKE) --build --preset $(PRESET) -j $(JOBS)
 
 test: build  ## build everything and run all tests
+	@scripts/setup_browser
 	@$(CTEST) --preset $(PRESET) -j $(JOBS)
 
 # A first demo on a machine without an NVIDIA driver does not wait for the CUDA kernels; `make` and

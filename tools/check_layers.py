@@ -13,8 +13,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MAX_LINES = 600
 
 SOURCES = {".h", ".cpp", ".cuh", ".cu"}
-TEXTS = SOURCES | {".py", ".md", ".cmake", ".txt", ".json", ".toml", ".js", ".ts", ".html", ".css"}
-SKIPPED = {"build", ".venv", ".git", "data", "node_modules", "__pycache__", "dist"}
+TEXTS = SOURCES | {".py", ".md", ".cmake", ".txt", ".json", ".toml", ".js", ".mjs", ".ts", ".html", ".css"}
+SKIPPED = {"build", ".venv", ".git", "node_modules", "__pycache__", "dist"}
+TEST_DATA = "tests/data/"
 
 TORCH = r"(torch|ATen|c10|caffe2)/"
 CUDA = r"^(cuda_|cuda/|cuda\.h|cooperative_groups|mma\.h)"
@@ -31,15 +32,23 @@ RULES = {
     "src/io": (r"diffattn/io/|io/|nlohmann/", TORCH + "|diffattn/kernels/|diffattn/ops"),
     "src/ops": (r"diffattn/|ops/|" + TORCH, r"^kernels/|nlohmann/|" + CUDA),
     "src/nn": (r"diffattn/(nn|ops)|nn/|" + TORCH, r"kernels/|nlohmann/"),
+    "include/diffattn/data": (r"diffattn/(data|io)/|torch/torch.h", r"kernels/|nlohmann/"),
+    "src/data": (r"diffattn/(data|io)/|data/|nlohmann/", TORCH + "|kernels/"),
+    "src/train": (r"diffattn/(nn|ops|io|data|train)|train/|" + TORCH + r"|nlohmann/", r"kernels/"),
     "src": (r"diffattn/(nn|ops|io|data|train|analysis)|" + TORCH + r"|nlohmann/", r"kernels/"),
+    "src/analysis/report": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|nlohmann/", TORCH),
+    "src/analysis/picture": (r"diffattn/(io|analysis)/|analysis/(report|picture)/", TORCH + "|nlohmann/"),
     "apps": (r"diffattn/|CLI/|fmt/|nlohmann/|" + TORCH, r"^(kernels|ops|io|nn|train)/"),
     "tests/kernels": (r"", TORCH),
     "tests/io": (r"", TORCH),
+    "tests/analysis": (r"", TORCH),
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 ASSEMBLY = re.compile(r"\b(asm|__asm__)\b\s*(volatile|__volatile__)?\s*\(")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|Users|work|mnt)/\w")
+OUTSIDE_PAGE = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|\bnew Function\b|\bfetch\(|"
+                          r"XMLHttpRequest|WebSocket|sendBeacon|importScripts|https?://")
 ISA_FOLDERS = re.compile(r"/(avx2|avx512|avx512_bf16|amx)/")
 
 
@@ -65,10 +74,17 @@ def check_includes(path, number, line, problems):
         problems.append(f"{path}:{number}: intrinsics belong into a per-ISA folder")
 
 
+def check_script(path, number, line, problems):
+    """The page must not reach out, and text must never become markup or code."""
+    match = OUTSIDE_PAGE.search(line)
+    if match and "http://www.w3.org/2000/svg" not in line:
+        problems.append(f"{path}:{number}: {match.group(0)} is not for a self-contained page")
+
+
 def check_file(path, problems):
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     suffix = pathlib.Path(path).suffix
-    if suffix in SOURCES | {".py"}:
+    if suffix in SOURCES | {".py", ".js", ".mjs", ".css"}:
         if len(lines) > MAX_LINES:
             problems.append(f"{path}: {len(lines)} lines, more than {MAX_LINES}")
         if not any("SPDX-License-Identifier: Apache-2.0" in line for line in lines[:2]):
@@ -78,6 +94,8 @@ def check_file(path, problems):
             check_includes(path, number, line, problems)
             if ASSEMBLY.search(line) and path.startswith("src/") and "/ptx/" not in path:
                 problems.append(f"{path}:{number}: inline assembly outside ptx/")
+        if suffix == ".js" and path.startswith("viewer/"):
+            check_script(path, number, line, problems)
         if MACHINE_PATH.search(line) and path != "tools/check_layers.py":
             problems.append(f"{path}:{number}: a path of one machine")
 
@@ -86,7 +104,8 @@ def files():
     for path in sorted(ROOT.rglob("*")):
         relative = path.relative_to(ROOT)
         if path.is_file() and path.suffix in TEXTS and not SKIPPED & set(relative.parts):
-            yield str(relative)
+            if not str(relative).startswith(TEST_DATA):
+                yield str(relative)
 
 
 def main():

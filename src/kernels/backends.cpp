@@ -4,11 +4,13 @@
 
 #include <array>
 #include <string>
+#include <utility>
 
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/cpu.h"
 #include "diffattn/kernels/error.h"
 #include "diffattn/kernels/reference.h"
+#include "kernels/cpu/host/cpu_features.h"
 
 namespace diffattn {
 namespace {
@@ -16,45 +18,45 @@ namespace {
 bool always() { return true; }
 bool everything(const Problem&) { return true; }
 
-constexpr std::array kCpuBackends{
-    Backend{.name = "avx512",
-            .description = "fused tiles in fp32, AVX-512",
-            .available = cpu::avx512::available,
-            .takes = cpu::avx512::takes,
-            .forward = cpu::avx512::forward,
-            .backward = cpu::avx512::backward,
-            .stats = reference::stats,
-            .stats_backward = reference::stats_backward,
-            .map = reference::map},
-    Backend{.name = "avx2",
-            .description = "fused tiles in fp32, AVX2 and FMA",
-            .available = cpu::avx2::available,
-            .takes = cpu::avx2::takes,
-            .forward = cpu::avx2::forward,
-            .backward = cpu::avx2::backward,
-            .stats = reference::stats,
-            .stats_backward = reference::stats_backward,
-            .map = reference::map},
-    // Their last version has been timed, but its results have not yet been compared on processors that
-    // have the instructions: until then they run only when DIFFATTN_BACKEND names them.
+using Backends = std::array<Backend, 5>;
+
+constexpr Backends kCpuBackends{
     Backend{.name = "amx",
             .description = "fused tiles in bf16, AMX",
             .available = cpu::amx::available,
             .takes = cpu::amx::takes,
             .forward = cpu::amx::forward,
             .backward = cpu::amx::backward,
-            .stats = reference::stats,
-            .stats_backward = reference::stats_backward,
-            .map = reference::map},
+            .stats = cpu::amx::stats,
+            .stats_backward = cpu::amx::stats_backward,
+            .map = cpu::amx::map},
     Backend{.name = "avx512_bf16",
             .description = "fused tiles in bf16, AVX512-BF16",
             .available = cpu::avx512_bf16::available,
             .takes = cpu::avx512_bf16::takes,
             .forward = cpu::avx512_bf16::forward,
             .backward = cpu::avx512_bf16::backward,
-            .stats = reference::stats,
-            .stats_backward = reference::stats_backward,
-            .map = reference::map},
+            .stats = cpu::avx512_bf16::stats,
+            .stats_backward = cpu::avx512_bf16::stats_backward,
+            .map = cpu::avx512_bf16::map},
+    Backend{.name = "avx512",
+            .description = "fused tiles in fp32, AVX-512",
+            .available = cpu::avx512::available,
+            .takes = cpu::avx512::takes,
+            .forward = cpu::avx512::forward,
+            .backward = cpu::avx512::backward,
+            .stats = cpu::avx512::stats,
+            .stats_backward = cpu::avx512::stats_backward,
+            .map = cpu::avx512::map},
+    Backend{.name = "avx2",
+            .description = "fused tiles in fp32, AVX2 and FMA",
+            .available = cpu::avx2::available,
+            .takes = cpu::avx2::takes,
+            .forward = cpu::avx2::forward,
+            .backward = cpu::avx2::backward,
+            .stats = cpu::avx2::stats,
+            .stats_backward = cpu::avx2::stats_backward,
+            .map = cpu::avx2::map},
     Backend{.name = "reference",
             .description = "plain loops in double, one thread",
             .available = always,
@@ -66,18 +68,28 @@ constexpr std::array kCpuBackends{
             .map = reference::map},
 };
 
+/// Where widening to fp32 is the faster of the two, it comes first.
+Backends in_order_of_speed() {
+  Backends backends = kCpuBackends;
+  if (!cpu::has_fast_bf16_dot_products()) std::swap(backends[1], backends[2]);
+  return backends;
+}
+
 }  // namespace
 
-std::span<const Backend> cpu_backends() { return kCpuBackends; }
+std::span<const Backend> cpu_backends() {
+  static const Backends backends = in_order_of_speed();
+  return backends;
+}
 
 const Backend& choose_cpu_backend(const Problem& problem, std::string_view limit) {
   bool below_limit = limit.empty();
-  for (const Backend& backend : kCpuBackends) {
+  for (const Backend& backend : cpu_backends()) {
     below_limit = below_limit || limit == backend.name;
     if (below_limit && backend.available() && backend.takes(problem)) return backend;
   }
   std::string names;
-  for (const Backend& backend : kCpuBackends) names += std::string(" ") + backend.name;
+  for (const Backend& backend : cpu_backends()) names += std::string(" ") + backend.name;
   throw_argument_error("backend", "one of:" + names, "'" + std::string(limit) + "'");
 }
 

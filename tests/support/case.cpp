@@ -196,6 +196,10 @@ Problem Case::problem() const {
   p.align_to_key_lengths = spec.align_to_key_lengths;
   p.cu_seqlens_q = as_index(cu_seqlens_q_);
   p.cu_seqlens_k = as_index(cu_seqlens_k_);
+  if (spec.varlen) {
+    p.total_q = values.cu_seqlens_q.back();
+    p.total_k = values.cu_seqlens_k.back();
+  }
   p.mask.kind = spec.mask;
   p.mask.dtype = spec.mask_dtype;
   if (spec.mask == MaskKind::kBoolean) p.mask.data = boolean_.data();

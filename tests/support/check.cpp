@@ -37,13 +37,23 @@ double accumulator_error(const Case& c, bool forward, double score_magnitude) {
          unit_roundoff(c.accumulator);
 }
 
+/// By one term: half precision has subnormals everywhere; GPUs flush those of float, which bf16
+/// shares. A gradient's term is then multiplied by a q or k of the case's spread.
+double lost_to_underflow(const Case& c, bool forward) {
+  constexpr double kSmallestFloat = 0x1p-126;
+  const double smallest = c.dtype == Dtype::kBFloat16 || c.dtype == Dtype::kFloat32
+                              ? kSmallestFloat
+                              : ulp(c.dtype, 0.0);
+  return forward ? smallest : smallest * std::max(1.0, c.spec.logit_spread);
+}
+
 /// What rounding can do at most, element by element.
 std::vector<double> element_bounds(const Case& c, bool forward, double score_magnitude,
                                    const Measured& truth, Dtype stored) {
   const double roundings = forward ? kForwardStorageRoundings : kBackwardStorageRoundings;
   const double unit =
       roundings * unit_roundoff(c.dtype) + accumulator_error(c, forward, score_magnitude);
-  const double smallest = ulp(c.dtype, 0.0) * longest_sum(c, forward);  // lost to underflow
+  const double smallest = lost_to_underflow(c, forward) * longest_sum(c, forward);
   std::vector<double> bounds(truth.value.size());
   for (size_t i = 0; i < bounds.size(); ++i) {
     bounds[i] = ulp(stored, truth.value[i]) + unit * truth.magnitude[i] + smallest;

@@ -64,8 +64,8 @@ inline constexpr double kYardstickColumns = 16.0;
 
 /// |error| <= ulp + (k u + (4 S + 8 + n/4) a) magnitude + n smallest, where u is the storage type's
 /// unit, a the accumulator's, S the largest score magnitude, n the longest sum, and magnitude the
-/// sum of the terms' absolute values; `smallest` is the storage type's smallest number, lost to
-/// underflow at most once a term. a: a score errs by a few S a, which its probability then errs by
+/// sum of the terms' absolute values; `smallest` is what underflow can lose at most once a term
+/// (see check.cpp). a: a score errs by a few S a, which its probability then errs by
 /// relatively; the rest are the sums. k forward: probabilities are rounded once on their way into
 /// the product with v, and rounding an O that is saved is the ulp. k backward: P, dS and dO are
 /// rounded for matrix products, and delta = dO.O may come from an O that was saved rounded.
@@ -92,5 +92,9 @@ inline constexpr double kStatsGradcheckStep = 1e-6;
 /// accumulator roundings times (1 + S) (entropy: times log N more, well within). Thresholded shares
 /// may differ by the entries that lie this close to the threshold.
 inline constexpr double kStatRoundings = 32.0;
+/// Their gradients cancel within a row, p (dp - sum p dp), to 0 where it sees one column. What is
+/// left errs by this many accumulator roundings of |dstats| times |q| or |k|, Frobenius norms all;
+/// measured 0.1.
+inline constexpr double kStatGradientRoundings = 1.0;
 
 }  // namespace diffattn::testing

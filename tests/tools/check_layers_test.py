@@ -42,6 +42,12 @@ class CheckLayers(unittest.TestCase):
             "src/kernels/cuda/b.cuh": SPDX + 'void f() { asm volatile("nop;"); }\n',
             "src/ops/long.cpp": SPDX + "\n" * 600,
             "src/ops/b.cpp": "int x;\n",
+            "src/analysis/report/a.cpp": SPDX + "#include <torch/torch.h>\n",
+            "src/analysis/picture/a.cpp": SPDX + "#include <nlohmann/json.hpp>\n",
+            "viewer/src/a.js": SPDX + "node.innerHTML = token;\n",
+            "viewer/src/b.js": SPDX + 'const address = "https://example.com/x.js";\n',
+            "viewer/src/c.js": SPDX + "\n" * 600,
+            "viewer/style.css": "body {}\n",
             "docs/a.md": "see " + "/" + "home/someone/file\n",
         }
         for path, text in cases.items():

@@ -6,7 +6,7 @@
 //   (1) (2) (3)  e1, e2 and their row sums                                      Maps
 //   (4)          O = A v, only where the head norm needs it and it was not saved
 //   (6)          dO = gradient of the epilogue at dout
-//   (7)          dA = dO v^T,  delta = sum_n p dA for both maps,  dlambda = -delta2
+//   (7)          dA = dO v^T,  delta = sum_n p dA for both maps,  dlambda = -delta2 OutputGradient
 //   for each key block
 //     (7) (8)    A = p1 - lambda p2,  ds1 = p1 (dA - delta1),  ds2 = -lambda p2 (dA - delta2)
 //     (7)        dv += A^T dO
@@ -14,7 +14,8 @@
 //
 // 20 D FLOP per pair (Dv = 2 D). p is e divided by the row sum found here, not exp(s - lse): a
 // saved lse is rounded, and that would show where dA - delta cancels. It is only the first ref.
-// dk and dv are sums over blocks; the caller says where and adds them up in a fixed order.
+// dk and dv are sums over blocks; the caller says where and adds them up in a fixed order. The
+// gradient of row statistics takes the same way, with StatsGradient at (7) and (8) and without dv.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,28 @@
 
 namespace diffattn::cpu {
 
+/// Row n of the sum, times factor.
 template <class Isa>
+void store_sum(const SlabSum* sum, int64_t n, void* out) {
+  using Vec = typename Isa::Vec;
+  constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
+  constexpr int kTile = kRows * kCols;
+  const int64_t column_panels = (sum->width + kCols - 1) / kCols;
+  for (int64_t c = 0; c < sum->width; c += kLanes) {
+    const int64_t at =
+        (n / kRows * column_panels + c / kCols) * kTile + n % kRows * kCols + c % kCols;
+    Vec total = Isa::zero();
+    for (int64_t s = 0; s < sum->slabs; ++s) {
+      if (sum->begun[s * sum->begun_stride + n / kRows] == 0) continue;
+      total = Isa::add(total, Isa::load(sum->tiles + s * sum->tiles_stride + at));
+    }
+    Isa::store_elements(out, sum->dtype, c, sum->width - c,
+                        Isa::mul(total, Isa::set1(sum->factor)));
+  }
+}
+
+/// `Source` says what the gradients of the maps are: OutputGradient or StatsGradient.
+template <class Isa, template <class> class Source>
 struct Backward {
   using Vec = typename Isa::Vec;
   using Operand = typename Isa::Operand;
@@ -35,6 +57,7 @@ struct Backward {
   static constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
   static constexpr int kBlockPanels = kKeyBlock / kCols;
   static constexpr int kTile = kRows * kCols;
+  static constexpr int kFirstMatrix = Source<Isa>::kHasValues ? kA : kDs1;
   static_assert(kRows % 2 == 0, "rows are handled two at a time");
 
   const BackwardBlock& block;
@@ -44,22 +67,14 @@ struct Backward {
   BackwardRows<Isa> rows{block, maps, product, carver};
 
   // Scratch.
-  MapGradients<Isa> gradients{maps, product};
+  Source<Isa> gradients{block, maps, product, rows, carver};
   typename Isa::Gradients operands;  // A, ds1, ds2 of one key block
-  float* part[2];                    // [rows][lanes]: sum of e dA over one key block, then over all
-  float* whole[2];
-  float* dq[2];  // [rows][q_stride]
+  float* dq[2];                      // [rows][q_stride]
 
   Backward(const BackwardBlock& in, void* memory)
       : block(in), carver{static_cast<char*>(memory), 0} {
-    gradients.da = carver.template take<float>(in.maps.map_panels * maps.rows * kCols);
     operands.carve(maps.rows, carver);
-    for (int m = 0; m < 2; ++m) {
-      gradients.delta[m] = carver.template take<float>(maps.rows);
-      part[m] = carver.template take<float>(maps.rows * kLanes);
-      whole[m] = carver.template take<float>(maps.rows * kLanes);
-      dq[m] = carver.template take<float>(maps.rows * rows.q_stride);
-    }
+    for (float*& x : dq) x = carver.template take<float>(maps.rows * rows.q_stride);
   }
 
   static int64_t scratch(int block_rows, int64_t map_panels, int64_t d, int64_t dv) {
@@ -72,12 +87,9 @@ struct Backward {
   }
 
   void run() {
-    maps.begin();
-    int64_t first, end;
-    maps.range(first, end);
-    maps.compute(first, end);  // (1) (2) (3)
-    rows.prepare();            // (4) (6)
-    compute_da();              // (7)
+    maps.compute_all();   // (1) (2) (3)
+    rows.prepare();       // (4) (6)
+    gradients.compute();  // (7)
     for (int m = 0; m < 2; ++m) fill_zero(dq[m], maps.rows * rows.q_stride);
     for (int64_t p = 0; p < maps.panels; p += kBlockPanels) {
       run_key_block(p, p + kBlockPanels < maps.panels ? p + kBlockPanels : maps.panels);
@@ -85,90 +97,14 @@ struct Backward {
     if (block.products) store_dq();
   }
 
-  /// Row n of the sum, times factor.
-  static void store_sum(const SlabSum* sum, int64_t n, void* out) {
-    const int64_t column_panels = (sum->width + kCols - 1) / kCols;
-    for (int64_t c = 0; c < sum->width; c += kLanes) {
-      const int64_t at =
-          (n / kRows * column_panels + c / kCols) * kTile + n % kRows * kCols + c % kCols;
-      Vec total = Isa::zero();
-      for (int64_t s = 0; s < sum->slabs; ++s) {
-        if (sum->begun[s * sum->begun_stride + n / kRows] == 0) continue;
-        total = Isa::add(total, Isa::load(sum->tiles + s * sum->tiles_stride + at));
-      }
-      Isa::store_elements(out, sum->dtype, c, sum->width - c,
-                          Isa::mul(total, Isa::set1(sum->factor)));
-    }
-  }
-
  private:
   static void fill_zero(float* x, int64_t count) {
     for (int64_t i = 0; i < count; i += kLanes) Isa::store(x + i, Isa::zero());
   }
 
-  void compute_da() {
-    for (int m = 0; m < 2; ++m) fill_zero(whole[m], maps.rows * kLanes);
-    for (int64_t first = 0; first < maps.panels; first += kBlockPanels) {
-      const int64_t last = first + kBlockPanels < maps.panels ? first + kBlockPanels : maps.panels;
-      for (int m = 0; m < 2; ++m) fill_zero(part[m], maps.rows * kLanes);
-      for (int64_t p = first; p < last; ++p) {
-        for (int s = 0; s < maps.strips; ++s) {
-          if (maps.kind(p, s) == kTileFull) da_tile<false>(p, s);
-          if (maps.kind(p, s) == kTileMasked) da_tile<true>(p, s);
-        }
-      }
-      for (int m = 0; m < 2; ++m) {
-        for (int i = 0; i < maps.rows; ++i) {
-          const int at = i * kLanes;
-          Isa::store(whole[m] + at,
-                     Isa::fma(Isa::load(part[m] + at), Isa::set1(maps.catch_up(m, first, i)),
-                              Isa::load(whole[m] + at)));
-        }
-      }
-    }
-    for (int i = 0; i < maps.rows; ++i) {
-      for (int m = 0; m < 2; ++m) {
-        const float sum = Isa::sum(Isa::load(whole[m] + i * kLanes));
-        gradients.delta[m][i] = sum * maps.softmax[m].inverse(i);
-      }
-      if (i < block.maps.count && block.rows[i].dlambda != nullptr) {
-        *block.rows[i].dlambda = -gradients.delta[1][i];
-      }
-    }
-  }
-
-  template <bool kMasked>
-  void da_tile(int64_t p, int s) {
-    Tile t;
-    t.zero();
-    t.multiply_packed(rows.dout_packed + s * Isa::Pack::strip_operands(block.value_dim),
-                      static_cast<const Operand*>(block.maps.keys->vt) +
-                          (maps.origin + p) * Isa::Pack::transposed_operands(block.value_dim),
-                      Isa::Pack::steps(block.value_dim));
-    float* out = gradients.da + (p * maps.rows + s * kRows) * kCols;
-    const float* e[2] = {maps.tile(0, p, s), maps.tile(1, p, s)};
-    const uint32_t* bits = maps.seen_bits + p * maps.rows + s * kRows;
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
-      Vec x[2];
-#pragma GCC unroll 2
-      for (int h = 0; h < 2; ++h) {
-        x[h] = t.row(i, h);
-        // v or dO may be NaN where the row may not look
-        if constexpr (kMasked) x[h] = Isa::select(bits[i] >> (h * kLanes), x[h], Isa::zero());
-        Isa::store(out + i * kCols + h * kLanes, x[h]);
-      }
-#pragma GCC unroll 2
-      for (int m = 0; m < 2; ++m) {
-        float* sum = part[m] + (s * kRows + i) * kLanes;
-        const Vec e0 = Isa::load(e[m] + i * kCols), e1 = Isa::load(e[m] + i * kCols + kLanes);
-        Isa::store(sum, Isa::fma(e1, x[1], Isa::fma(e0, x[0], Isa::load(sum))));
-      }
-    }
-  }
-
   void run_key_block(int64_t first, int64_t last) {
     product.set_weights(rows.norm, first);
+    gradients.begin_key_block(first);
     for (int s = 0; s < maps.strips; ++s) {
       for (int64_t p = first; p < last; ++p) {
         switch (maps.kind(p, s)) {
@@ -183,14 +119,14 @@ struct Backward {
     rows.add_dmask(gradients, first, last);
     if (!block.products) return;
     add_key_gradients(first, last);
-    rows.add_odd_dout(gradients, first, last);
+    if constexpr (Source<Isa>::kHasValues) rows.add_odd_dout(gradients, first, last);
     add_dq(first, last);
     rows.add_odd_keys(gradients, dq, first, last);
   }
 
   void clear_tile(int64_t col, int s) {
     const Vec none[2][2] = {{Isa::zero(), Isa::zero()}, {Isa::zero(), Isa::zero()}};
-    for (int m = 0; m < kGradientMatrices; ++m) {
+    for (int m = kFirstMatrix; m < kGradientMatrices; ++m) {
       for (int i = 0; i < kRows; i += 2) operands.store(m, s * kRows + i, col, none);
       operands.finish_tile(m, s, col);
     }
@@ -221,11 +157,11 @@ struct Backward {
         }
       }
       const int r = s * kRows + i;
-      operands.store(kA, r, col, a);
+      if constexpr (Source<Isa>::kHasValues) operands.store(kA, r, col, a);
       operands.store(kDs1, r, col, ds1);
       operands.store(kDs2, r, col, ds2);
     }
-    for (int m = 0; m < kGradientMatrices; ++m) operands.finish_tile(m, s, col);
+    for (int m = kFirstMatrix; m < kGradientMatrices; ++m) operands.finish_tile(m, s, col);
   }
 
   /// dv += A^T dO, dk += ds^T q, a strip of R keys at a time, over the query strips that see it.
@@ -247,7 +183,9 @@ struct Backward {
       const bool begun = block.begun[strip] != 0;
       block.begun[strip] = 1;
       const Keys part{key, from, count, begun};
-      add_keys(kA, part, rows.dout, block.dv + strip * rows.dout.panels * kTile);
+      if constexpr (Source<Isa>::kHasValues) {
+        add_keys(kA, part, rows.dout, block.dv + strip * rows.dout.panels * kTile);
+      }
       for (int m = 0; m < 2; ++m) {
         add_keys(kDs1 + m, part, rows.q[m], block.dk[m] + strip * rows.q[m].panels * kTile);
       }
@@ -290,10 +228,11 @@ struct Backward {
               const int64_t key = (maps.origin + begin) * kCols;
               Tile t;
               t.load(out, rows.q_stride);
-              t.template multiply_rows<kMapStride / Isa::kPair>(
-                  operands.rows(kDs1 + m, s * kRows, (begin - first) * kCols),
-                  k + (c * padded + key) / Isa::kPair * kCols,
-                  Isa::Pack::steps(maps.run_columns(s, begin, end)));
+              const Operand* right = k + (c * padded + key) / Isa::kPair * kCols;
+              t.template multiply_rows<Isa::Gradients::kStride>(
+                  operands.rows(kDs1 + m, s * kRows, (begin - first) * kCols), right,
+                  Isa::Pack::steps(maps.run_columns(s, begin, end)),
+                  right + kKeyBlock / Isa::kPair * kCols + maps.asked_half(s));
               t.store(out, rows.q_stride);
             }
             begin = end + 1;

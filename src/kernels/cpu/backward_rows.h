@@ -36,39 +36,19 @@ struct RightRows {
   const Operand* at(int r, int64_t c) const { return data + r / Isa::kPair * stride + c; }
 };
 
-/// Step (8) from what is held: A and the gradients of both scores.
-template <class Isa>
-struct MapGradients {
-  using Vec = typename Isa::Vec;
-  struct Values {
-    Vec a, ds1, ds2;
-  };
-  const Maps<Isa>& maps;
-  const ValueProduct<Isa>& product;  // for the weights of the current key block
-  float* da = nullptr;               // [panels][rows][W]
-  float* delta[2] = {};              // [rows]
-
-  /// Of `lanes` entries of row r that start at `entry` of the maps.
-  Values at(int r, int64_t entry) const {
-    const Vec p1 = Isa::mul(Isa::load(maps.e[0] + entry), Isa::set1(product.weight[0][r]));
-    const Vec p2 = Isa::mul(Isa::load(maps.e[1] + entry), Isa::set1(product.weight[1][r]));
-    const Vec g = Isa::load(da + entry);  // p2: lambda p2
-    return {Isa::sub(p1, p2), Isa::mul(p1, Isa::sub(g, Isa::set1(delta[0][r]))),
-            Isa::mul(p2, Isa::sub(Isa::set1(delta[1][r]), g))};
+/// Step (8) of one entry: column j of row r of a panel, in the order of GradientMatrix.
+template <class Isa, class Source>
+void entry_gradients(const Source& source, const Maps<Isa>& maps, int64_t panel, int r, int j,
+                     float (&x)[kGradientMatrices]) {
+  const int first = j / Isa::kLanes * Isa::kLanes;
+  const auto values = source.at(r, (panel * maps.rows + r) * Isa::kCols + first);
+  float lanes[Isa::kLanes];
+  const typename Isa::Vec all[kGradientMatrices] = {values.a, values.ds1, values.ds2};
+  for (int m = 0; m < kGradientMatrices; ++m) {
+    Isa::store(lanes, all[m]);
+    x[m] = lanes[j - first];
   }
-
-  /// Of column j of a panel, in that order.
-  void entry(int64_t panel, int r, int j, float (&x)[3]) const {
-    const int first = j / Isa::kLanes * Isa::kLanes;
-    const Values values = at(r, (panel * maps.rows + r) * Isa::kCols + first);
-    float lanes[Isa::kLanes];
-    const Vec all[3] = {values.a, values.ds1, values.ds2};
-    for (int m = 0; m < 3; ++m) {
-      Isa::store(lanes, all[m]);
-      x[m] = lanes[j - first];
-    }
-  }
-};
+}
 
 /// The row side of the backward: q and dO of a block as right operands, step (6), and whatever is
 /// done row by row because it is rare: dmask, and rows that are not finite.
@@ -112,10 +92,7 @@ struct BackwardRows {
   }
 
   void prepare() {
-    for (int i = 0; i < maps.rows; ++i) {
-      norm[0][i] = i < block.maps.count ? maps.softmax[0].inverse(i) : 0.0f;
-      norm[1][i] = i < block.maps.count ? maps.softmax[1].inverse(i) * maps.row(i).lambda : 0.0f;
-    }
+    maps.set_norm(norm);
     for (int m = 0; m < 2; ++m) {
       for (int i = 0; i < maps.rows; i += 2) load_q(m, i);
     }
@@ -130,26 +107,28 @@ struct BackwardRows {
   }
 
   /// (9) dmask += ds1 + ds2
-  void add_dmask(const MapGradients<Isa>& gradients, int64_t first, int64_t last) const {
+  template <class Source>
+  void add_dmask(const Source& gradients, int64_t first, int64_t last) const {
     for (int i = 0; i < block.maps.count; ++i) {
       float* out = block.rows[i].dmask;
       if (out == nullptr) continue;
       for_each_seen(i, first, last, [&](int64_t p, int j) {
-        float x[3];
-        gradients.entry(p, i, j, x);
+        float x[kGradientMatrices];
+        entry_gradients<Isa>(gradients, maps, p, i, j, x);
         out[((maps.origin + p) * kCols + j) * block.dmask_stride] += x[kDs1] + x[kDs2];
       });
     }
   }
 
   /// dv += A dO for rows of dO that are not finite.
-  void add_odd_dout(const MapGradients<Isa>& gradients, int64_t first, int64_t last) const {
+  template <class Source>
+  void add_odd_dout(const Source& gradients, int64_t first, int64_t last) const {
     for (int i = 0; i < block.maps.count; ++i) {
       if (odd[i] == 0) continue;
       for_each_seen(i, first, last, [&](int64_t p, int j) {
         const int64_t n = (maps.origin + p) * kCols + j;
-        float x[3];
-        gradients.entry(p, i, j, x);
+        float x[kGradientMatrices];
+        entry_gradients<Isa>(gradients, maps, p, i, j, x);
         for (int64_t c = 0; c < block.value_dim; c += kLanes) {
           float* out = block.dv + (n / kRows * dout.panels + c / kCols) * kRows * kCols +
                        n % kRows * kCols + c % kCols;
@@ -161,7 +140,8 @@ struct BackwardRows {
   }
 
   /// dq += ds k for rows of k that are not finite.
-  void add_odd_keys(const MapGradients<Isa>& gradients, float* const dq[2], int64_t first,
+  template <class Source>
+  void add_odd_keys(const Source& gradients, float* const dq[2], int64_t first,
                     int64_t last) const {
     for (int m = 0; m < 2; ++m) {
       const Matrix& k = block.maps.keys->k_rows[m];
@@ -172,8 +152,8 @@ struct BackwardRows {
           const int64_t from = ((maps.origin + p) * kCols + j) * k.stride;
           for (int i = 0; i < block.maps.count; ++i) {
             if (!maps.sees(p, i, j)) continue;
-            float x[3];
-            gradients.entry(p, i, j, x);
+            float x[kGradientMatrices];
+            entry_gradients<Isa>(gradients, maps, p, i, j, x);
             for (int64_t c = 0; c < k.width; c += kLanes) {
               float* out = dq[m] + i * q_stride + c;
               const Vec row = Isa::load_elements(k.data, k.dtype, from + c, k.width - c);

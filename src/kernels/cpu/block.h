@@ -79,12 +79,21 @@ struct ForwardBlock {
   bool stretches;  // the maps of all keys do not fit at once
 };
 
+/// The few rows of several kv heads that are decoded together, panel by panel.
+struct DecodeGroup {
+  const ForwardBlock* heads;  // [count], neighbours
+  float* const* parts;        // of each head
+  int count;
+  bool interleaved;  // row n of k1, k2 and v holds all these heads, with nothing between
+};
+
 struct BackwardRow {
-  const void* dout;  // [Dv]
-  const void* o;     // [Dv], or null
-  void* dq[2];       // [D], or null
-  float* dlambda;    // of this row alone
-  float* dmask;      // this row of dmask, or null
+  const void* dout;     // [Dv]
+  const void* o;        // [Dv], or null
+  void* dq[2];          // [D], or null
+  float* dlambda;       // of this row alone; 0 at first
+  float* dmask;         // this row of dmask, or null
+  const float* dstats;  // [kStatCount], where the gradient is that of the statistics
 };
 
 struct BackwardBlock {
@@ -99,6 +108,20 @@ struct BackwardBlock {
   float *dk[2], *dv;
   uint8_t* begun;  // [ceil(N / R)]: does this strip of dk and dv hold anything yet? Zero at first.
   double* dgain;   // [Dv]: sum of dout o O * rstd
+};
+
+struct StatsBlock {
+  MapsBlock maps;
+  float* const* stats;  // of each row: [kStatCount]
+  float sparse_threshold;
+};
+
+/// Columns [col_begin, col_end) of the maps in `cols` cells.
+struct MapBlock {
+  MapsBlock maps;
+  float* const* cells;  // of each row: where its cells of p1 are; those of p2 and A map_stride on
+  int64_t col_begin, col_end, cols;
+  int64_t map_stride;
 };
 
 /// The sum over slabs of one gradient, in tiles as above.
@@ -128,9 +151,17 @@ struct TileCode {
                         int64_t column_stride, void* out);
   void (*forward)(const ForwardBlock* block, void* scratch);
   void (*backward)(const BackwardBlock* block, void* scratch);
-  /// A few rows against keys [first, end), unpacked, to `parts`; then all chunks to results.
+  /// Of the statistics and the maps themselves.
+  int64_t (*stats_scratch)(int block_rows, int64_t map_panels, int64_t d);
+  int64_t (*stats_backward_scratch)(int block_rows, int64_t map_panels, int64_t d, int64_t dv);
+  int64_t (*map_scratch)(int block_rows, int64_t map_panels, int64_t d);
+  void (*stats)(const StatsBlock* block, void* scratch);
+  void (*stats_backward)(const BackwardBlock* block, void* scratch);
+  void (*map)(const MapBlock* block, void* scratch);
+  /// A few rows against keys [first, end), unpacked, to `parts`; then all chunks of a head to
+  /// results.
   int64_t (*decode_part_floats)(int rows, int64_t dv);
-  void (*decode)(const ForwardBlock* block, int64_t first, int64_t end, float* parts);
+  void (*decode)(const DecodeGroup* group, int64_t first, int64_t end);
   void (*decode_join)(const ForwardBlock* block, int64_t chunks, float* parts);
   /// Row n of a SlabSum.
   void (*store_sum)(const SlabSum* sum, int64_t n, void* out);

@@ -2,9 +2,10 @@
 //
 // Forward of a few query rows (decoding: one or a few new tokens of one group of heads) against a
 // chunk of the keys of their kv head. Such a call is bound by reading k1, k2 and v once, so nothing
-// is packed; every row of the group uses a key while it is in L1:
+// is packed; every row of the group uses a key while it is in L1. Heads that lie side by side in
+// memory ([B, N, H, D]) are taken together, so that memory is read in its own order:
 //
-//   for each panel of W keys
+//   for each panel of W keys, for each of these kv heads
 //     for each row and map
 //       (1)     s[n] = scale q.k[n] + mask          sums along D, 16 keys turned at a time
 //       (2) (3) ref = max(ref, max s);  e = exp2(s - ref);  l += sum e
@@ -43,20 +44,27 @@ struct DecodePart {
   float* o() const { return data + kHeader; }
 };
 
+/// Elements to ask for while a panel is worked on: row j, column c at data + j * stride + c.
+struct Ahead {
+  const void* data;
+  int64_t stride;
+};
+
 template <class Isa, Dtype kType>
 struct Decode {
   using Vec = typename Isa::Vec;
   static constexpr int kLanes = Isa::kLanes, kCols = Isa::kCols;
   static constexpr int kTogether = 4;  // vectors of O whose sums run side by side
 
-  const ForwardBlock& block;
-  float* const parts;
+  const DecodeGroup& group;
+  const int head;
+  const ForwardBlock& block = group.heads[head];
+  float* const parts = group.parts[head];
   const MapsBlock& maps = block.maps;
   const TileMask<Isa> mask{maps};
   const Matrix& v = maps.keys->v_rows;
 
-  /// Keys [first, end); `first` is a multiple of W.
-  void run(int64_t first, int64_t end) {
+  void begin() const {
     for (int i = 0; i < maps.count; ++i) {
       for (int m = 0; m < 2; ++m) {
         const DecodePart<Isa> part(parts, block.value_dim, i, m);
@@ -67,23 +75,36 @@ struct Decode {
         }
       }
     }
-    for (int64_t column = first; column < end; column += kCols) {
-      run_panel<true>(0, column);
-      for (int i = 1; i < maps.count; ++i) run_panel<false>(i, column);
-    }
+  }
+
+  /// Keys [column, column + W).
+  void run(int64_t column) {
+    run_panel<true>(0, column);
+    for (int i = 1; i < maps.count; ++i) run_panel<false>(i, column);
   }
 
  private:
-  /// With kAhead also asks for the same place in the next panel: the rows of one head are apart by
-  /// all heads, which the hardware's prefetchers do not follow. Asking past the end does no harm.
+  static constexpr int64_t kSize = kType == Dtype::kFloat32 ? 4 : 2;
+
+  static const void* element(const Matrix& x, int64_t at) {
+    return static_cast<const char*>(x.data) + at * kSize;
+  }
+  /// The rows of one head are apart by all heads, which the hardware's prefetchers do not follow.
+  /// Interleaved heads share the next panel, all of it: each asks for a part without gaps. One head
+  /// alone asks for its own rows. Asking past the end does no harm.
+  Ahead next_panel(const Matrix& mine, const Matrix& first, int64_t column) const {
+    if (!group.interleaved) return {element(mine, (column + kCols) * mine.stride), mine.stride};
+    const int64_t part = head * kCols * mine.width;
+    return {element(first, (column + kCols) * first.stride + part), mine.width};
+  }
+  /// Row `column + j`.
   template <bool kAhead>
-  static Vec load(const Matrix& x, int64_t n, int64_t c) {
-    constexpr int64_t kSize = kType == Dtype::kFloat32 ? 4 : 2;
-    const int64_t at = n * x.stride + c;
+  static Vec load(const Matrix& x, int64_t column, int j, int64_t c, const Ahead& ahead) {
     if constexpr (kAhead) {
-      __builtin_prefetch(static_cast<const char*>(x.data) + (at + kCols * x.stride) * kSize, 0, 2);
+      __builtin_prefetch(static_cast<const char*>(ahead.data) + (j * ahead.stride + c) * kSize, 0,
+                         2);
     }
-    return Isa::load_elements(x.data, kType, at, kLanes);
+    return Isa::load_elements(x.data, kType, (column + j) * x.stride + c, kLanes);
   }
   static Vec load_tail(const Matrix& x, int64_t n, int64_t c) {
     return Isa::load_elements(x.data, kType, n * x.stride + c, x.width - c);
@@ -99,9 +120,11 @@ struct Decode {
     if (biased) mask.bias(maps.rows[i], column, bias);
     constexpr uint32_t kAll = static_cast<uint32_t>((uint64_t{1} << kCols) - 1);
     for (int m = 0; m < 2; ++m) {
+      const Ahead ahead =
+          next_panel(maps.keys->k_rows[m], group.heads[0].maps.keys->k_rows[m], column);
       for (int h = 0; h < kCols; h += kLanes) {
         if (bits == kAll) {
-          scores<kAhead>(i, m, column + h, e[m] + h);
+          scores<kAhead>(i, m, column, h, ahead, e[m] + h);
         } else {
           some_scores(i, m, column + h, bits >> h, e[m] + h);
         }
@@ -111,9 +134,9 @@ struct Decode {
     add_values<kAhead>(i, column, bits, e);
   }
 
-  /// (1) without scale and mask, for `lanes` keys.
+  /// (1) without scale and mask, for `lanes` keys from the h-th of a panel on.
   template <bool kAhead>
-  void scores(int i, int m, int64_t column, float* out) const {
+  void scores(int i, int m, int64_t column, int h, const Ahead& ahead, float* out) const {
     const Matrix& k = maps.keys->k_rows[m];
     const void* q = maps.rows[i].q[m];
     Vec sums[kLanes];
@@ -124,12 +147,14 @@ struct Decode {
       const Vec x = Isa::load_elements(q, kType, c, kLanes);
 #pragma GCC unroll 16
       for (int j = 0; j < kLanes; ++j) {
-        sums[j] = Isa::fma(x, load<kAhead>(k, column + j, c), sums[j]);
+        sums[j] = Isa::fma(x, load<kAhead>(k, column, h + j, c, ahead), sums[j]);
       }
     }
     if (c < k.width) {
       const Vec x = Isa::load_elements(q, kType, c, k.width - c);
-      for (int j = 0; j < kLanes; ++j) sums[j] = Isa::fma(x, load_tail(k, column + j, c), sums[j]);
+      for (int j = 0; j < kLanes; ++j) {
+        sums[j] = Isa::fma(x, load_tail(k, column + h + j, c), sums[j]);
+      }
     }
     Isa::store(out, add_across(sums));
   }
@@ -194,6 +219,7 @@ struct Decode {
   void add_values(int i, int64_t column, uint32_t bits, const float (&e)[2][kCols]) {
     float* o1 = DecodePart<Isa>(parts, block.value_dim, i, 0).o();
     float* o2 = DecodePart<Isa>(parts, block.value_dim, i, 1).o();
+    const Ahead ahead = next_panel(v, group.heads[0].maps.keys->v_rows, column);
     int64_t c = 0;
     for (; c + kTogether * kLanes <= v.width; c += kTogether * kLanes) {
       Vec x1[kTogether], x2[kTogether];
@@ -206,7 +232,7 @@ struct Decode {
         const Vec e1 = Isa::set1(e[0][j]), e2 = Isa::set1(e[1][j]);
 #pragma GCC unroll 4
         for (int u = 0; u < kTogether; ++u) {
-          const Vec row = load<kAhead>(v, column + j, c + u * kLanes);
+          const Vec row = load<kAhead>(v, column, j, c + u * kLanes, ahead);
           x1[u] = Isa::fma(e1, row, x1[u]);
           x2[u] = Isa::fma(e2, row, x2[u]);
         }
@@ -230,13 +256,22 @@ struct Decode {
   }
 };
 
-/// Decode with the element type as a constant.
+/// Keys [first, end); `first` is a multiple of W.
+template <class Isa, Dtype kType>
+void run_decode_of_type(const DecodeGroup& group, int64_t first, int64_t end) {
+  for (int h = 0; h < group.count; ++h) Decode<Isa, kType>{group, h}.begin();
+  for (int64_t column = first; column < end; column += Isa::kCols) {
+    for (int h = 0; h < group.count; ++h) Decode<Isa, kType>{group, h}.run(column);
+  }
+}
+
+/// The same with the element type as a constant.
 template <class Isa>
-void run_decode(const ForwardBlock* block, int64_t first, int64_t end, float* parts) {
-  switch (block->maps.dtype) {
-    case Dtype::kFloat32: return Decode<Isa, Dtype::kFloat32>{*block, parts}.run(first, end);
-    case Dtype::kBFloat16: return Decode<Isa, Dtype::kBFloat16>{*block, parts}.run(first, end);
-    case Dtype::kFloat16: return Decode<Isa, Dtype::kFloat16>{*block, parts}.run(first, end);
+void run_decode(const DecodeGroup* group, int64_t first, int64_t end) {
+  switch (group->heads[0].maps.dtype) {
+    case Dtype::kFloat32: return run_decode_of_type<Isa, Dtype::kFloat32>(*group, first, end);
+    case Dtype::kBFloat16: return run_decode_of_type<Isa, Dtype::kBFloat16>(*group, first, end);
+    case Dtype::kFloat16: return run_decode_of_type<Isa, Dtype::kFloat16>(*group, first, end);
     case Dtype::kFloat64: return;  // not taken
   }
 }

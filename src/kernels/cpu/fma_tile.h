@@ -44,26 +44,32 @@ struct FmaTile {
   /// Half h of row i.
   DIFFATTN_INLINE Vec row(int i, int h) const { return c[i][h]; }
 
-  /// a[i, k] at a[k * R + i]: what pack_strip makes of query rows.
-  DIFFATTN_INLINE void multiply_packed(const float* a, const float* b, int64_t steps) {
-    multiply<1, kRows>(a, b, Isa::kCols, steps);
+  /// a[i, k] at a[k * R + i]: what pack_strip makes of query rows. `next` is asked for meanwhile,
+  /// one cache line per step, W operands from line to line: what `b` will be soon. Any address will
+  /// do.
+  DIFFATTN_INLINE void multiply_packed(const float* a, const float* b, int64_t steps,
+                                       const float* next) {
+    multiply<1, kRows, true>(a, b, Isa::kCols, steps, next);
   }
   /// a[i, k] at a[i * Stride + k].
   template <int Stride>
-  DIFFATTN_INLINE void multiply_rows(const float* a, const float* b, int64_t steps) {
-    multiply<Stride, 1>(a, b, Isa::kCols, steps);
+  DIFFATTN_INLINE void multiply_rows(const float* a, const float* b, int64_t steps,
+                                     const float* next) {
+    multiply<Stride, 1, true>(a, b, Isa::kCols, steps, next);
   }
   /// a[i, k] at a[k * Stride + i].
   template <int Stride>
   DIFFATTN_INLINE void multiply_columns(const float* a, const float* b, int64_t b_stride,
                                         int64_t steps) {
-    multiply<1, Stride>(a, b, b_stride, steps);
+    multiply<1, Stride, false>(a, b, b_stride, steps, nullptr);
   }
 
  private:
-  template <int RowStride, int StepStride>
-  DIFFATTN_INLINE void multiply(const float* a, const float* b, int64_t b_stride, int64_t steps) {
+  template <int RowStride, int StepStride, bool kAsk>
+  DIFFATTN_INLINE void multiply(const float* a, const float* b, int64_t b_stride, int64_t steps,
+                                const float* next) {
     for (int64_t k = 0; k < steps; ++k, a += StepStride, b += b_stride) {
+      if constexpr (kAsk) __builtin_prefetch(next + k * Isa::kCols);
       const Vec b0 = Isa::load(b), b1 = Isa::load(b + kLanes);
 #pragma GCC unroll 16
       for (int i = 0; i < kRows; ++i) {

@@ -18,15 +18,16 @@ template <class Isa>
 struct FloatGradients {
   using Vec = typename Isa::Vec;
   static constexpr int kLanes = Isa::kLanes;
-  float* matrix[kGradientMatrices];  // [rows][kMapStride]
+  static constexpr int kStride = kMapStride;
+  float* matrix[kGradientMatrices];  // [rows][kStride]
 
   void carve(int rows, Carver<Isa>& carver) {
-    for (float*& m : matrix) m = carver.template take<float>(rows * kMapStride);
+    for (float*& m : matrix) m = carver.template take<float>(rows * kStride);
   }
   /// x[i][h]: half h of the panel at column `col`, row r + i. r is even.
   void store(int m, int r, int64_t col, const Vec (&x)[2][2]) {
     for (int i = 0; i < 2; ++i) {
-      float* to = matrix[m] + (r + i) * kMapStride + col;
+      float* to = matrix[m] + (r + i) * kStride + col;
       Isa::store(to, x[i][0]);
       Isa::store(to + kLanes, x[i][1]);
     }
@@ -34,13 +35,13 @@ struct FloatGradients {
   /// All rows of strip s were stored.
   void finish_tile(int, int, int64_t) {}
 
-  const float* rows(int m, int r, int64_t col) const { return matrix[m] + r * kMapStride + col; }
+  const float* rows(int m, int r, int64_t col) const { return matrix[m] + r * kStride + col; }
 
   /// t [R keys][W] += matrix^T right, summed over query rows [r, r + count).
   template <class Tile>
   void multiply_keys(Tile& t, int m, int64_t key, int r, int count, const float* right,
                      int64_t stride) const {
-    t.template multiply_columns<kMapStride>(matrix[m] + r * kMapStride + key, right, stride, count);
+    t.template multiply_columns<kStride>(matrix[m] + r * kStride + key, right, stride, count);
   }
 };
 
@@ -49,7 +50,7 @@ struct FloatGradients {
 template <class Isa>
 struct PairGradients {
   using Vec = typename Isa::Vec;
-  static constexpr int kStride = kMapStride / 2;
+  static constexpr int kStride = kPairMapStride;
   uint32_t* by_row[kGradientMatrices];  // [rows][kStride]: pairs of columns; not of A
   uint32_t* by_key[kGradientMatrices];  // [rows / 2][kMapStride]: pairs of rows
 

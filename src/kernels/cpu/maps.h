@@ -106,6 +106,27 @@ struct Maps {
     }
   }
 
+  /// begin(), then all keys at once.
+  void compute_all() {
+    begin();
+    int64_t first, end;
+    range(first, end);
+    compute(first, end);
+  }
+
+  /// norm [2][rows]: 1 / l1 and lambda / l2; 0 for rows that were added.
+  void set_norm(float* const norm_of[2]) const {
+    for (int i = 0; i < rows; ++i) {
+      const bool used = i < block.count;
+      norm_of[0][i] = used ? softmax[0].inverse(i) : 0.0f;
+      norm_of[1][i] = used ? softmax[1].inverse(i) * row(i).lambda : 0.0f;
+    }
+  }
+
+  /// A row of a panel is two cache lines with wide vectors: even strips ask for the first of the
+  /// next panel's, odd ones for the second.
+  static int asked_half(int s) { return s % 2 * (kCols * 4 / 128) * kLanes; }
+
   TileKind kind(int64_t panel, int s) const {
     return static_cast<TileKind>(kinds[panel * strips + s]);
   }
@@ -210,7 +231,9 @@ struct Maps {
   /// The product of (1).
   DIFFATTN_INLINE void multiply(Tile& t, int m, int64_t p, int s) const {
     t.zero();
-    t.multiply_packed(q[m] + s * strip_operands(), keys(m, p), Isa::Pack::steps(block.head_dim));
+    const Operand* right = keys(m, p);
+    t.multiply_packed(q[m] + s * strip_operands(), right, Isa::Pack::steps(block.head_dim),
+                      right + transposed_operands() + asked_half(s));
   }
 
   DIFFATTN_INLINE void exponentials(const Tile& t, int m, int64_t p, int s) {
@@ -229,9 +252,9 @@ struct Maps {
     return bias;
   }
 
+  int64_t transposed_operands() const { return Isa::Pack::transposed_operands(block.head_dim); }
   const Operand* keys(int m, int64_t p) const {
-    return static_cast<const Operand*>(block.keys->kt[m]) +
-           (origin + p) * Isa::Pack::transposed_operands(block.head_dim);
+    return static_cast<const Operand*>(block.keys->kt[m]) + (origin + p) * transposed_operands();
   }
 
   /// Scale and mask of (1), the exponential of (2), (3).

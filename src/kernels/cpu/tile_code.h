@@ -5,38 +5,49 @@
 #include "kernels/cpu/block.h"
 #include "kernels/cpu/decode.h"
 #include "kernels/cpu/forward.h"
+#include "kernels/cpu/map_cells.h"
+#include "kernels/cpu/output_gradient.h"
+#include "kernels/cpu/row_stats.h"
+#include "kernels/cpu/stats_gradient.h"
 
 namespace diffattn::cpu {
+
+/// Runs `Work` on a block in the scratch memory given.
+template <class Isa, class Work, class Block>
+void run_block(const Block* block, void* memory) {
+  [[maybe_unused]] const typename Isa::Session session{};
+  Work(*block, memory).run();
+}
 
 /// The algorithm over one instruction set.
 template <class Isa>
 constexpr TileCode make_tile_code() {
+  using OfOutput = Backward<Isa, OutputGradient>;
+  using OfStats = Backward<Isa, StatsGradient>;
   return TileCode{
       .rows = Isa::kRows,
       .columns = Isa::kCols,
       .pair = Isa::kPair,
       .depth = Isa::Pack::steps,
       .forward_scratch = Forward<Isa>::scratch,
-      .backward_scratch = Backward<Isa>::scratch,
+      .backward_scratch = OfOutput::scratch,
       .pack_transposed = Isa::Pack::transposed,
       .pack_rows = Isa::Pack::rows,
-      .forward =
-          [](const ForwardBlock* block, void* memory) {
-            [[maybe_unused]] const typename Isa::Session session{};
-            Forward<Isa>(*block, memory).run();
-          },
-      .backward =
-          [](const BackwardBlock* block, void* memory) {
-            [[maybe_unused]] const typename Isa::Session session{};
-            Backward<Isa>(*block, memory).run();
-          },
+      .forward = run_block<Isa, Forward<Isa>, ForwardBlock>,
+      .backward = run_block<Isa, OfOutput, BackwardBlock>,
+      .stats_scratch = BlockStats<Isa>::scratch,
+      .stats_backward_scratch = OfStats::scratch,
+      .map_scratch = MapCells<Isa>::scratch,
+      .stats = run_block<Isa, BlockStats<Isa>, StatsBlock>,
+      .stats_backward = run_block<Isa, OfStats, BackwardBlock>,
+      .map = run_block<Isa, MapCells<Isa>, MapBlock>,
       .decode_part_floats = DecodePart<Isa>::floats,
       .decode = run_decode<Isa>,
       .decode_join =
           [](const ForwardBlock* block, int64_t chunks, float* parts) {
             DecodeJoin<Isa>{*block, parts, chunks}.run();
           },
-      .store_sum = Backward<Isa>::store_sum,
+      .store_sum = store_sum<Isa>,
   };
 }
 

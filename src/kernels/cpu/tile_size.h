@@ -18,10 +18,16 @@ inline constexpr int kKeyBlock = 192;
 /// different L1 sets.
 inline constexpr int kMapStride = kKeyBlock + 16;
 
+/// The same for operands of two bf16.
+inline constexpr int kPairMapStride = kKeyBlock / 2 + 16;
+
 /// A row sum of exponentials outside [kTooSmall, kTooLarge) sends its row to the path that looks
 /// for the maximum. fp32 sums of up to 2^60 such terms, times any finite v, still do not overflow.
 inline constexpr float kTooLarge = 0x1p64f;
 inline constexpr float kTooSmall = 0x1p-60f;
+
+/// The bits of sqrt(1/2) in fp32.
+inline constexpr int kRootHalf = 0x3f3504f3;
 
 inline constexpr float kLog2e = 1.44269504088896341f;
 inline constexpr double kLn2 = 0.693147180559945309;

@@ -18,7 +18,7 @@ struct ValueProduct {
   using Operand = typename Isa::Operand;
   static constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
   static constexpr int kBlockPanels = kKeyBlock / kCols;
-  static constexpr int kStride = kMapStride / Isa::kPair;    // of a row of p
+  static constexpr int kStride = Isa::kPair == 1 ? kMapStride : kPairMapStride;  // of a row of p
   static constexpr int kPanelOperands = kCols / Isa::kPair;  // of a row of p in one panel
 
   const Maps<Isa>& maps;
@@ -106,7 +106,8 @@ struct ValueProduct {
     typename Isa::Tile t;
     t.load(out, acc_stride);
     t.template multiply_rows<kStride>(p + s * kRows * kStride + (begin - first) * kPanelOperands, v,
-                                      Isa::Pack::steps(maps.run_columns(s, begin, end)));
+                                      Isa::Pack::steps(maps.run_columns(s, begin, end)),
+                                      v + kKeyBlock / Isa::kPair * kCols + maps.asked_half(s));
     t.store(out, acc_stride);
   }
 

@@ -9,21 +9,23 @@
 
 namespace diffattn::cpu::amx {
 
-/// All eight tile registers as 16 rows of 64 B.
+/// What LDTILECFG reads: all eight tile registers as 16 rows of 64 B.
+struct alignas(64) TileConfig {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+
+/// A constant in memory: _tile_loadconfig says of 8 of the 64 bytes that it reads them, so stores
+/// to a local variable's other bytes would be dropped.
 template <class Isa>
-void configure_tiles() {
-  struct alignas(64) Config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } config{};
-  config.palette = 1;
-  for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = 64;
-    config.rows[i] = 16;
-  }
-  _tile_loadconfig(&config);
-}
+inline constexpr TileConfig kTileConfig{
+    .palette = 1,
+    .start_row = 0,
+    .reserved = {},
+    .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+    .rows = {16, 16, 16, 16, 16, 16, 16, 16},
+};
 
 /// A 32 x 32 tile of sums in tile registers 0 to 3; 4 and 5 hold rows of the left side, 6 and 7
 /// columns of the right. One pass of four TDPBF16PS sums 16 pairs and loads four tiles: 64 clocks
@@ -59,13 +61,15 @@ struct AmxTile {
   DIFFATTN_INLINE Vec row(int i, int h) const { return Isa::load(c + i * kCols + h * kLanes); }
 
   /// a [R][steps]; afterwards row() may be called.
-  DIFFATTN_INLINE void multiply_packed(const uint32_t* a, const uint32_t* b, int64_t steps) {
+  DIFFATTN_INLINE void multiply_packed(const uint32_t* a, const uint32_t* b, int64_t steps,
+                                       const uint32_t*) {
     multiply(a, steps, b, kCols, steps);
     store(c, kCols);
   }
   /// a[i, k] at a[i * Stride + k].
   template <int Stride>
-  DIFFATTN_INLINE void multiply_rows(const uint32_t* a, const uint32_t* b, int64_t steps) {
+  DIFFATTN_INLINE void multiply_rows(const uint32_t* a, const uint32_t* b, int64_t steps,
+                                     const uint32_t*) {
     multiply(a, Stride, b, kCols, steps);
   }
 

@@ -80,7 +80,7 @@ struct Isa : PairOperands<Isa> {
 
   /// Tile registers are in use while it lives.
   struct Session {
-    Session() { configure_tiles<Isa>(); }
+    Session() { _tile_loadconfig(&kTileConfig<Isa>); }
     ~Session() { _tile_release(); }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;

@@ -7,6 +7,7 @@
 #include "kernels/cpu/fma_tile.h"
 #include "kernels/cpu/gradient_operands.h"
 #include "kernels/cpu/pack.h"
+#include "kernels/cpu/tile_size.h"
 
 /// AVX2: 16 registers of 8 floats. Needs FMA and F16C.
 namespace diffattn::cpu::avx2 {
@@ -34,6 +35,8 @@ struct Isa {
   static Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
   /// The second operand where either is NaN.
   static Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+  static Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+  static Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
   static float sum(Vec x) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -67,6 +70,9 @@ struct Isa {
   static uint32_t not_equal_bits(Vec x, float value) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, set1(value), _CMP_NEQ_UQ)));
   }
+  static uint32_t greater_bits(Vec a, Vec b) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
+  }
   static bool all_below(Vec x, float limit) {  // false for NaN
     return _mm256_movemask_ps(_mm256_cmp_ps(x, set1(limit), _CMP_LT_OQ)) == 0xff;
   }
@@ -86,6 +92,14 @@ struct Isa {
     p = fma(p, f, set1(1.0f));
     const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return mul(p, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+  }
+
+  /// x = m 2^exponent with m in [sqrt(1/2), sqrt(2)), for x > 0; something finite for 0.
+  static Vec mantissa(Vec x, Vec* exponent) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i k = _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_set1_epi32(kRootHalf)), 23);
+    *exponent = _mm256_cvtepi32_ps(k);
+    return _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(k, 23)));
   }
 
   /// Elements [at, at + 8) of an array, widened; 0 from `at + count` on, which is not read.

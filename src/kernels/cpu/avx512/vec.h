@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/block.h"
+#include "kernels/cpu/tile_size.h"
 
 namespace diffattn::cpu {
 
@@ -24,6 +25,8 @@ struct Avx512 {
   static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
   /// The second operand where either is NaN.
   static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+  static Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+  static Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
   static float sum(Vec x) { return _mm512_reduce_add_ps(x); }
   static float maximum(Vec x) { return _mm512_reduce_max_ps(x); }
@@ -46,6 +49,7 @@ struct Avx512 {
   static uint32_t not_equal_bits(Vec x, float value) {
     return _mm512_cmp_ps_mask(x, set1(value), _CMP_NEQ_UQ);
   }
+  static uint32_t greater_bits(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static bool all_below(Vec x, float limit) {  // false for NaN
     return _mm512_cmp_ps_mask(x, set1(limit), _CMP_LT_OQ) == 0xffff;
   }
@@ -63,6 +67,14 @@ struct Avx512 {
     p = fma(p, f, set1(6.931472057e-01f));
     p = fma(p, f, set1(1.0f));
     return _mm512_scalef_ps(p, n);
+  }
+
+  /// x = m 2^exponent with m in [sqrt(1/2), sqrt(2)), for x > 0; something finite for 0.
+  static Vec mantissa(Vec x, Vec* exponent) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i k = _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_set1_epi32(kRootHalf)), 23);
+    *exponent = _mm512_cvtepi32_ps(k);
+    return _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(k, 23)));
   }
 
   static __mmask16 first(int64_t count) {

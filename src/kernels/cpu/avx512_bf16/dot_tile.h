@@ -37,24 +37,27 @@ struct DotTile {
   }
   DIFFATTN_INLINE Vec row(int i, int h) const { return c[i][h]; }
 
-  DIFFATTN_INLINE void multiply_packed(const uint32_t* a, const uint32_t* b, int64_t steps) {
-    multiply<1, kRows>(a, b, kCols, steps);
+  DIFFATTN_INLINE void multiply_packed(const uint32_t* a, const uint32_t* b, int64_t steps,
+                                       const uint32_t* next) {
+    multiply<1, kRows, true>(a, b, kCols, steps, next);
   }
   template <int Stride>
-  DIFFATTN_INLINE void multiply_rows(const uint32_t* a, const uint32_t* b, int64_t steps) {
-    multiply<Stride, 1>(a, b, kCols, steps);
+  DIFFATTN_INLINE void multiply_rows(const uint32_t* a, const uint32_t* b, int64_t steps,
+                                     const uint32_t* next) {
+    multiply<Stride, 1, true>(a, b, kCols, steps, next);
   }
   template <int Stride>
   DIFFATTN_INLINE void multiply_columns(const uint32_t* a, const uint32_t* b, int64_t b_stride,
                                         int64_t steps) {
-    multiply<1, Stride>(a, b, b_stride, steps);
+    multiply<1, Stride, false>(a, b, b_stride, steps, nullptr);
   }
 
  private:
-  template <int RowStride, int StepStride>
+  template <int RowStride, int StepStride, bool kAsk>
   DIFFATTN_INLINE void multiply(const uint32_t* a, const uint32_t* b, int64_t b_stride,
-                                int64_t steps) {
+                                int64_t steps, const uint32_t* next) {
     for (int64_t k = 0; k < steps; ++k, a += StepStride, b += b_stride) {
+      if constexpr (kAsk) __builtin_prefetch(next + k * kCols);
       const __m512bh b0 = (__m512bh)_mm512_loadu_si512(b);
       const __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + kLanes);
 #pragma GCC unroll 16

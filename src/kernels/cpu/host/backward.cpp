@@ -24,6 +24,8 @@ int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 struct BackwardRun {
   const BackwardParams& params;
   const TileCode& code;
+  /// Not null: the gradient comes from these, as gradients of the statistics, and not from dout.
+  const View<const void>* dstats = nullptr;
   const bool wants_o = params.epilogue.norm || params.dnorm_weight != nullptr;
   const PackPlan plan{.problem = params,
                       .v = params.v,
@@ -31,10 +33,13 @@ struct BackwardRun {
                       .rows_of_v = wants_o && !params.o,
                       .backward = true};
   const std::vector<float> gain = gain_of(params.epilogue, params.value_dim);
-  const int block_rows = (kBackwardRows + code.rows - 1) / code.rows * code.rows;
+  const bool is_long = params.seq_k > kLongKeys;
+  const int block_rows =
+      ceil_div(code.rows == 32 && !is_long ? kBackwardRowsOfTiles : kBackwardRows, code.rows) *
+      code.rows;
   const int64_t map_panels = panels_in_key_blocks(params.seq_k, code);
-  const int64_t scratch =
-      code.backward_scratch(block_rows, map_panels, params.head_dim, params.value_dim);
+  const int64_t scratch = (dstats == nullptr ? code.backward_scratch : code.stats_backward_scratch)(
+      block_rows, map_panels, params.head_dim, params.value_dim);
   const bool dmask_alone = params.dmask != nullptr && rows_own_dmask();
   DlambdaSum dlambda{params};
   std::vector<double> dgain{};  // [heads of all sequences][slabs][Dv]
@@ -61,7 +66,9 @@ struct BackwardRun {
   int64_t blocks(const Head& head) const { return ceil_div(head.rows, block_rows); }
   int64_t slabs(const Head& head) const {
     const int64_t least = params.kv_heads < kFewHeads ? kBlocksPerSlabOfFewHeads : kBlocksPerSlab;
-    return std::clamp<int64_t>(ceil_div(blocks(head), least), 1, kMaxSlabs);
+    const int64_t most =
+        is_long ? std::clamp<int64_t>(kSlabsOfLong / params.kv_heads, 2, kMaxSlabs) : kMaxSlabs;
+    return std::clamp<int64_t>(ceil_div(blocks(head), least), 1, most);
   }
   int64_t strips(const Head& head) const {
     return ceil_div(plan.panels(head) * code.columns, code.rows);
@@ -160,13 +167,17 @@ struct BackwardRun {
       block.dv = slab + 2 * tiles(head, params.head_dim);
       block.begun = flags(head, slab);
     }
-    code.backward(&block, memory);
+    (dstats == nullptr ? code.backward : code.stats_backward)(&block, memory);
   }
 
   BackwardRow outputs_of(const Head& head, int64_t r, Row& row, bool products) {
     const int64_t h = head.head(r), m = head.query(r), l = head.seq.q_begin + m;
     BackwardRow out{};
-    out.dout = at(params.dout, params.dtype, head.b, l, h);
+    if (dstats == nullptr) {
+      out.dout = at(params.dout, params.dtype, head.b, l, h);
+    } else {
+      out.dstats = dstats->as<const float>().at(head.b, l, h);
+    }
     if (params.o) out.o = at(params.o, params.dtype, head.b, l, h);
     if (params.lse1 && params.lse2) {
       row.ref[0] = first_ref(*params.lse1.as<const float>().at(head.b, l, h));
@@ -254,6 +265,15 @@ struct BackwardRun {
 void run_backward(const BackwardParams& params, const TileCode& code) {
   validate(params, /*host_arrays=*/true);
   BackwardRun{params, code}.run();
+}
+
+void run_stats_backward(const StatsBackwardParams& params, const TileCode& code) {
+  validate(params, /*host_arrays=*/true);
+  BackwardParams inputs;  // without values: no v, no dout, no dv
+  static_cast<Problem&>(inputs) = params;
+  static_cast<ProblemGradients&>(inputs) = params;
+  inputs.value_dim = 0;
+  BackwardRun{inputs, code, &params.dstats}.run();
 }
 
 }  // namespace diffattn::cpu

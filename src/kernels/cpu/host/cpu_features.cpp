@@ -47,4 +47,9 @@ bool has_amx_bf16() {
   return has;
 }
 
+bool has_fast_bf16_dot_products() {
+  static const bool has = has_avx512_bf16() && __builtin_cpu_is("amd");
+  return has;
+}
+
 }  // namespace diffattn::cpu

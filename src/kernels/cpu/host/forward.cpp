@@ -9,6 +9,7 @@
 #include "kernels/cpu/host/head.h"
 #include "kernels/cpu/host/kernels.h"
 #include "kernels/cpu/host/memory.h"
+#include "kernels/cpu/host/waves.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tile_size.h"
 
@@ -30,97 +31,72 @@ struct ForwardRun {
     const auto few = std::stable_partition(
         heads.begin(), heads.end(), [](const Head& head) { return head.rows > kDecodeRows; });
     run_decode({few, heads.end()});
-    heads.erase(few, heads.end());
-    for (size_t first = 0; first < heads.size();) {
-      const size_t last = end_of_wave(heads, first);
-      run_wave({heads.data() + first, last - first});
-      first = last;
-    }
+    const int64_t scratch =
+        code.forward_scratch(block_rows, map_panels, params.head_dim, params.value_dim);
+    Waves(plan, scratch)
+        .run(
+            {heads.begin(), few},
+            [&](const Head& head) { return (head.rows + block_rows - 1) / block_rows; },
+            [&](const Head& head, const PackedKeys& keys, int64_t index, void* memory) {
+              Row rows[kMaxBlockRows];
+              ForwardRow outputs[kMaxBlockRows];
+              const ForwardBlock block = make_block(head, keys, index * block_rows, rows, outputs);
+              code.forward(&block, memory);
+            });
   }
 
  private:
-  int64_t blocks(const Head& head) const { return (head.rows + block_rows - 1) / block_rows; }
-
-  /// Heads until every worker has a few blocks to take, while their copies stay small.
-  size_t end_of_wave(const std::vector<Head>& heads, size_t first) const {
-    const int64_t wanted = kTasksPerWorker * threads().count();
-    int64_t tasks = 0, bytes = 0;
-    size_t last = first;
-    while (last < heads.size() && tasks < wanted) {
-      bytes += plan.bytes(heads[last]);
-      if (last > first && bytes > kWaveBytes) break;
-      tasks += blocks(heads[last++]);
-    }
-    return last;
+  /// Do rows of k1, k2 and v hold all kv heads, with nothing between them?
+  bool heads_are_interleaved() const {
+    const auto dense = [&](const View<const void>& view, int64_t width) {
+      return view.head_stride == width && view.seq_stride == params.kv_heads * width;
+    };
+    return dense(params.k1, params.head_dim) && dense(params.k2, params.head_dim) &&
+           dense(params.v, params.value_dim);
   }
 
-  void run_wave(std::span<const Head> heads) {
-    int64_t bytes = 0, pack_tasks = 0, tasks = 0;
-    for (const Head& head : heads) {
-      bytes += plan.bytes(head);
-      pack_tasks += plan.panels(head);
-      tasks += blocks(head);
-    }
-    char* memory = CallMemory::take(CallMemory::kPacked, bytes);
-    std::vector<PackedKeys> keys;
-    for (const Head& head : heads) {
-      keys.push_back(plan.place(head, memory));
-      memory += plan.bytes(head);
-    }
-    parallel_for(pack_tasks, worker_count(pack_tasks), [&](int64_t task, int64_t) {
-      size_t i = 0;
-      while (task >= keys[i].panels) task -= keys[i++].panels;
-      plan.pack(heads[i], keys[i], task);
-    });
-
-    const int64_t workers = worker_count(tasks);
-    const int64_t scratch =
-        code.forward_scratch(block_rows, map_panels, params.head_dim, params.value_dim);
-    char* scratches = CallMemory::take(CallMemory::kScratch, workers * scratch);
-    parallel_for(tasks, workers, [&](int64_t task, int64_t worker) {
-      size_t i = 0;
-      while (task >= blocks(heads[i])) task -= blocks(heads[i++]);
-      // Late rows see most when causal: they go first, so that no long task is left for the end.
-      run_block(heads[i], keys[i], blocks(heads[i]) - 1 - task, scratches + worker * scratch);
-    });
-  }
-
-  void run_block(const Head& head, const PackedKeys& keys, int64_t index, void* scratch) const {
-    with_block(head, keys, index * block_rows,
-               [&](const ForwardBlock& block) { code.forward(&block, scratch); });
-  }
-
-  /// Heads with few rows: chunks of keys are the tasks. How keys are cut depends on nothing else.
+  /// Heads with few rows: chunks of keys are the tasks, of one head, or of all interleaved heads of
+  /// a batch entry where that leaves enough tasks. How keys are cut depends on nothing else.
   void run_decode(std::span<const Head> heads) {
-    const int64_t chunks = std::max<int64_t>(1, (params.seq_k + kDecodeKeys - 1) / kDecodeKeys);
-    const int64_t floats = code.decode_part_floats(kDecodeRows, params.value_dim) * chunks;
     const auto count = static_cast<int64_t>(heads.size());
     if (count == 0) return;
+    const int64_t chunks = std::max<int64_t>(1, (params.seq_k + kDecodeKeys - 1) / kDecodeKeys);
+    const int64_t floats = code.decode_part_floats(kDecodeRows, params.value_dim);
     constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
-    float* parts =
-        reinterpret_cast<float*>(CallMemory::take(CallMemory::kScratch, count * floats * kFloat));
-    std::vector<PackedKeys> keys;
-    for (const Head& head : heads) keys.push_back(plan.rows_only(head));
-    parallel_for(count * chunks, worker_count(count * chunks), [&](int64_t task, int64_t) {
-      const int64_t i = task / chunks, first = task % chunks * kDecodeKeys;
-      with_block(heads[i], keys[i], 0, [&](const ForwardBlock& block) {
-        const int64_t part = code.decode_part_floats(block.maps.count, params.value_dim);
-        code.decode(&block, first, std::min(first + kDecodeKeys, heads[i].seq.seq_k),
-                    parts + i * floats + task % chunks * part);
-      });
+    float* memory = reinterpret_cast<float*>(
+        CallMemory::take(CallMemory::kScratch, count * chunks * floats * kFloat));
+    std::vector<PackedKeys> keys(count);
+    std::vector<Row> rows(count * kDecodeRows);
+    std::vector<ForwardRow> outputs(count * kDecodeRows);
+    std::vector<ForwardBlock> blocks(count);
+    std::vector<float*> parts(count * chunks);  // [chunks][heads]
+    for (int64_t i = 0; i < count; ++i) {
+      keys[i] = plan.rows_only(heads[i]);
+      blocks[i] =
+          make_block(heads[i], keys[i], 0, &rows[i * kDecodeRows], &outputs[i * kDecodeRows]);
+      const int64_t part = code.decode_part_floats(blocks[i].maps.count, params.value_dim);
+      for (int64_t c = 0; c < chunks; ++c) {
+        parts[c * count + i] = memory + i * chunks * floats + c * part;
+      }
+    }
+    const bool interleaved =
+        heads_are_interleaved() && count / params.kv_heads * chunks >= threads().count();
+    const int64_t together = interleaved ? params.kv_heads : 1, tasks = count / together * chunks;
+    parallel_for(tasks, worker_count(tasks), [&](int64_t task, int64_t) {
+      const int64_t i = task / chunks * together, c = task % chunks, first = c * kDecodeKeys;
+      const DecodeGroup group{.heads = &blocks[i],
+                              .parts = &parts[c * count + i],
+                              .count = static_cast<int>(together),
+                              .interleaved = interleaved};
+      code.decode(&group, first, std::min(first + kDecodeKeys, heads[i].seq.seq_k));
     });
-    parallel_for(count, worker_count(count), [&](int64_t i, int64_t) {
-      with_block(heads[i], keys[i], 0, [&](const ForwardBlock& block) {
-        code.decode_join(&block, chunks, parts + i * floats);
-      });
-    });
+    parallel_for(count, worker_count(count),
+                 [&](int64_t i, int64_t) { code.decode_join(&blocks[i], chunks, parts[i]); });
   }
 
-  /// Calls body(block) with the rows from `first` on, at most block_rows of them.
-  template <class Body>
-  void with_block(const Head& head, const PackedKeys& keys, int64_t first, const Body& body) const {
-    Row rows[kMaxBlockRows];
-    ForwardRow outputs[kMaxBlockRows];
+  /// The rows from `first` on, at most block_rows of them.
+  ForwardBlock make_block(const Head& head, const PackedKeys& keys, int64_t first, Row* rows,
+                          ForwardRow* outputs) const {
     const int count = static_cast<int>(std::min<int64_t>(block_rows, head.rows - first));
     const auto optional = [&](const View<void>& view, int64_t l, int64_t h) {
       return view ? at(view, params.dtype, head.b, l, h) : nullptr;
@@ -144,7 +120,7 @@ struct ForwardRun {
                       .eps = static_cast<float>(params.epilogue.norm_eps),
                       .gain = gain.data()};
     block.stretches = stretches;
-    body(block);
+    return block;
   }
 };
 

@@ -9,9 +9,14 @@ namespace diffattn::cpu {
 /// The operations over the tile code of one instruction set.
 void run_forward(const ForwardParams& params, const TileCode& code);
 void run_backward(const BackwardParams& params, const TileCode& code);
+void run_stats(const StatsParams& params, const TileCode& code);
+void run_stats_backward(const StatsBackwardParams& params, const TileCode& code);
+void run_map(const MapParams& params, const TileCode& code);
 
 /// Query rows of a forward block, from the number of keys alone.
 int forward_block_rows(int64_t keys, const TileCode& code);
+/// The same where the maps of all keys are held at once, however many there are.
+int whole_block_rows(int64_t keys, const TileCode& code);
 
 /// Tasks that each worker should find in a wave, so that the last ones to finish wait little.
 inline constexpr int64_t kTasksPerWorker = 8;
@@ -26,10 +31,12 @@ inline constexpr int64_t kDecodeRows = 8;
 inline constexpr int64_t kDecodeKeys = 512;
 
 /// Query rows of a backward block: 12 B of maps and dA per row and key, and every block reads and
-/// writes all of dk and dv once (1 KB per key at D = 64), so more rows mean less traffic.
-inline constexpr int kBackwardRows = 48;
-/// Slabs of one kv head: enough for 8 threads on one head, for as many copies of dk and dv.
-inline constexpr int64_t kMaxSlabs = 8;
+/// writes all of dk and dv once (1 KB per key at D = 64), so more rows mean less traffic. Tile
+/// registers are done so soon that they wait for this: twice as many, up to kLongKeys.
+inline constexpr int kBackwardRows = 48, kBackwardRowsOfTiles = 96;
+/// Slabs of one kv head: enough for 8 threads on one head, for as many copies of dk and dv. Where
+/// these copies are long, only as many as all heads need for 16 threads, but two.
+inline constexpr int64_t kMaxSlabs = 8, kLongKeys = 8192, kSlabsOfLong = 16;
 /// Blocks that make a slab worth adding up (2 % of 12 blocks), or, with few heads to run side by
 /// side, that let more threads in.
 inline constexpr int64_t kBlocksPerSlab = 12, kBlocksPerSlabOfFewHeads = 5, kFewHeads = 4;

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/backward_rows.h"
+#include "kernels/cpu/block.h"
+#include "kernels/cpu/maps.h"
+#include "kernels/cpu/value_product.h"
+
+namespace diffattn::cpu {
+
+/// Where `Backward` gets the gradients of both maps from: here from dout, through dA = dO v^T.
+///
+///   (7)      dA = dO v^T,  delta = sum_n p dA for both maps,  dlambda = -delta2
+///   (7) (8)  A = p1 - lambda p2,  ds1 = p1 (dA - delta1),  ds2 = -lambda p2 (dA - delta2)
+template <class Isa>
+struct OutputGradient {
+  using Vec = typename Isa::Vec;
+  using Operand = typename Isa::Operand;
+  using Tile = typename Isa::Tile;
+  static constexpr bool kHasValues = true;  // there is a dv
+  static constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
+  static constexpr int kBlockPanels = kKeyBlock / kCols;
+  struct Values {
+    Vec a, ds1, ds2;
+  };
+
+  const BackwardBlock& block;
+  const Maps<Isa>& maps;
+  const ValueProduct<Isa>& product;  // for the weights of the current key block
+  const BackwardRows<Isa>& rows;
+
+  // Scratch.
+  float* da;        // [panels][rows][W]
+  float* delta[2];  // [rows]
+  float* part[2];   // [rows][lanes]: sum of e dA over one key block, then over all
+  float* whole[2];
+
+  OutputGradient(const BackwardBlock& in, const Maps<Isa>& of, const ValueProduct<Isa>& with,
+                 const BackwardRows<Isa>& beside, Carver<Isa>& carver)
+      : block(in), maps(of), product(with), rows(beside) {
+    da = carver.template take<float>(in.maps.map_panels * maps.rows * kCols);
+    for (int m = 0; m < 2; ++m) {
+      delta[m] = carver.template take<float>(maps.rows);
+      part[m] = carver.template take<float>(maps.rows * kLanes);
+      whole[m] = carver.template take<float>(maps.rows * kLanes);
+    }
+  }
+
+  /// (7)
+  void compute() {
+    for (int m = 0; m < 2; ++m) fill_zero(whole[m], maps.rows * kLanes);
+    for (int64_t first = 0; first < maps.panels; first += kBlockPanels) {
+      const int64_t last = first + kBlockPanels < maps.panels ? first + kBlockPanels : maps.panels;
+      for (int m = 0; m < 2; ++m) fill_zero(part[m], maps.rows * kLanes);
+      for (int64_t p = first; p < last; ++p) {
+        for (int s = 0; s < maps.strips; ++s) {
+          if (maps.kind(p, s) == kTileFull) da_tile<false>(p, s);
+          if (maps.kind(p, s) == kTileMasked) da_tile<true>(p, s);
+        }
+      }
+      for (int m = 0; m < 2; ++m) {
+        for (int i = 0; i < maps.rows; ++i) {
+          const int at = i * kLanes;
+          Isa::store(whole[m] + at,
+                     Isa::fma(Isa::load(part[m] + at), Isa::set1(maps.catch_up(m, first, i)),
+                              Isa::load(whole[m] + at)));
+        }
+      }
+    }
+    for (int i = 0; i < maps.rows; ++i) {
+      for (int m = 0; m < 2; ++m) {
+        const float sum = Isa::sum(Isa::load(whole[m] + i * kLanes));
+        delta[m][i] = sum * maps.softmax[m].inverse(i);
+      }
+      if (i < block.maps.count && block.rows[i].dlambda != nullptr) {
+        *block.rows[i].dlambda = -delta[1][i];
+      }
+    }
+  }
+
+  void begin_key_block(int64_t) {}
+
+  /// Of `lanes` entries of row r that start at `entry` of the maps.
+  Values at(int r, int64_t entry) const {
+    const Vec p1 = Isa::mul(Isa::load(maps.e[0] + entry), Isa::set1(product.weight[0][r]));
+    const Vec p2 = Isa::mul(Isa::load(maps.e[1] + entry), Isa::set1(product.weight[1][r]));
+    const Vec g = Isa::load(da + entry);  // p2: lambda p2
+    return {Isa::sub(p1, p2), Isa::mul(p1, Isa::sub(g, Isa::set1(delta[0][r]))),
+            Isa::mul(p2, Isa::sub(Isa::set1(delta[1][r]), g))};
+  }
+
+ private:
+  static void fill_zero(float* x, int64_t count) {
+    for (int64_t i = 0; i < count; i += kLanes) Isa::store(x + i, Isa::zero());
+  }
+
+  template <bool kMasked>
+  void da_tile(int64_t p, int s) {
+    Tile t;
+    t.zero();
+    const int64_t panel = Isa::Pack::transposed_operands(block.value_dim);
+    const Operand* right =
+        static_cast<const Operand*>(block.maps.keys->vt) + (maps.origin + p) * panel;
+    t.multiply_packed(rows.dout_packed + s * Isa::Pack::strip_operands(block.value_dim), right,
+                      Isa::Pack::steps(block.value_dim), right + panel + maps.asked_half(s));
+    float* out = da + (p * maps.rows + s * kRows) * kCols;
+    const float* e[2] = {maps.tile(0, p, s), maps.tile(1, p, s)};
+    const uint32_t* bits = maps.seen_bits + p * maps.rows + s * kRows;
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      Vec x[2];
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        x[h] = t.row(i, h);
+        // v or dO may be NaN where the row may not look
+        if constexpr (kMasked) x[h] = Isa::select(bits[i] >> (h * kLanes), x[h], Isa::zero());
+        Isa::store(out + i * kCols + h * kLanes, x[h]);
+      }
+#pragma GCC unroll 2
+      for (int m = 0; m < 2; ++m) {
+        float* sum = part[m] + (s * kRows + i) * kLanes;
+        const Vec e0 = Isa::load(e[m] + i * kCols), e1 = Isa::load(e[m] + i * kCols + kLanes);
+        Isa::store(sum, Isa::fma(e1, x[1], Isa::fma(e0, x[0], Isa::load(sum))));
+      }
+    }
+  }
+};
+
+}  // namespace diffattn::cpu

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Results do not depend on how many threads work, nor on how heads lie in memory: the same bits.
+// (Batch position: sequence_laws_test.cpp. Instruction sets: each is held to the same oracle.)
+
+#include <gtest/gtest.h>
+
+#include "diffattn/kernels/cpu.h"
+#include "support/compare.h"
+#include "support/run.h"
+
+namespace diffattn::testing {
+namespace {
+
+constexpr int64_t kCases = 20;  // and element type: 120 on a machine with two backends
+constexpr int64_t kThreadCounts[] = {2, 3, 8, 16};  // against one
+
+/// Restores one thread per core.
+struct ThreadCount {
+  explicit ThreadCount(int64_t count) { cpu::set_thread_count(count); }
+  ~ThreadCount() { cpu::set_thread_count(0); }
+};
+
+/// Everything a backend computes, one tensor after the other.
+std::vector<std::vector<double>> all_results(const Backend& backend, const Case& c,
+                                             const std::vector<double>& dstats) {
+  const ForwardResult forward = run_forward(backend, c);
+  std::vector<std::vector<double>> all{forward.out, forward.lse1, forward.lse2};
+  for (const BackwardResult& result :
+       {run_backward(backend, c), run_stats_backward(backend, c, dstats)}) {
+    for (const NamedGradient& gradient : kGradients) all.push_back(result.*gradient.values);
+  }
+  all.push_back(run_stats(backend, c, 1e-3));
+  const int64_t rows = c.spec.seq_q, columns = c.spec.seq_k;
+  if (rows > 0 && columns > 0) {
+    all.push_back(run_map(backend, c, {0, rows, 0, columns, (rows + 2) / 3, (columns + 1) / 2}));
+  }
+  return all;
+}
+
+class Invariance : public ::testing::TestWithParam<Target> {};
+
+TEST_P(Invariance, ThreadCountsGiveTheSameBits) {
+  const Backend& backend = *GetParam().backend;
+  for (int64_t seed = 0; seed < scaled(kCases); ++seed) {
+    // One in four has several blocks of rows and, for gradients of keys, several slabs.
+    const bool large = seed % 4 == 0;
+    const Spec spec =
+        random_spec(static_cast<uint64_t>(seed) + 4100, {.seq = large ? 600 : 60,
+                                                         .head_dim = 16,
+                                                         .value_dim = 16,
+                                                         .work = large ? 4000000 : 200000});
+    const Case c(spec, GetParam().dtype);
+    if (!backend.takes(c.problem())) continue;
+    std::vector<double> dstats(c.rows_q() * spec.heads * kStatCount);
+    Rng rng(static_cast<uint64_t>(seed));
+    for (double& x : dstats) x = rounded(Dtype::kBFloat16, rng.normal());
+    std::vector<std::vector<double>> want;
+    {
+      const ThreadCount one(1);
+      want = all_results(backend, c, dstats);
+    }
+    for (const int64_t count : kThreadCounts) {
+      const ThreadCount several(count);
+      const std::vector<std::vector<double>> got = all_results(backend, c, dstats);
+      for (size_t i = 0; i < want.size(); ++i) {
+        ASSERT_TRUE(same_bits(got[i], want[i], {}))
+            << "result " << i << " with " << count << " threads; " << c.describe();
+      }
+    }
+  }
+}
+
+TEST_P(Invariance, DecodingReadsInterleavedHeadsAsItReadsThemApart) {
+  for (uint64_t seed = 0; seed < static_cast<uint64_t>(scaled(8)); ++seed) {
+    Spec spec;
+    spec.batch = 2;
+    spec.kv_heads = seed % 2 == 0 ? 4 : 3;
+    spec.heads = spec.kv_heads * (seed % 4 < 2 ? 1 : 2);
+    spec.seq_q = 1 + static_cast<int64_t>(seed % 3);
+    spec.seq_k = 700 + static_cast<int64_t>(seed) * 37;  // two chunks of keys
+    spec.head_dim = seed % 2 == 0 ? 32 : 24;
+    spec.value_dim = 2 * spec.head_dim;
+    spec.causal = spec.key_lengths = seed % 2 == 1;
+    spec.seed = seed;
+    std::vector<double> out[2];
+    for (const Layout layout : {Layout::kBmhd, Layout::kBhmd}) {
+      spec.key_layout = spec.value_layout = layout;
+      const Case c(spec, GetParam().dtype);
+      out[layout == Layout::kBhmd] = run_forward(*GetParam().backend, c).out;
+    }
+    ASSERT_TRUE(same_bits(out[1], out[0], {})) << to_string(spec);
+  }
+}
+
+/// The reference has one thread and one way to read.
+std::vector<Target> fused_targets() {
+  std::vector<Target> list = targets();
+  std::erase_if(list, [](const Target& target) {
+    return target.backend->forward == cpu_backends().back().forward;
+  });
+  return list;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, Invariance, ::testing::ValuesIn(fused_targets()), target_name);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Invariance);
+
+}  // namespace
+}  // namespace diffattn::testing
