@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <filesystem>
+#include <span>
 
 #include "diffattn/data/corpus.h"
 #include "diffattn/io/error.h"
@@ -124,6 +125,15 @@ struct FileSink {
   io::TokenFileWriter writer;
 };
 
+/// A NUL byte near the front: an image, an archive, compiled code.
+bool is_binary(const std::string& path) {
+  constexpr std::uint64_t kFront = 4096;
+  const io::File file = io::File::open(path);
+  std::string front(std::min(file.size(), kFront), '\0');
+  file.read(0, std::as_writable_bytes(std::span(front)));
+  return front.find('\0') != std::string::npos;
+}
+
 void add_folder(const fs::path& folder, std::vector<std::string>& files) {
   std::error_code failed;
   auto entry = fs::recursive_directory_iterator(folder, failed);
@@ -139,7 +149,7 @@ void add_folder(const fs::path& folder, std::vector<std::string>& files) {
     if (hidden) {
       entry.disable_recursion_pending();
     } else if (std::error_code ignored; entry->is_regular_file(ignored)) {
-      files.push_back(entry->path().string());
+      if (!is_binary(entry->path())) files.push_back(entry->path());
     }
     entry.increment(failed);
     check();

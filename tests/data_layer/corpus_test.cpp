@@ -58,6 +58,7 @@ TEST(ReadCorpus, AFolderIsReadInOrderOfPaths) {
   folder.put("b/empty", "");
   folder.put(".git/config", "no");
   folder.put(".hidden", "no");
+  folder.put("b/compiled.pyc", std::string_view("no\0", 3));
   ReadReport report;
   EXPECT_EQ(texts_of(read_corpus(folder.path(), bytes(), {}, &report)),
             (Texts{"1|", "2|", "X|", "D|", "Z|"}));

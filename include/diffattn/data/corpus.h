@@ -72,7 +72,8 @@ struct ReadOptions {
 };
 
 /// The files of a text source, in the order in which they are read: the file itself, or every
-/// regular file below a folder, sorted by path; names that begin with '.' are left out.
+/// regular file below a folder, sorted by path; names that begin with '.' and files with a NUL byte
+/// in their first 4096 are left out.
 std::vector<std::string> text_files(const std::string& path);
 
 /// Reads and tokenises `path`: a text file (one document), a JSONL file (`*.jsonl`, one document
