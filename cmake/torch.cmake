@@ -51,9 +51,14 @@ add_library(diffattn_torch_header OBJECT ${PROJECT_SOURCE_DIR}/cmake/torch_heade
 target_link_libraries(diffattn_torch_header PRIVATE diffattn_torch diffattn_warnings)
 target_precompile_headers(diffattn_torch_header PRIVATE <torch/torch.h>)
 
+# With further headers the target gets a precompiled one of its own, torch and those.
 function(diffattn_use_torch target)
   target_link_libraries(${target} PRIVATE diffattn_torch diffattn_warnings)
-  target_precompile_headers(${target} REUSE_FROM diffattn_torch_header)
+  if(ARGN)
+    target_precompile_headers(${target} PRIVATE <torch/torch.h> ${ARGN})
+  else()
+    target_precompile_headers(${target} REUSE_FROM diffattn_torch_header)
+  endif()
   # A precompiled header is only reused under the same -fPIC: programs would get -fPIE.
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_compile_options(${target} PRIVATE -fPIC)

@@ -12,6 +12,8 @@ function(find_allowed kernel)
   set(allowed 0)
   if(kernel MATCHES "sm80.*forward_kernel.*ForwardConfigILi64ELi128E")
     set(allowed 96)  # 128 registers, for two blocks a multiprocessor: 76
+  elseif(kernel MATCHES "sm80.*forward_kernel.*ForwardConfigILi128ELi128E")
+    set(allowed 8)  # on sm_80 alone: 4
   elseif(kernel MATCHES "sm80.*backward_keys_kernel.*KeysConfigILi(64ELi128|96ELi192|128ELi256)E")
     set(allowed 128)  # 128 or more sums a thread: 56, 112, 84
   elseif(kernel MATCHES "sm80.*backward_queries_kernel.*QueriesConfigILi(96|128)E")
