@@ -30,7 +30,7 @@ struct Settings {
   std::string preset = "diffllama", device = "cpu";
   std::vector<int64_t> seq{512, 2048};
   std::vector<std::string> dtype{"float32"}, mask{"causal"}, pass{"forward", "backward"}, route;
-  int64_t embed_dim = 512, heads = 8, kv_heads = 8, batch = 1;
+  int64_t embed_dim = 512, heads = 8, kv_heads = 0, batch = 1;  // kv_heads 0: as heads
   int threads = 1, repeat = 5;
   bool no_rotary = false, json = false, csv = false;
 
@@ -237,6 +237,7 @@ std::vector<Point> sweep(const Settings& s) {
 }
 
 int run(Settings s) {
+  if (s.kv_heads == 0) s.kv_heads = s.heads;
   torch::set_num_threads(s.threads);
   for (std::string& name : s.route) name = route_name(nn::route_from_name(name));
   if (s.route.empty()) {
@@ -293,7 +294,8 @@ Run add_bench_module(CLI::App& bench) {
   verb->add_option("--preset", s->preset, "A published attention")->check(CLI::IsMember(presets));
   verb->add_option("--embed-dim", s->embed_dim, "Width of the model")->check(positive);
   verb->add_option("--heads", s->heads, "Heads of the equal-size Transformer")->check(positive);
-  verb->add_option("--kv-heads", s->kv_heads, "Its kv heads")->check(positive);
+  verb->add_option("--kv-heads", s->kv_heads, "Its kv heads (default: as --heads)")
+      ->check(positive);
   verb->add_option("--batch", s->batch, "Batch size")->check(CLI::Range(1, 65536));
   verb->add_option("--seq", s->seq, "Sequence lengths")->delimiter(',')->check(positive);
   verb->add_option("--dtype", s->dtype, "float32, bfloat16, float16, float64")

@@ -8,6 +8,7 @@
 
 #include <exception>
 #include <iostream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,12 @@ int run_program(int argc, char** argv) {
   return kWrongUse;
 }
 
+/// Messages of the operators name the library themselves.
+void print_error(const std::string& message) {
+  const bool named = message.starts_with("diffattn: ");
+  fmt::print(stderr, "{}{}\n", named ? "" : "diffattn: ", message);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -48,12 +55,12 @@ int main(int argc, char** argv) {
   try {
     code = run_program(argc, argv);
   } catch (const c10::Error& error) {
-    fmt::print(stderr, "diffattn: {}\n", error.what_without_backtrace());
+    print_error(error.what_without_backtrace());
   } catch (const diffattn::train::ConfigError& error) {
-    fmt::print(stderr, "diffattn: {}\n", error.what());
+    print_error(error.what());
     code = kWrongUse;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "diffattn: {}\n", error.what());
+    print_error(error.what());
   }
   if (std::fflush(stdout) != 0 || !std::cout.flush()) {
     fmt::print(stderr, "diffattn: could not write to standard output\n");
