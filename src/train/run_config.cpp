@@ -39,7 +39,7 @@ std::vector<Field> fields(RunConfig& c) {
   auto& d = c.data;
   auto& t = c.train;
   return {
-      {"task", TextField{&c.task, {}}},
+      {"task", TextField{&c.task, {"lm"}}},
       {"seed", IntField{&c.seed, 0, std::numeric_limits<int64_t>::max()}},
       {"model.attention", TextField{&m.attention, {}}},
       {"model.vocab_size", IntField{&m.vocab_size, 0, 1 << 24}},
@@ -77,7 +77,6 @@ std::vector<Field> fields(RunConfig& c) {
       {"train.z_loss", DoubleField{&t.z_loss, 0.0, 10.0}},
       {"train.sparsity_weight", DoubleField{&t.sparsity_weight, 0.0, kHuge}},
       {"train.focus_weight", DoubleField{&t.focus_weight, 0.0, kHuge}},
-      {"train.lambda_warmup_steps", IntField{&t.lambda_warmup_steps, 0, kMany}},
       {"train.dtype", TextField{&t.dtype, {"float32", "bfloat16"}}},
       {"train.device", TextField{&t.device, {}}},
       {"train.activation_checkpointing", &t.activation_checkpointing},

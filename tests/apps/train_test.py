@@ -147,7 +147,8 @@ class Training(unittest.TestCase):
         for setting, word in (("train.step=5", "train.steps"), ("train.steps=x", "an integer"),
                               ("train.steps", "key=value"), ("model.attention=nothing", "nothing"),
                               ("data.train=", "data.train"), ("model.hidden_size=33", "hidden_size"),
-                              ("data.tokenizer=/nowhere", "/nowhere")):
+                              ("data.tokenizer=/nowhere", "/nowhere"),
+                              ("task=dance", "task")):
             result = program("train", "--config", self.config, "--out", self.folder / "wrong",
                              "--set", setting)
             self.assertIn(result.returncode, (1, 2), setting)
