@@ -58,7 +58,7 @@ struct RunConfig {
     double clip_norm = 1.0;
     double label_smoothing = 0.0, z_loss = 0.0;
     double sparsity_weight = 0.0, focus_weight = 0.0;  // alpha and beta of the attention terms
-    std::string dtype = "float32";    // or "bfloat16": mixed precision, float32 master weights
+    std::string dtype = "float32";  // or "bfloat16": mixed precision, float32 master weights
     std::string device = "cpu";
     bool activation_checkpointing = false;
     int64_t eval_every = 200, eval_batches = 16;
