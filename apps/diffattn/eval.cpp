@@ -120,7 +120,7 @@ int run_eval(const EvalOptions& options) {
 
 Run add_eval(CLI::App& app) {
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* verb = app.add_subcommand("eval", "loss and accuracy of a model on a data set");
+  CLI::App* verb = app.add_subcommand("eval", "Loss and accuracy of a model on a data set");
   verb->add_option("--model", options->model, "model folder with a tokenizer")->required();
   verb->add_option("--data", options->data, "text file, folder, JSONL or token file")->required();
   verb->add_option("--seq-len", options->seq_len, "tokens per row (the model's maximum)")

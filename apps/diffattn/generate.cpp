@@ -174,7 +174,7 @@ int run_generate(const GenerateOptions& options) {
 
 Run add_generate(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
-  CLI::App* verb = app.add_subcommand("generate", "continue prompts with a model");
+  CLI::App* verb = app.add_subcommand("generate", "Continue prompts with a model");
   verb->add_option("--model", options->model, "model folder")->required();
   CLI::Option_group* what = verb->add_option_group("prompt");
   what->add_option("--prompt", options->prompt, "text to continue");

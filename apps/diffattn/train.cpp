@@ -195,7 +195,7 @@ int run_guarded(const TrainOptions& options) {
 
 Run add_train(CLI::App& app) {
   auto options = std::make_shared<TrainOptions>();
-  CLI::App* verb = app.add_subcommand("train", "train a model from a run file");
+  CLI::App* verb = app.add_subcommand("train", "Train a model from a run file");
   CLI::Option* config = verb->add_option("--config", options->config, "run file (TOML)");
   CLI::Option* out = verb->add_option("--out", options->out, "run folder to make");
   verb->add_option("--resume", options->resume, "run folder to go on with")

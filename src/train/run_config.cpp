@@ -66,7 +66,7 @@ std::vector<Field> fields(RunConfig& c) {
       {"train.seq_len", IntField{&t.seq_len, 2, 1 << 24}},
       {"train.learning_rate", DoubleField{&t.learning_rate, 0.0, 10.0}},
       {"train.final_fraction", DoubleField{&t.final_fraction, 0.0, 1.0}},
-      {"train.warmup_steps", IntField{&t.warmup_steps, 0, kMany}},
+      {"train.warmup_steps", IntField{&t.warmup_steps, -1, kMany}},
       {"train.schedule", TextField{&t.schedule, {"cosine", "linear", "constant"}}},
       {"train.beta1", DoubleField{&t.beta1, 0.0, 0.999999}},
       {"train.beta2", DoubleField{&t.beta2, 0.0, 0.999999}},
@@ -200,9 +200,7 @@ void RunConfig::resolve() {
                       m.num_attention_heads, m.num_key_value_heads));
   if (m.intermediate_size == 0) m.intermediate_size = (m.hidden_size * 8 / 3 + 63) / 64 * 64;
   if (m.max_position_embeddings == 0) m.max_position_embeddings = train.seq_len;
-  require(train.warmup_steps <= train.steps,
-          fmt::format("train.warmup_steps: expected at most train.steps = {}, got {}", train.steps,
-                      train.warmup_steps));
+  if (train.warmup_steps < 0) train.warmup_steps = std::min<int64_t>(100, train.steps / 20);
 }
 
 std::string RunConfig::to_toml() const {

@@ -52,7 +52,7 @@ struct RunConfig {
     int64_t seq_len = 1024;
     double learning_rate = 6e-4;
     double final_fraction = 0.1;
-    int64_t warmup_steps = 100;
+    int64_t warmup_steps = -1;  // -1: a twentieth of steps, at most 100
     std::string schedule = "cosine";
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
     double clip_norm = 1.0;
@@ -72,7 +72,8 @@ struct RunConfig {
   void set(const std::string& key, const std::string& value);
   void set_all(const std::vector<std::pair<std::string, std::string>>& settings);
 
-  /// Checks what concerns several keys and fills in the values marked "0: ..." that need no data.
+  /// Checks what concerns several keys and fills in the values marked "0: ..." or "-1: ..." that
+  /// need no data.
   void resolve();
 
   /// A run file with every key, that gives the same config back.
