@@ -6,14 +6,13 @@
 #include <fmt/core.h>
 #include <torch/torch.h>
 
-#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "diffattn/io/tokenizer.h"
+#include "diffattn/train/evaluate.h"
 #include "diffattn/train/language_data.h"
 #include "diffattn/train/model_folder.h"
-#include "diffattn/train/trainer.h"
 #include "progress.h"
 #include "verbs.h"
 
@@ -28,54 +27,33 @@ struct EvalOptions {
   bool json = false, skip_bad = false;
 };
 
-/// Running means of what was measured batch by batch.
-struct Totals {
-  double loss = 0, seconds = 0;
-  int64_t right = 0, tokens = 0, batches = 0;
-  std::map<std::string, double> attention;  // sums over statistics batches
-  int64_t attention_batches = 0;
+/// Means of attention statistics over batches.
+struct Statistics {
+  std::map<std::string, double> sums;
+  int64_t batches = 0;
 
-  void add(const train::Evaluation& one) {
-    loss += one.loss * static_cast<double>(one.tokens);
-    right += std::llround(one.accuracy * static_cast<double>(one.tokens));
-    tokens += one.tokens;
-    seconds += one.seconds;
+  void add(const train::Values& values) {
+    for (const auto& [name, value] : values) sums[name] += value;
     ++batches;
   }
-  double mean_loss() const { return loss / static_cast<double>(std::max<int64_t>(1, tokens)); }
-  double accuracy() const {
-    return static_cast<double>(right) / static_cast<double>(std::max<int64_t>(1, tokens));
-  }
 };
 
-/// One batch that was read already, as a source.
-class Single : public train::BatchSource {
- public:
-  explicit Single(train::Batch batch) : batch_(std::move(batch)) {}
-  train::Batch next() override { return batch_; }
-  std::string position() const override { return ""; }
-  void seek(const std::string&) override {}
-
- private:
-  train::Batch batch_;
-};
-
-int print(const Totals& totals, const EvalOptions& options) {
-  const double rate = static_cast<double>(totals.tokens) / totals.seconds;
+int print(const train::Evaluation& total, const Statistics& statistics, bool json) {
+  const double rate = static_cast<double>(total.tokens) / total.seconds;
   Json attention = Json::object();
-  for (const auto& [name, sum] : totals.attention) {
-    attention[name] = sum / static_cast<double>(totals.attention_batches);
+  for (const auto& [name, sum] : statistics.sums) {
+    attention[name] = sum / static_cast<double>(statistics.batches);
   }
-  if (options.json) {
-    const Json result{{"loss", totals.mean_loss()},    {"perplexity", std::exp(totals.mean_loss())},
-                      {"accuracy", totals.accuracy()}, {"tokens", totals.tokens},
-                      {"tokens_per_second", rate},     {"attention", attention}};
+  if (json) {
+    const Json result{{"loss", total.loss()},         {"perplexity", total.perplexity()},
+                      {"accuracy", total.accuracy()}, {"tokens", total.tokens},
+                      {"tokens_per_second", rate},    {"attention", attention}};
     fmt::print("{}\n", result.dump(2));
     return 0;
   }
   fmt::print(
       "loss        {:.5f}\nperplexity  {:.3f}\naccuracy    {:.4f}\ntokens      {}  ({:.0f}/s)\n",
-      totals.mean_loss(), std::exp(totals.mean_loss()), totals.accuracy(), totals.tokens, rate);
+      total.loss(), total.perplexity(), total.accuracy(), total.tokens, rate);
   if (!attention.empty()) fmt::print("\n");
   for (const auto& [name, value] : attention.items()) {
     fmt::print("{:<28} {:>8.4f}\n", name, value.get<double>());
@@ -84,11 +62,9 @@ int print(const Totals& totals, const EvalOptions& options) {
 }
 
 int run_eval(const EvalOptions& options) {
-  const nn::CausalLM model = train::load_causal_lm(options.model);
+  nn::CausalLM model = train::load_causal_lm(options.model);
   const io::Tokenizer tokenizer = io::Tokenizer::read(options.model);
-  train::RunConfig config;
-  config.train.device = options.device;
-  config.train.dtype = options.dtype;
+  model->to(torch::Device(options.device));
   const data::Corpus corpus =
       data::read_corpus(options.data, tokenizer, {.skip_bad = options.skip_bad, .progress = {}});
   data::RowOptions rows;
@@ -97,23 +73,19 @@ int run_eval(const EvalOptions& options) {
   rows.shuffle = false;
   rows.endless = false;
   train::CorpusBatches batches(corpus, rows);
-  train::Trainer trainer(model, config);
-  Totals totals;
+  train::Evaluation total;
+  Statistics statistics;
   const int64_t per_batch = rows.seq_len * rows.batch_size;
   Progress progress("eval", (static_cast<int64_t>(corpus.tokens()) + per_batch - 1) / per_batch);
   for (train::Batch batch = batches.next(); batch.ids.defined(); batch = batches.next()) {
-    Single single(batch);
-    totals.add(trainer.evaluate(single, 1));
-    if (totals.attention_batches < options.stats_batches) {
-      for (const auto& [name, value] : trainer.attention_statistics(batch)) {
-        totals.attention[name] += value;
-      }
-      ++totals.attention_batches;
+    total += train::evaluate(*model, batch, options.dtype);
+    if (statistics.batches < options.stats_batches) {
+      statistics.add(train::attention_statistics(*model, batch, options.dtype));
     }
-    progress.step(fmt::format("loss {:.4f}", totals.mean_loss()));
+    progress.step(fmt::format("loss {:.4f}", total.loss()));
   }
   progress.clear();
-  return print(totals, options);
+  return print(total, statistics, options.json);
 }
 
 }  // namespace

@@ -89,8 +89,8 @@ class Reporter {
   void evaluation(int64_t step, const train::Evaluation& result, bool best) {
     bar_.clear();
     fmt::print(stderr, "step {}: validation loss {:.4f}, perplexity {:.2f}, accuracy {:.3f}{}\n",
-               step, result.loss, std::exp(result.loss), result.accuracy, best ? "  (best)" : "");
-    valid_loss_ = result.loss;
+               step, result.loss(), result.perplexity(), result.accuracy(), best ? "  (best)" : "");
+    valid_loss_ = result.loss();
   }
   double last_loss() const { return last_loss_; }
   double valid_loss() const { return valid_loss_; }

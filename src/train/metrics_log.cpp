@@ -45,7 +45,7 @@ MetricsLog::MetricsLog(const std::string& folder, int64_t step)
 
 MetricsLog::~MetricsLog() { close(fd_); }
 
-void MetricsLog::write(int64_t step, const Values& values) {
+void MetricsLog::write(int64_t step, const std::vector<std::pair<std::string, double>>& values) {
   std::string line = fmt::format("{{\"step\": {}", step);
   for (const auto& [name, value] : values) {
     line +=

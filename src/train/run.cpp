@@ -112,29 +112,33 @@ void Run::save_model() {
   replace_folder(temporary, model_folder());
 }
 
-/// Every evaluation sees the same batches.
-void Run::rewind(BatchSource& valid) {
-  if (!valid_start_) valid_start_ = valid.position();
-  valid.seek(*valid_start_);
-}
-
-void Run::log_statistics(BatchSource& valid) {
-  rewind(valid);
-  metrics_->write(trainer_.progress.step, trainer_.attention_statistics(valid.next()));
+/// Both leave a source where it was: every evaluation sees the same batches, and statistics on the
+/// training data take none away from it.
+void Run::log_statistics(BatchSource& source) {
+  const std::string here = source.position();
+  const Batch batch = source.next();
+  source.seek(here);
+  metrics_->write(trainer_.progress.step,
+                  attention_statistics(*trainer_.model(), batch, config_.train.dtype));
 }
 
 void Run::evaluate(BatchSource& valid, const RunEvents& events) {
-  rewind(valid);
-  const Evaluation result = trainer_.evaluate(valid, config_.train.eval_batches);
+  const std::string here = valid.position();
+  trainer_.model()->eval();
+  Evaluation result;
+  for (int64_t i = 0; i < config_.train.eval_batches; ++i) {
+    result += train::evaluate(*trainer_.model(), valid.next(), config_.train.dtype);
+  }
+  valid.seek(here);
   Progress& progress = trainer_.progress;
-  const bool best = result.loss < progress.best_valid_loss;
+  const bool best = result.loss() < progress.best_valid_loss;
   if (best) {
-    progress.best_valid_loss = result.loss;
+    progress.best_valid_loss = result.loss();
     save_model();
   }
-  metrics_->write(progress.step, {{"valid_loss", result.loss},
-                                  {"valid_perplexity", std::exp(result.loss)},
-                                  {"valid_accuracy", result.accuracy}});
+  metrics_->write(progress.step, {{"valid_loss", result.loss()},
+                                  {"valid_perplexity", result.perplexity()},
+                                  {"valid_accuracy", result.accuracy()}});
   if (events.on_evaluation) events.on_evaluation(progress.step, result, best);
 }
 
@@ -162,7 +166,7 @@ Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events)
     if (events.on_step) events.on_step(report, trainer_.progress);
     if (trainer_.progress.skipped_in_row >= t.max_skipped_steps) return Outcome::kNonFinite;
     if (valid && due(t.eval_every)) evaluate(*valid, events);
-    if (valid && due(t.stats_every)) log_statistics(*valid);
+    if (due(t.stats_every)) log_statistics(valid ? *valid : train);
     const bool stop = events.stop && events.stop();
     if (stop || due(t.checkpoint_every)) {
       save(train);

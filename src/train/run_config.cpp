@@ -200,6 +200,10 @@ void RunConfig::resolve() {
                       m.num_attention_heads, m.num_key_value_heads));
   if (m.intermediate_size == 0) m.intermediate_size = (m.hidden_size * 8 / 3 + 63) / 64 * 64;
   if (m.max_position_embeddings == 0) m.max_position_embeddings = train.seq_len;
+  require(!train.activation_checkpointing ||
+              (train.sparsity_weight == 0.0 && train.focus_weight == 0.0),
+          "train.activation_checkpointing: expected false with train.sparsity_weight or "
+          "train.focus_weight, which read what the layers computed, got true");
   if (train.warmup_steps < 0) train.warmup_steps = std::min<int64_t>(100, train.steps / 20);
 }
 

@@ -3,7 +3,6 @@
 
 #include <ATen/autocast_mode.h>
 
-#include <array>
 #include <chrono>
 #include <cmath>
 
@@ -18,14 +17,6 @@ using torch::Tensor;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-nn::DecoderInput model_input(const Batch& batch) {
-  nn::DecoderInput input;
-  input.ids = batch.ids;
-  input.mask = batch.mask;
-  input.positions = batch.positions;
-  return input;
 }
 
 Schedule schedule_of(const RunConfig::Train& t) {
@@ -45,20 +36,6 @@ nn::CausalLM on_device(nn::CausalLM model, torch::Device device, bool checkpoint
 
 }  // namespace
 
-Batch Batch::to(torch::Device device) const {
-  if (device.is_cpu()) return *this;
-  const auto move = [&](const std::optional<Tensor>& tensor) {
-    return tensor ? std::optional(tensor->to(device)) : std::nullopt;
-  };
-  Batch moved{ids.to(device), labels.to(device), mask, move(positions)};
-  moved.mask.mask(move(mask.mask()))
-      .key_starts(move(mask.key_starts()))
-      .key_lengths(move(mask.key_lengths()))
-      .cu_seqlens_q(move(mask.cu_seqlens_q()))
-      .cu_seqlens_k(move(mask.cu_seqlens_k()));
-  return moved;
-}
-
 Trainer::Trainer(nn::CausalLM model, const RunConfig& config)
     : config_(config),
       device_(config.train.device),
@@ -72,7 +49,7 @@ Trainer::Loss Trainer::loss_of(const Batch& batch) {
   const MixedPrecision region(device_, t.dtype);
   const bool penalized = t.sparsity_weight != 0.0 || t.focus_weight != 0.0;
   std::vector<nn::AttentionTrace> traces;
-  nn::DecoderInput input = model_input(batch);
+  nn::DecoderInput input = batch.model_input();
   if (penalized && torch::GradMode::is_enabled()) input.traces = &traces;
   const nn::DecoderOutput output = model_->forward(input);
   const nn::TokenLoss loss = nn::linear_cross_entropy(
@@ -113,70 +90,6 @@ StepReport Trainer::step(BatchSource& source) {
   report.step = progress.step;
   report.seconds = seconds_since(start);
   return report;
-}
-
-Evaluation Trainer::evaluate(BatchSource& source, int64_t batches) {
-  const auto start = std::chrono::steady_clock::now();
-  const torch::NoGradGuard no_grad;
-  model_->eval();
-  Evaluation result;
-  double loss_sum = 0.0;
-  int64_t right = 0;
-  for (int64_t i = 0; i < batches; ++i) {
-    const Batch batch = source.next().to(device_);
-    const MixedPrecision region(device_, config_.train.dtype);
-    const Tensor hidden = model_->forward(model_input(batch)).last;
-    const nn::TokenLoss loss =
-        nn::linear_cross_entropy(hidden, model_->head_weight(), batch.labels);
-    const int64_t count = loss.count.item<int64_t>();
-    loss_sum += loss.mean.item<double>() * static_cast<double>(count);
-    right += nn::count_correct(hidden, model_->head_weight(), batch.labels);
-    result.tokens += count;
-  }
-  model_->train();
-  const double tokens = static_cast<double>(std::max<int64_t>(1, result.tokens));
-  result.loss = loss_sum / tokens;
-  result.accuracy = static_cast<double>(right) / tokens;
-  result.seconds = seconds_since(start);
-  return result;
-}
-
-std::vector<std::pair<std::string, double>> Trainer::attention_statistics(const Batch& given) {
-  constexpr std::array<std::pair<Stat, const char*>, 8> kLogged{{
-      {kStatSparse, "sparsity"},
-      {kStatFocus, "focus"},
-      {kStatAbsSum, "abs_sum"},
-      {kStatNegativeMass, "negative_mass"},
-      {kStatMax, "row_max"},
-      {kStatEntropy, "entropy"},
-      {kStatSinkMass, "sink_mass"},
-      {kStatCancelled, "noise_cancelled"},
-  }};
-  const torch::NoGradGuard no_grad;
-  const Batch batch = given.to(device_);
-  std::vector<nn::AttentionTrace> traces;
-  nn::DecoderInput input = model_input(batch);
-  input.traces = &traces;
-  {
-    const MixedPrecision region(device_, config_.train.dtype);
-    model_->forward(input);
-  }
-  std::vector<std::pair<std::string, double>> values;
-  for (size_t layer = 0; layer < traces.size(); ++layer) {
-    const std::string prefix = "layer." + std::to_string(layer) + ".";
-    for (const nn::HeadTensors& heads : traces[layer].calls) {
-      const Tensor stats =
-          attention_stats(heads.q1, heads.q2, heads.k1, heads.k2, heads.lambda, heads.options)
-              .flatten(0, -2)
-              .mean(0)
-              .to(torch::kCPU);
-      values.emplace_back(prefix + "lambda", heads.lambda.mean().item<double>());
-      for (const auto& [stat, name] : kLogged) {
-        values.emplace_back(prefix + name, stats[stat].item<double>());
-      }
-    }
-  }
-  return values;
 }
 
 }  // namespace diffattn::train

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "diffattn/nn/attention_layer.h"
+#include "diffattn/nn/decoder.h"
 
 namespace diffattn::train {
 
@@ -17,6 +17,7 @@ struct Batch {
   nn::AttentionMask mask;
   std::optional<torch::Tensor> positions;
 
+  nn::DecoderInput model_input() const;
   Batch to(torch::Device device) const;
 };
 

@@ -10,8 +10,6 @@
 
 namespace diffattn::train {
 
-using Values = std::vector<std::pair<std::string, double>>;
-
 /// `metrics.jsonl`, one object per line with `step` and what was measured, and a TensorBoard event
 /// file beside it.
 class MetricsLog {
@@ -24,7 +22,7 @@ class MetricsLog {
   ~MetricsLog();
 
   /// Numbers that are not finite become null, which JSON can say.
-  void write(int64_t step, const Values& values);
+  void write(int64_t step, const std::vector<std::pair<std::string, double>>& values);
 
  private:
   std::string path_;

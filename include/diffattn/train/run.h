@@ -3,10 +3,10 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "diffattn/train/checkpoints.h"
+#include "diffattn/train/evaluate.h"
 #include "diffattn/train/metrics_log.h"
 #include "diffattn/train/run_config.h"
 #include "diffattn/train/trainer.h"
@@ -50,9 +50,8 @@ class Run {
  private:
   void save(const BatchSource& train);
   void save_model();
-  void rewind(BatchSource& valid);
   void evaluate(BatchSource& valid, const RunEvents& events);
-  void log_statistics(BatchSource& valid);
+  void log_statistics(BatchSource& source);
   void log(const StepReport& report);
 
   std::string folder_;
@@ -62,7 +61,6 @@ class Run {
   Trainer trainer_;
   std::vector<std::pair<std::string, std::string>> extra_files_;
   std::unique_ptr<MetricsLog> metrics_;
-  std::optional<std::string> valid_start_;
 };
 
 /// The resolved config of the run in a folder, as text of a run file; throws io::Error when there

@@ -4,12 +4,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "diffattn/nn/decoder.h"
 #include "diffattn/train/adamw.h"
@@ -37,13 +32,6 @@ struct StepReport {
   double seconds = 0;
 };
 
-/// A mean over validation batches.
-struct Evaluation {
-  double loss = 0, accuracy = 0;
-  int64_t tokens = 0;
-  double seconds = 0;
-};
-
 /// Model, optimiser and schedule: one update at a time, on the device and in the type the config
 /// names. Knows nothing of files and terminals.
 class Trainer {
@@ -54,12 +42,6 @@ class Trainer {
   /// config.train.accumulate micro-batches and one update. When the loss or the gradient is not
   /// finite, parameters and optimiser stay as they were and the report says `skipped`.
   StepReport step(BatchSource& source);
-
-  /// Loss and accuracy over `batches` micro-batches from the source's present position.
-  Evaluation evaluate(BatchSource& source, int64_t batches);
-
-  /// Mean of every attention statistic per layer on one batch, and lambda: "layer.0.focus", ...
-  std::vector<std::pair<std::string, double>> attention_statistics(const Batch& batch);
 
   nn::CausalLM& model() { return model_; }
   AdamW& optimizer() { return optimizer_; }

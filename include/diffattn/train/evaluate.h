@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "diffattn/nn/decoder.h"
+#include "diffattn/train/batch.h"
+
+namespace diffattn::train {
+
+/// Sums over labels that counted, so that batches can be added up.
+struct Evaluation {
+  double loss_sum = 0;
+  int64_t right = 0, tokens = 0;
+  double seconds = 0;
+
+  Evaluation& operator+=(const Evaluation& other);
+  double loss() const;
+  double perplexity() const;
+  double accuracy() const;
+};
+
+/// Loss and right answers of a model on one batch, on the model's device, in `dtype` ("float32" or
+/// "bfloat16": mixed precision). The model must be in evaluation mode.
+Evaluation evaluate(nn::CausalLMImpl& model, const Batch& batch, const std::string& dtype);
+
+using Values = std::vector<std::pair<std::string, double>>;
+
+/// Mean of every attention statistic per layer on one batch, and lambda: "layer.0.focus", ...
+Values attention_statistics(nn::CausalLMImpl& model, const Batch& batch, const std::string& dtype);
+
+}  // namespace diffattn::train
