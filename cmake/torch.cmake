@@ -3,6 +3,9 @@
 #
 # find_package(Torch) is not used: with a CUDA wheel it adds CUDA flags and architectures of its
 # own. The wheel's folder has all that is needed: include/ and lib/.
+if(NOT DIFFATTN_PYTHON AND SKBUILD)
+  set(DIFFATTN_PYTHON ${Python_EXECUTABLE})
+endif()
 if(NOT DIFFATTN_PYTHON)
   find_program(DIFFATTN_PYTHON_DEFAULT python3 REQUIRED)
   set(DIFFATTN_PYTHON ${DIFFATTN_PYTHON_DEFAULT})
@@ -62,6 +65,9 @@ function(diffattn_use_torch target)
   # A precompiled header is only reused under the same -fPIC: programs would get -fPIE.
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_compile_options(${target} PRIVATE -fPIC)
+  # Torch's and CLI11's templates are instantiated anew in each file, 10 to 20 s of it: six files
+  # at a time share that.
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
 endfunction()
 set_target_properties(diffattn_torch_header PROPERTIES POSITION_INDEPENDENT_CODE OFF)
 target_compile_options(diffattn_torch_header PRIVATE -fPIC)

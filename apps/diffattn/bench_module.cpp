@@ -26,7 +26,7 @@ using Json = nlohmann::ordered_json;
 using Layer = nn::MultiheadDiffAttentionImpl;
 using torch::Tensor;
 
-struct Settings {
+struct ModuleSettings {
   std::string preset = "diffllama", device = "cpu";
   std::vector<int64_t> seq{512, 2048};
   std::vector<std::string> dtype{"float32"}, mask{"causal"}, pass{"forward", "backward"}, route;
@@ -37,29 +37,29 @@ struct Settings {
   bool on_gpu() const { return device == "cuda"; }
 };
 
-const std::map<std::string, torch::ScalarType> kDtypes{{"float32", torch::kFloat32},
-                                                       {"bfloat16", torch::kBFloat16},
-                                                       {"float16", torch::kFloat16},
-                                                       {"float64", torch::kFloat64}};
-const std::vector<std::string> kMasks{"causal",        "full",    "window",  "left_padding",
-                                      "right_padding", "boolean", "additive"};
+const std::map<std::string, torch::ScalarType> kModuleDtypes{{"float32", torch::kFloat32},
+                                                             {"bfloat16", torch::kBFloat16},
+                                                             {"float16", torch::kFloat16},
+                                                             {"float64", torch::kFloat64}};
+const std::vector<std::string> kModuleMasks{"causal",        "full",    "window",  "left_padding",
+                                            "right_padding", "boolean", "additive"};
 
 /// One point of the sweep.
-struct Point {
+struct ModulePoint {
   int64_t seq;
   std::string dtype, mask, pass;
 };
 
-std::shared_ptr<Layer> make_layer(const Settings& s, const Point& p) {
+std::shared_ptr<Layer> make_layer(const ModuleSettings& s, const ModulePoint& p) {
   auto options =
       preset_options(s.preset, nn::PresetOptions(s.embed_dim, s.heads).num_kv_heads(s.kv_heads));
   if (s.no_rotary) options.rotary({});
   const auto layer = std::make_shared<Layer>(options);
-  layer->to(torch::Device(s.device), kDtypes.at(p.dtype));
+  layer->to(torch::Device(s.device), kModuleDtypes.at(p.dtype));
   return layer;
 }
 
-nn::AttentionMask make_mask(const Settings& s, const Point& p) {
+nn::AttentionMask make_mask(const ModuleSettings& s, const ModulePoint& p) {
   const auto on_device = torch::TensorOptions().device(s.device);
   std::vector<int64_t> padding;  // of row b: half of the row in the first one, less in the others
   for (int64_t b = 0; b < s.batch; ++b) padding.push_back(p.seq / 2 / (b + 1));
@@ -83,9 +83,9 @@ struct Sample {
 
 class Measurement {
  public:
-  Measurement(const Settings& settings, const Point& point)
+  Measurement(const ModuleSettings& settings, const ModulePoint& point)
       : s_(settings), p_(point), layer_(make_layer(settings, point)), mask_(make_mask(s_, p_)) {
-    const auto options = torch::TensorOptions().device(s_.device).dtype(kDtypes.at(p_.dtype));
+    const auto options = torch::TensorOptions().device(s_.device).dtype(kModuleDtypes.at(p_.dtype));
     x_ = torch::randn({s_.batch, p_.seq, s_.embed_dim}, options).requires_grad_(true);
     if (p_.pass == "decode") fill_cache();
   }
@@ -134,15 +134,15 @@ class Measurement {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
 
-  const Settings& s_;
-  const Point& p_;
+  const ModuleSettings& s_;
+  const ModulePoint& p_;
   std::shared_ptr<Layer> layer_;
   nn::AttentionMask mask_;
   nn::KvCache cache_;
   Tensor x_;
 };
 
-Json measure_point(const Settings& s, const Point& p) {
+Json measure_point(const ModuleSettings& s, const ModulePoint& p) {
   torch::manual_seed(0);
   Measurement measurement(s, p);
   const size_t count = s.route.size();
@@ -183,7 +183,7 @@ Json measure_point(const Settings& s, const Point& p) {
           {"device", s.device},       {"routes", rows}};
 }
 
-void print_point(const Json& point) {
+void print_module_point(const Json& point) {
   fmt::print("\n{} ({} parameters), {}, {}, {}: N = {}, batch {}, rotary {}\n",
              point["preset"].get<std::string>(), point["parameters"].get<int64_t>(),
              point["pass"].get<std::string>(), point["dtype"].get<std::string>(),
@@ -203,7 +203,7 @@ void print_point(const Json& point) {
   std::fflush(stdout);
 }
 
-void print_csv(const Json& points) {
+void print_module_csv(const Json& points) {
   fmt::print(
       "preset,pass,dtype,mask,seq,batch,rotary,threads,device,route,ms,ms_fastest,ms_slowest,"
       "tokens_per_second,peak_memory_mib\n");
@@ -221,8 +221,8 @@ void print_csv(const Json& points) {
   }
 }
 
-std::vector<Point> sweep(const Settings& s) {
-  std::vector<Point> points;
+std::vector<ModulePoint> sweep(const ModuleSettings& s) {
+  std::vector<ModulePoint> points;
   for (const int64_t seq : s.seq) {
     for (const auto& dtype : s.dtype) {
       for (const auto& mask : s.mask) {
@@ -236,7 +236,7 @@ std::vector<Point> sweep(const Settings& s) {
   return points;
 }
 
-int run(Settings s) {
+int run(ModuleSettings s) {
   if (s.kv_heads == 0) s.kv_heads = s.heads;
   torch::set_num_threads(s.threads);
   for (std::string& name : s.route) name = route_name(nn::route_from_name(name));
@@ -255,15 +255,15 @@ int run(Settings s) {
   }
   const auto points = sweep(s);
   Progress progress("bench", static_cast<int64_t>(points.size()));
-  for (const Point& p : points) {
+  for (const ModulePoint& p : points) {
     report["points"].push_back(measure_point(s, p));
     progress.clear();
-    if (!quiet) print_point(report["points"].back());
+    if (!quiet) print_module_point(report["points"].back());
     progress.step(fmt::format("N = {} {} {}", p.seq, p.mask, p.pass));
   }
   progress.clear();
   if (s.json) fmt::print("{}\n", report.dump(2));
-  if (s.csv) print_csv(report["points"]);
+  if (s.csv) print_module_csv(report["points"]);
   return 0;
 }
 
@@ -284,7 +284,7 @@ Run add_bench_module(CLI::App& bench) {
   verb->footer(
       "Example:\n  diffattn bench module --preset microsoft_v1 --seq 1024,4096 --mask "
       "causal,left_padding --pass forward,backward,decode");
-  auto s = std::make_shared<Settings>();
+  auto s = std::make_shared<ModuleSettings>();
   s->threads = torch::get_num_threads();
   std::vector<std::string> presets;
   for (const std::string& name : nn::preset_names()) {
@@ -304,7 +304,7 @@ Run add_bench_module(CLI::App& bench) {
   verb->add_option("--mask", s->mask,
                    "causal, full, window, left_padding, right_padding, boolean, additive")
       ->delimiter(',')
-      ->check(CLI::IsMember(kMasks));
+      ->check(CLI::IsMember(kModuleMasks));
   verb->add_option("--pass", s->pass, "forward, backward, decode")
       ->delimiter(',')
       ->check(CLI::IsMember({"forward", "backward", "decode"}));

@@ -116,4 +116,10 @@ bool cuda_fused_takes(const ProblemArguments& arguments, int64_t value_dim) {
 }
 
 }  // namespace ops
+
+// For Python, which has no C++ face to ask.
+TORCH_LIBRARY_FRAGMENT(diffattn, m) {
+  m.def("backend_for(Device device, ScalarType dtype) -> str", backend_for);
+}
+
 }  // namespace diffattn

@@ -12,7 +12,7 @@
 #include "ops/problem_views.h"
 #include "ops/view_of.h"
 
-namespace diffattn::ops {
+namespace diffattn::ops::on_cpu {
 namespace {
 
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
@@ -110,4 +110,4 @@ TORCH_LIBRARY_IMPL(diffattn, CPU, m) {
   entry::implement<forward, backward, decode, stats, stats_backward, map>(m);
 }
 
-}  // namespace diffattn::ops
+}  // namespace diffattn::ops::on_cpu

@@ -9,7 +9,7 @@
 #include "ops/entry.h"
 #include "ops/problem_views.h"
 
-namespace diffattn::ops {
+namespace diffattn::ops::on_cuda {
 namespace {
 
 /// The checks that need the values of index tensors; the composed path reads them anyway.
@@ -72,4 +72,4 @@ TORCH_LIBRARY_IMPL(diffattn, CUDA, m) {
   entry::implement<forward, backward, decode, stats, stats_backward, map>(m);
 }
 
-}  // namespace diffattn::ops
+}  // namespace diffattn::ops::on_cuda

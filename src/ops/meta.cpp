@@ -6,7 +6,7 @@
 #include "ops/checks.h"
 #include "ops/entry.h"
 
-namespace diffattn::ops {
+namespace diffattn::ops::on_meta {
 namespace {
 
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
@@ -43,4 +43,4 @@ TORCH_LIBRARY_IMPL(diffattn, Meta, m) {
   entry::implement<forward, backward, decode, stats, stats_backward, map>(m);
 }
 
-}  // namespace diffattn::ops
+}  // namespace diffattn::ops::on_meta

@@ -6,7 +6,7 @@
 
 #include "io/test_files.h"
 
-namespace diffattn::data {
+namespace diffattn::data::corpus_test {
 namespace {
 
 using io::testing::error_of;
@@ -156,4 +156,4 @@ TEST(Corpus, SplitsShareNothingAndLoseNothing) {
 }
 
 }  // namespace
-}  // namespace diffattn::data
+}  // namespace diffattn::data::corpus_test

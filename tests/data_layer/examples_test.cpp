@@ -5,7 +5,7 @@
 
 #include "io/test_files.h"
 
-namespace diffattn::data {
+namespace diffattn::data::examples_test {
 namespace {
 
 using io::testing::error_of;
@@ -132,4 +132,4 @@ TEST(ShuffledIndices, OnePassOverRanks) {
 }
 
 }  // namespace
-}  // namespace diffattn::data
+}  // namespace diffattn::data::examples_test

@@ -6,7 +6,7 @@
 
 #include "io/test_files.h"
 
-namespace diffattn::data {
+namespace diffattn::data::packed_rows_test {
 namespace {
 
 using io::testing::error_of;
@@ -226,4 +226,4 @@ TEST(PackedRows, OptionsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace diffattn::data
+}  // namespace diffattn::data::packed_rows_test

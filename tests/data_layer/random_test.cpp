@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace diffattn::data {
+namespace diffattn::data::random_test {
 namespace {
 
 // Worked out by another program with Python's integers. The order must never change between
@@ -94,4 +94,4 @@ TEST(Permutation, LargeSizesNeedNoMemory) {
 }
 
 }  // namespace
-}  // namespace diffattn::data
+}  // namespace diffattn::data::random_test

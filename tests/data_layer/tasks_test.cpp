@@ -9,7 +9,7 @@
 
 #include "diffattn/io/error.h"
 
-namespace diffattn::data {
+namespace diffattn::data::tasks_test {
 namespace {
 
 /// Every question can be answered by looking for what stands between the mark and the answer.
@@ -167,4 +167,4 @@ TEST(Tasks, OptionsOutOfRangeAreNamed) {
 }
 
 }  // namespace
-}  // namespace diffattn::data
+}  // namespace diffattn::data::tasks_test

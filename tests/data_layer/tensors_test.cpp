@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace diffattn::data {
+namespace diffattn::data::tensors_test {
 namespace {
 
 TEST(Tensors, RowsBecomePackedSequences) {
@@ -29,4 +29,4 @@ TEST(Tensors, PaddedRowsAreATable) {
 }
 
 }  // namespace
-}  // namespace diffattn::data
+}  // namespace diffattn::data::tensors_test

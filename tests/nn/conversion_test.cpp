@@ -9,7 +9,7 @@
 #include "diffattn/nn/presets.h"
 #include "layers.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::conversion_test {
 namespace {
 
 using nn::AttentionLayer;
@@ -109,4 +109,4 @@ TEST(Conversion, ThereAndBackGivesTheSameBitsWithoutANormWeight) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::conversion_test

@@ -6,7 +6,7 @@
 #include "diffattn/nn/shared_diff_attention.h"
 #include "layer_laws.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::dint_test {
 namespace {
 
 using namespace diffattn::nn;
@@ -202,4 +202,4 @@ TEST(SharedDiff, Refusals) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::dint_test

@@ -9,7 +9,7 @@
 #include "diffattn/nn/presets.h"
 #include "layers.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::golden_test {
 namespace {
 
 using nn::GqaPairing;
@@ -134,4 +134,4 @@ TEST(NnGolden, ModulesGiveWhatWasRecordedOnCuda) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::golden_test

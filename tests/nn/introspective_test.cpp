@@ -6,7 +6,7 @@
 #include "diffattn/nn/introspective_attention.h"
 #include "layer_laws.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::introspective_test {
 namespace {
 
 using namespace diffattn::nn;
@@ -265,4 +265,4 @@ TEST(Introspective, Refusals) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::introspective_test

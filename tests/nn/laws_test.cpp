@@ -7,7 +7,7 @@
 
 #include "layers.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::laws_test {
 namespace {
 
 using nn::AttentionTrace;
@@ -268,4 +268,4 @@ TEST(Gradients, MatchDifferences) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::laws_test

@@ -11,7 +11,7 @@
 #include "diffattn/nn/token_feature_enhancer.h"
 #include "layer_laws.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::memory_test {
 namespace {
 
 using namespace diffattn::nn;
@@ -71,4 +71,4 @@ TEST(Memory, NoWholeMaps) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::memory_test

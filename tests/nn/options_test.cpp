@@ -11,7 +11,7 @@
 #include "diffattn/nn/presets.h"
 #include "layers.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::options_test {
 namespace {
 
 using nn::make_preset;
@@ -287,4 +287,4 @@ TEST_F(RotaryTest, KeepsTheTypeOfTheHeads) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::options_test

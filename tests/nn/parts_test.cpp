@@ -7,7 +7,7 @@
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "layer_laws.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::parts_test {
 namespace {
 
 using namespace diffattn::nn;
@@ -391,4 +391,4 @@ TEST(DiffBlock, Refusals) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::parts_test

@@ -6,7 +6,7 @@
 #include "diffattn/nn/route.h"
 #include "layers.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::routes_test {
 namespace {
 
 using nn::Route;
@@ -150,4 +150,4 @@ TEST(RouteNames, AreReadBack) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::routes_test

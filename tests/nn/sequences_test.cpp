@@ -4,7 +4,7 @@
 
 #include "layers.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::sequences_test {
 namespace {
 
 using nn::KvCache;
@@ -197,4 +197,4 @@ TEST(Cuda, GivesWhatTheCpuGives) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::sequences_test

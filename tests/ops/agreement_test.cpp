@@ -12,7 +12,7 @@
 #include "diffattn/ops.h"
 #include "random_case.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::agreement_test {
 namespace {
 
 using torch::Tensor;
@@ -144,4 +144,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, AgreementTest, ::testing::ValuesIn(available_
                          backend_name);
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::agreement_test

@@ -12,7 +12,7 @@
 #include "diffattn/ops.h"
 #include "random_case.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::cuda_test {
 namespace {
 
 using torch::Tensor;
@@ -165,4 +165,4 @@ TEST_F(CudaOps, CurrentStream) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::cuda_test

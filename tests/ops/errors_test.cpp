@@ -10,7 +10,7 @@
 #include "diffattn/kernels/error.h"
 #include "diffattn/ops.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::errors_test {
 namespace {
 
 using torch::Tensor;
@@ -252,4 +252,4 @@ TEST(Errors, DecodeTakesNoPackedSequences) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::errors_test

@@ -12,7 +12,7 @@
 #include "diffllama.h"
 #include "golden.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::golden_test {
 namespace {
 
 using torch::Tensor;
@@ -201,4 +201,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, GoldenTest, ::testing::ValuesIn(available_cpu
                          backend_name);
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::golden_test

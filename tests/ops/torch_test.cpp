@@ -10,7 +10,7 @@
 #include "diffattn/kernels/error.h"
 #include "diffattn/ops.h"
 
-namespace diffattn::testing {
+namespace diffattn::testing::torch_test {
 namespace {
 
 using torch::Tensor;
@@ -166,4 +166,4 @@ TEST(Meta, ShapesWithoutData) {
 }
 
 }  // namespace
-}  // namespace diffattn::testing
+}  // namespace diffattn::testing::torch_test

@@ -6,7 +6,7 @@
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/multihead_diff_attention.h"
 
-namespace diffattn::nn {
+namespace diffattn::nn::loss_test {
 namespace {
 
 using torch::Tensor;
@@ -130,4 +130,4 @@ TEST(AttentionPenalty, EqualsItsDefinitionOnTheMap) {
 }
 
 }  // namespace
-}  // namespace diffattn::nn
+}  // namespace diffattn::nn::loss_test

@@ -17,7 +17,7 @@
 #include "io/test_files.h"
 #include "ops/golden.h"
 
-namespace diffattn::train {
+namespace diffattn::train::models_test {
 namespace {
 
 using io::testing::TempFolder;
@@ -287,4 +287,4 @@ TEST(Generate, NamesWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace diffattn::train
+}  // namespace diffattn::train::models_test

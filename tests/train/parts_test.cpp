@@ -18,7 +18,7 @@
 #include "diffattn/train/schedule.h"
 #include "io/test_files.h"
 
-namespace diffattn::train {
+namespace diffattn::train::parts_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -213,4 +213,4 @@ TEST(MetricsLog, TakesOutStepsThatComeAgain) {
 }
 
 }  // namespace
-}  // namespace diffattn::train
+}  // namespace diffattn::train::parts_test

@@ -12,7 +12,7 @@
 #include "diffattn/train/run.h"
 #include "io/test_files.h"
 
-namespace diffattn::train {
+namespace diffattn::train::run_test {
 namespace {
 
 using io::testing::TempFolder;
@@ -214,4 +214,4 @@ TEST(Run, AttentionPenaltyChangesTheLossOnlyWhenAskedFor) {
 }
 
 }  // namespace
-}  // namespace diffattn::train
+}  // namespace diffattn::train::run_test
