@@ -128,6 +128,28 @@ TEST_P(SpecialValues, NanAndInfinityReachOnlyThoseWhoSeeThem) {
   EXPECT_GT(poisoned, scaled(10) * 10);
 }
 
+TEST_P(SpecialValues, NanInAnyColumnOfATile) {  // the last one too: its bit is the sign of a word
+  const Spec spec{.seed = 31, .seq_q = 66, .seq_k = 66, .causal = true};
+  const Case whole = make(spec);
+  const std::vector<double> before = run_forward(backend(), whole).out;
+  const std::vector<double> gradients = run_backward(backend(), whole).dq1;
+  for (const int64_t n : {0, 15, 16, 31, 32, 47, 63, 64}) {
+    Case c = make(spec);
+    c.values.v[n * spec.value_dim] = c.values.k1[n * spec.head_dim] = kNan;
+    c.store();
+    const std::vector<double> out = run_forward(backend(), c).out;
+    const std::vector<double> dq1 = run_backward(backend(), c).dq1;
+    for (int64_t m = 0; m < spec.seq_q; ++m) {
+      ASSERT_TRUE(m < n ? out[m * spec.value_dim] == before[m * spec.value_dim]
+                        : std::isnan(out[m * spec.value_dim]))
+          << "out, row " << m << ", NaN in column " << n;
+      ASSERT_TRUE(m < n ? dq1[m * spec.head_dim] == gradients[m * spec.head_dim]
+                        : std::isnan(dq1[m * spec.head_dim]))
+          << "dq1, row " << m << ", NaN in column " << n;
+    }
+  }
+}
+
 TEST_P(SpecialValues, NanInDoutReachesOnlyWhatItsRowSees) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     Case c = make(partly_hidden_spec(seed + 900));

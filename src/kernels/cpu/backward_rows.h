@@ -147,7 +147,7 @@ struct BackwardRows {
       const Matrix& k = block.maps.keys->k_rows[m];
       for (int64_t p = first; p < last; ++p) {
         const uint32_t bits = block.maps.keys->odd_k[m][maps.origin + p];
-        for (int j = 0; bits >> j != 0; ++j) {
+        for (int j = 0; j < kCols; ++j) {
           if ((bits >> j & 1u) == 0) continue;
           const int64_t from = ((maps.origin + p) * kCols + j) * k.stride;
           for (int i = 0; i < block.maps.count; ++i) {

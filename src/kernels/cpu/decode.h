@@ -77,14 +77,27 @@ struct Decode {
     }
   }
 
-  /// Keys [column, column + W).
+  /// Keys [column, column + W). Rows that see all of them share the loads.
   void run(int64_t column) {
-    run_panel<true>(0, column);
-    for (int i = 1; i < maps.count; ++i) run_panel<false>(i, column);
+    bool ahead = true;  // the first rows ask for the next panel
+    for (int i = 0; i < maps.count;) {
+      const int left = maps.count - i;
+      if (left >= 4 && run_rows<4>(i, column, ahead)) {
+        i += 4;
+      } else if (left >= 2 && run_rows<2>(i, column, ahead)) {
+        i += 2;
+      } else {
+        ahead ? run_panel<true>(i, column) : run_panel<false>(i, column);
+        ++i;
+      }
+      ahead = false;
+    }
   }
 
  private:
   static constexpr int64_t kSize = kType == Dtype::kFloat32 ? 4 : 2;
+  static constexpr uint32_t kAll = static_cast<uint32_t>((uint64_t{1} << kCols) - 1);
+  static constexpr int64_t kMaxShared = 256;  // width of rows of q that are shared
 
   static const void* element(const Matrix& x, int64_t at) {
     return static_cast<const char*>(x.data) + at * kSize;
@@ -97,17 +110,134 @@ struct Decode {
     const int64_t part = head * kCols * mine.width;
     return {element(first, (column + kCols) * first.stride + part), mine.width};
   }
+  static void ask(const Ahead& ahead, int j, int64_t c) {
+    __builtin_prefetch(static_cast<const char*>(ahead.data) + (j * ahead.stride + c) * kSize, 0, 2);
+  }
   /// Row `column + j`.
   template <bool kAhead>
   static Vec load(const Matrix& x, int64_t column, int j, int64_t c, const Ahead& ahead) {
-    if constexpr (kAhead) {
-      __builtin_prefetch(static_cast<const char*>(ahead.data) + (j * ahead.stride + c) * kSize, 0,
-                         2);
-    }
+    if constexpr (kAhead) ask(ahead, j, c);
     return Isa::load_elements(x.data, kType, (column + j) * x.stride + c, kLanes);
   }
   static Vec load_tail(const Matrix& x, int64_t n, int64_t c) {
     return Isa::load_elements(x.data, kType, n * x.stride + c, x.width - c);
+  }
+
+  /// Rows [i, i + R) where all of them see the whole panel. Returns whether they do.
+  template <int R>
+  bool run_rows(int i, int64_t column, bool ahead) {
+    if (maps.head_dim > kMaxShared) return false;
+    for (int r = 0; r < R; ++r) {
+      if (mask.bits(maps.rows[i + r], column) != kAll) return false;
+    }
+    ahead ? share_panel<R, true>(i, column) : share_panel<R, false>(i, column);
+    return true;
+  }
+
+  template <int R, bool kAhead>
+  void share_panel(int i, int64_t column) {
+    float e[2][R][kCols];
+    float bias[kCols];
+    const bool biased = maps.mask_kind == MaskKind::kAdditive;
+    for (int m = 0; m < 2; ++m) {
+      share_scores<R, kAhead>(i, m, column, e[m]);
+      for (int r = 0; r < R; ++r) {
+        if (biased) mask.bias(maps.rows[i + r], column, bias);
+        exponentials(i + r, m, kAll, biased ? bias : nullptr, e[m][r]);
+      }
+    }
+    share_values<R, kAhead>(i, column, e);
+  }
+
+  /// (1) without scale and mask: R rows x lanes / R keys at a time.
+  template <int R, bool kAhead>
+  void share_scores(int i, int m, int64_t column, float (&out)[R][kCols]) const {
+    constexpr int kKeys = kLanes / R;
+    const Matrix& k = maps.keys->k_rows[m];
+    const int64_t whole = k.width / kLanes * kLanes, rest = k.width - whole;
+    alignas(64) float q[R][kMaxShared];
+    for (int r = 0; r < R; ++r) {
+      for (int64_t c = 0; c < k.width; c += kLanes) {
+        Isa::store(q[r] + c, Isa::load_elements(maps.rows[i + r].q[m], kType, c, k.width - c));
+      }
+    }
+    const Ahead ahead = next_panel(k, group.heads[0].maps.keys->k_rows[m], column);
+    for (int h = 0; h < kCols; h += kKeys) {
+      Vec sums[kLanes];  // [R][keys]
+#pragma GCC unroll 16
+      for (int j = 0; j < kLanes; ++j) sums[j] = Isa::zero();
+      const auto add = [&](int64_t c, int64_t count) {
+        Vec x[kKeys];
+#pragma GCC unroll 8
+        for (int j = 0; j < kKeys; ++j) {
+          if constexpr (kAhead) ask(ahead, h + j, c);
+          x[j] = Isa::load_elements(k.data, kType, (column + h + j) * k.stride + c, count);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const Vec y = Isa::load(q[r] + c);
+#pragma GCC unroll 8
+          for (int j = 0; j < kKeys; ++j) {
+            sums[r * kKeys + j] = Isa::fma(y, x[j], sums[r * kKeys + j]);
+          }
+        }
+      };
+      for (int64_t c = 0; c < whole; c += kLanes) add(c, kLanes);
+      if (rest != 0) add(whole, rest);
+      float lanes[kLanes];
+      Isa::store(lanes, Isa::sums(sums));
+      for (int r = 0; r < R; ++r) {
+        __builtin_memcpy(out[r] + h, lanes + r * kKeys, kKeys * sizeof(float));
+      }
+    }
+  }
+
+  /// (4) of R rows, two vectors of O at a time.
+  template <int R, bool kAhead>
+  void share_values(int i, int64_t column, const float (&e)[2][R][kCols]) {
+    constexpr int kVectors = 2;
+    const Ahead ahead = next_panel(v, group.heads[0].maps.keys->v_rows, column);
+    float* o[2][R];
+    for (int m = 0; m < 2; ++m) {
+      for (int r = 0; r < R; ++r) o[m][r] = DecodePart<Isa>(parts, block.value_dim, i + r, m).o();
+    }
+    const auto add = [&]<int kCount>(int64_t c, int64_t count) {
+      Vec x[2][R][kCount];
+#pragma GCC unroll 16
+      for (int u = 0; u < 2 * R * kCount; ++u) {
+        x[u / kCount / R][u / kCount % R][u % kCount] =
+            Isa::load(o[u / kCount / R][u / kCount % R] + c + u % kCount * kLanes);
+      }
+      int64_t at = column * v.stride + c;
+      for (int j = 0; j < kCols; ++j, at += v.stride) {
+        Vec row[kCount];
+#pragma GCC unroll 2
+        for (int u = 0; u < kCount; ++u) {
+          if constexpr (kAhead) ask(ahead, j, c + u * kLanes);
+          row[u] = Isa::load_elements(v.data, kType, at + u * kLanes, count);
+        }
+#pragma GCC unroll 8
+        for (int k = 0; k < 2 * R; ++k) {
+          const Vec weight = Isa::set1(e[k / R][k % R][j]);
+#pragma GCC unroll 2
+          for (int u = 0; u < kCount; ++u) {
+            x[k / R][k % R][u] = Isa::fma(weight, row[u], x[k / R][k % R][u]);
+          }
+        }
+      }
+#pragma GCC unroll 16
+      for (int u = 0; u < 2 * R * kCount; ++u) {
+        Isa::store(o[u / kCount / R][u / kCount % R] + c + u % kCount * kLanes,
+                   x[u / kCount / R][u / kCount % R][u % kCount]);
+      }
+    };
+    int64_t c = 0;
+    for (; c + kVectors * kLanes <= v.width; c += kVectors * kLanes) {
+      add.template operator()<kVectors>(c, kLanes);
+    }
+    for (; c < v.width; c += kLanes) {
+      add.template operator()<1>(c, v.width - c < kLanes ? v.width - c : kLanes);
+    }
   }
 
   template <bool kAhead>
@@ -118,7 +248,6 @@ struct Decode {
     float bias[kCols];
     const bool biased = maps.mask_kind == MaskKind::kAdditive;
     if (biased) mask.bias(maps.rows[i], column, bias);
-    constexpr uint32_t kAll = static_cast<uint32_t>((uint64_t{1} << kCols) - 1);
     for (int m = 0; m < 2; ++m) {
       const Ahead ahead =
           next_panel(maps.keys->k_rows[m], group.heads[0].maps.keys->k_rows[m], column);
@@ -156,7 +285,7 @@ struct Decode {
         sums[j] = Isa::fma(x, load_tail(k, column + h + j, c), sums[j]);
       }
     }
-    Isa::store(out, add_across(sums));
+    Isa::store(out, Isa::sums(sums));
   }
 
   /// The same where the row may not look everywhere: such keys are not read and give 0.
@@ -171,16 +300,7 @@ struct Decode {
                            load_tail(k, column + j, c), sums[j]);
       }
     }
-    Isa::store(out, add_across(sums));
-  }
-
-  /// Lane j: the sum of all lanes of sums[j].
-  static Vec add_across(Vec (&sums)[kLanes]) {
-    Isa::transpose(sums);
-    for (int step = kLanes / 2; step > 0; step /= 2) {
-      for (int j = 0; j < step; ++j) sums[j] = Isa::add(sums[j], sums[j + step]);
-    }
-    return sums[0];
+    Isa::store(out, Isa::sums(sums));
   }
 
   /// (2) (3): scores to exponentials in place; O and l of earlier panels follow a new ref.

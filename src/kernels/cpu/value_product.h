@@ -117,7 +117,7 @@ struct ValueProduct {
     const Matrix& v = maps.block.keys->v_rows;
     for (int64_t panel = first; panel < last; ++panel) {
       const uint32_t odd = maps.block.keys->odd_v[maps.origin + panel];
-      for (int j = 0; odd >> j != 0; ++j) {
+      for (int j = 0; j < kCols; ++j) {
         if ((odd >> j & 1u) == 0) continue;
         const int64_t at = ((maps.origin + panel) * kCols + j) * v.stride;
         for (int i = 0; i < maps.rows; ++i) {

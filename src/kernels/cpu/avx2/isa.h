@@ -158,6 +158,12 @@ struct Isa {
       r[j + 4] = _mm256_permute2f128_ps(u[j], u[j + 4], 0x31);
     }
   }
+  /// Lane j: the sum of all lanes of x[j].
+  static Vec sums(const Vec (&x)[kLanes]) {
+    const Vec a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    const Vec b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+    return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  }
 
  private:
   static __m256i first(int64_t count) {

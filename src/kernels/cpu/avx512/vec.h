@@ -135,6 +135,22 @@ struct Avx512 {
     }
     for (int j = 0; j < 16; ++j) r[j] = u[j];
   }
+  /// Lane j: the sum of all lanes of x[j]. Halves are added while they are brought side by side: 30
+  /// shuffles where a transpose has 64.
+  static Vec sums(const Vec (&x)[kLanes]) {
+    Vec u[4];
+    for (int j = 0; j < 4; ++j) {
+      const Vec a = add(_mm512_unpacklo_ps(x[4 * j], x[4 * j + 1]),
+                        _mm512_unpackhi_ps(x[4 * j], x[4 * j + 1]));
+      const Vec b = add(_mm512_unpacklo_ps(x[4 * j + 2], x[4 * j + 3]),
+                        _mm512_unpackhi_ps(x[4 * j + 2], x[4 * j + 3]));
+      u[j] = add(unpacklo64(a, b), unpackhi64(a, b));  // of x[4 j + lane % 4], in each quarter
+    }
+    const auto quarters = [](Vec a, Vec b) {
+      return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
+    return quarters(quarters(u[0], u[1]), quarters(u[2], u[3]));
+  }
 
  private:
   static Vec unpacklo64(Vec a, Vec b) {

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Loops of a fixed inner length, which the compiler turns into the vectors of each instruction set
+// it makes a copy for; the loader picks the copy.
+
+#include "diffattn/kernels/layers.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "kernels/cpu/parallel.h"
+
+// Sanitizers' runtimes are not up when the loader runs the resolver of such copies.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DIFFATTN_EACH_ISA
+#else
+#define DIFFATTN_EACH_ISA \
+  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#endif
+
+namespace diffattn::cpu {
+namespace {
+
+constexpr int kLanes = 16;          // of the widest vectors
+constexpr int64_t kBlockRows = 64;  // a task: dweight is summed block by block, whoever runs them
+constexpr int64_t kBlockCount = 1 << 15;  // elements of a task
+
+float sum_of(const float (&lanes)[kLanes]) {
+  float sum = 0.0f;
+  for (const float lane : lanes) sum += lane;
+  return sum;
+}
+
+/// The sum of a b, or of a b c when c is given.
+DIFFATTN_EACH_ISA float dot(const float* a, const float* b, const float* c, int64_t width) {
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  if (c != nullptr) {
+    for (; i + kLanes <= width; i += kLanes) {
+      for (int j = 0; j < kLanes; ++j) lanes[j] += a[i + j] * b[i + j] * c[i + j];
+    }
+    for (; i < width; ++i) lanes[0] += a[i] * b[i] * c[i];
+  } else {
+    for (; i + kLanes <= width; i += kLanes) {
+      for (int j = 0; j < kLanes; ++j) lanes[j] += a[i + j] * b[i + j];
+    }
+    for (; i < width; ++i) lanes[0] += a[i] * b[i];
+  }
+  return sum_of(lanes);
+}
+
+/// y = weight x factor
+DIFFATTN_EACH_ISA void scaled(const float* x, const float* weight, float factor, float* y,
+                              int64_t width) {
+  if (weight == nullptr) {
+    for (int64_t i = 0; i < width; ++i) y[i] = x[i] * factor;
+  } else {
+    for (int64_t i = 0; i < width; ++i) y[i] = x[i] * factor * weight[i];
+  }
+}
+
+/// dx = rstd (weight dy - x shrink)
+DIFFATTN_EACH_ISA void norm_gradient(const float* dy, const float* x, const float* weight,
+                                     float rstd, float shrink, float* dx, int64_t width) {
+  if (weight == nullptr) {
+    for (int64_t i = 0; i < width; ++i) dx[i] = rstd * (dy[i] - x[i] * shrink);
+  } else {
+    for (int64_t i = 0; i < width; ++i) dx[i] = rstd * (weight[i] * dy[i] - x[i] * shrink);
+  }
+}
+
+/// sums += dy x rstd
+DIFFATTN_EACH_ISA void add_products(const float* dy, const float* x, float rstd, float* sums,
+                                    int64_t width) {
+  for (int64_t i = 0; i < width; ++i) sums[i] += dy[i] * x[i] * rstd;
+}
+
+/// exp(x) to 2 units in the last place: 2^n 2^f, n whole, |f| <= 1/2.
+[[gnu::always_inline]] inline float fast_exp(float x) {
+  constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;  // 1.5 * 2^23: its fraction is whole
+  const float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
+  const float shifted = clamped * kLog2E + kRound;
+  const float n = shifted - kRound;
+  const float f = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
+  float p = 1.9875691500e-4f;
+  p = p * f + 1.3981999507e-3f;
+  p = p * f + 8.3334519073e-3f;
+  p = p * f + 4.1665795894e-2f;
+  p = p * f + 1.6666665459e-1f;
+  p = p * f + 5.0000001201e-1f;
+  p = p * f * f + f + 1.0f;
+  const int32_t exponent = (std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound)) << 23;
+  return std::bit_cast<float>(std::bit_cast<int32_t>(p) + exponent);
+}
+
+DIFFATTN_EACH_ISA void swiglu_block(const float* gate, const float* up, float* y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) y[i] = gate[i] * up[i] / (1.0f + fast_exp(-gate[i]));
+}
+
+DIFFATTN_EACH_ISA void swiglu_gradient(const float* dy, const float* gate, const float* up,
+                                       float* dgate, float* dup, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float sigmoid = 1.0f / (1.0f + fast_exp(-gate[i]));
+    const float silu = gate[i] * sigmoid;
+    dup[i] = dy[i] * silu;
+    dgate[i] = dy[i] * up[i] * (sigmoid + silu * (1.0f - sigmoid));
+  }
+}
+
+DIFFATTN_EACH_ISA void turn_halves(const float* x, const float* cos, const float* sin,
+                                   float direction, float* y, int64_t half) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = x[i], b = x[i + half], s = sin[i] * direction;
+    y[i] = a * cos[i] - b * s;
+    y[i + half] = b * cos[i] + a * s;
+  }
+}
+
+void turn_pairs(const float* x, const float* cos, const float* sin, float direction, float* y,
+                int64_t half) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = x[2 * i], b = x[2 * i + 1], s = sin[i] * direction;
+    y[2 * i] = a * cos[i] - b * s;
+    y[2 * i + 1] = b * cos[i] + a * s;
+  }
+}
+
+/// body(begin, end) for blocks of `count`.
+template <class Body>
+void over_blocks(int64_t count, int64_t block, const Body& body) {
+  const int64_t tasks = (count + block - 1) / block;
+  parallel_for(tasks, worker_count(tasks), [&](int64_t task, int64_t) {
+    body(task * block, std::min(count, (task + 1) * block));
+  });
+}
+
+}  // namespace
+
+void rms_norm(const RmsNorm& p) {
+  over_blocks(p.rows, kBlockRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* x = p.x + row * p.width;
+      const float mean = dot(x, x, nullptr, p.width) / static_cast<float>(p.width);
+      p.rstd[row] = 1.0f / std::sqrt(mean + p.eps);
+      scaled(x, p.weight, p.rstd[row], p.y + row * p.width, p.width);
+    }
+  });
+}
+
+void rms_norm_backward(const RmsNormBackward& p) {
+  const int64_t blocks = (p.rows + kBlockRows - 1) / kBlockRows;
+  std::vector<float> sums(p.dweight != nullptr ? static_cast<size_t>(blocks * p.width) : 0, 0.0f);
+  over_blocks(p.rows, kBlockRows, [&](int64_t begin, int64_t end) {
+    float* block_sums = sums.data() + begin / kBlockRows * p.width;
+    for (int64_t row = begin; row < end; ++row) {
+      const float *dy = p.dy + row * p.width, *x = p.x + row * p.width;
+      const float rstd = p.rstd[row];
+      const float shrink =
+          dot(dy, x, p.weight, p.width) * rstd * rstd / static_cast<float>(p.width);
+      norm_gradient(dy, x, p.weight, rstd, shrink, p.dx + row * p.width, p.width);
+      if (p.dweight != nullptr) add_products(dy, x, rstd, block_sums, p.width);
+    }
+  });
+  if (p.dweight == nullptr) return;
+  std::fill(p.dweight, p.dweight + p.width, 0.0f);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const float* block_sums = sums.data() + block * p.width;
+    for (int64_t i = 0; i < p.width; ++i) p.dweight[i] += block_sums[i];
+  }
+}
+
+void swiglu(const float* gate, const float* up, float* y, int64_t count) {
+  over_blocks(count, kBlockCount, [&](int64_t begin, int64_t end) {
+    swiglu_block(gate + begin, up + begin, y + begin, end - begin);
+  });
+}
+
+void swiglu_backward(const float* dy, const float* gate, const float* up, float* dgate, float* dup,
+                     int64_t count) {
+  over_blocks(count, kBlockCount, [&](int64_t begin, int64_t end) {
+    swiglu_gradient(dy + begin, gate + begin, up + begin, dgate + begin, dup + begin, end - begin);
+  });
+}
+
+void rotate(const Rotate& p) {
+  const int64_t half = p.width / 2;
+  over_blocks(p.tokens, kBlockRows, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const float *cos = p.cos + token % p.table_rows * half, *sin = p.sin + (cos - p.cos);
+      for (int64_t head = 0; head < p.heads; ++head) {
+        const float* x = p.x + token * p.token_stride + head * p.head_stride;
+        float* y = p.y + (token * p.heads + head) * p.dim;
+        (p.interleaved ? turn_pairs : turn_halves)(x, cos, sin, p.direction, y, half);
+        std::copy(x + p.width, x + p.dim, y + p.width);
+      }
+    }
+  });
+}
+
+}  // namespace diffattn::cpu
