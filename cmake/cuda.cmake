@@ -22,6 +22,7 @@ add_library(diffattn_kernels_cuda STATIC
   ${kernels}/backward/rows.cu
   ${kernels}/backward/workspace.cu
   ${kernels}/forward.cu
+  ${kernels}/layers/layers.cu
   ${kernels}/map/map.cu
   ${kernels}/simt/backward.cu
   ${kernels}/simt/forward.cu
@@ -59,6 +60,7 @@ target_link_libraries(diffattn_kernels_cuda PUBLIC diffattn_kernels PRIVATE CUDA
 # Hopper's own instructions: code for sm_90a alone, chosen at run time.
 add_library(diffattn_kernels_sm90 OBJECT
   ${kernels}/sm90/backward/finish.cu
+  ${kernels}/sm90/backward/instances/d128_v128.cu
   ${kernels}/sm90/backward/instances/d128_v256.cu
   ${kernels}/sm90/backward/instances/d64_v128.cu
   ${kernels}/sm90/backward/instances/d64_v64.cu

@@ -13,29 +13,13 @@
 #include <vector>
 
 #include "diffattn/kernels/cuda.h"
-#include "diffattn/kernels/error.h"
-#include "kernels/cuda/element.cuh"
+#include "random_data.cuh"
 
 namespace diffattn::cuda {
 namespace {
 
 constexpr int kWarmUps = 5;
 constexpr int kRepeats = 31;
-
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw Error(cudaGetErrorString(status));
-}
-
-/// Uniform, deviation 1.
-template <class T>
-__global__ void fill_kernel(T* data, int64_t count, uint64_t seed) {
-  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  if (i >= count) return;
-  uint64_t z = seed + static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  data[i] = narrow<T>((static_cast<float>(z >> 40) * 0x1p-24f - 0.5f) * 3.4641f);
-}
 
 /// sums[0] = |a - b|^2, sums[1] = |b|^2
 template <class T>
@@ -61,14 +45,10 @@ struct Buffer {
 
   Buffer(int64_t batch, int64_t seq, int64_t heads, int64_t width, bool output)
       : count(batch * seq * heads * width) {
-    static uint64_t seed = 0;
     check(cudaMalloc(&data, count * sizeof(T)));
     view = {data, seq * heads * width, heads * width, width};
     check(cudaMemset(data, 0xff, count * sizeof(T)));
-    if (output) return;
-    const auto blocks = static_cast<unsigned>((count + 255) / 256);
-    fill_kernel<<<blocks, 256, 0, nullptr>>>(data, count, ++seed << 40);
-    check(cudaGetLastError());
+    if (!output) fill(data, count);
   }
   ~Buffer() { cudaFree(data); }
   Buffer(const Buffer&) = delete;

@@ -3,6 +3,9 @@
 // Times the CUDA kernels by themselves. One line per shape: median and spread of kRepeats launches
 // between events, and TFLOP/s by the count of useful work: per visible (query, key) pair
 // 4 D + 4 Dv forward (both maps' scores, and P1 v and P2 v), 12 D + 4 Dv backward.
+//
+// cuda_kernels_bench [text] [capability]: only lines with this text; no kernels for later GPUs than
+// that compute capability (80: the portable ones).
 
 #include <cuda_runtime.h>
 
@@ -14,29 +17,13 @@
 #include <vector>
 
 #include "diffattn/kernels/cuda.h"
-#include "diffattn/kernels/error.h"
-#include "kernels/cuda/element.cuh"
+#include "random_data.cuh"
 
 namespace diffattn::cuda {
 namespace {
 
 constexpr int kWarmUps = 3;
 constexpr int kRepeats = 20;
-
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw Error(cudaGetErrorString(status));
-}
-
-/// Uniform in [-1.73, 1.73): deviation 1. Never zeros: they run faster than data does.
-template <class T>
-__global__ void fill_kernel(T* data, int64_t count, uint64_t seed) {
-  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  if (i >= count) return;
-  uint64_t z = seed + static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  data[i] = narrow<T>((static_cast<float>(z >> 40) * 0x1p-24f - 0.5f) * 3.4641f);
-}
 
 /// [B, L, H, W], dense, on the device.
 struct Buffer {
@@ -45,24 +32,15 @@ struct Buffer {
 
   Buffer(Dtype dtype, int64_t batch, int64_t seq, int64_t heads, int64_t width)
       : batch_stride(seq * heads * width), seq_stride(heads * width), head_stride(width) {
-    static uint64_t seed = 0;
     const int64_t count = batch * seq * heads * width;
     check(cudaMalloc(&data, count * (dtype == Dtype::kFloat32 ? 4 : 2)));
-    const auto blocks = static_cast<unsigned>((count + 255) / 256);
-    ++seed;
     switch (dtype) {
-      case Dtype::kFloat32: fill<float>(blocks, count, seed << 40); break;
-      case Dtype::kFloat16: fill<float16>(blocks, count, seed << 40); break;
-      default: fill<bfloat16>(blocks, count, seed << 40); break;
+      case Dtype::kFloat32: fill(static_cast<float*>(data), count); break;
+      case Dtype::kFloat16: fill(static_cast<float16*>(data), count); break;
+      default: fill(static_cast<bfloat16*>(data), count); break;
     }
-    check(cudaGetLastError());
   }
   ~Buffer() { cudaFree(data); }
-
-  template <class T>
-  void fill(unsigned blocks, int64_t count, uint64_t seed) {
-    fill_kernel<<<blocks, 256, 0, nullptr>>>(static_cast<T*>(data), count, seed);
-  }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
@@ -197,6 +175,7 @@ void run(const Setting& s) {
 
 int main(int argc, char** argv) {
   if (argc > 1) diffattn::cuda::wanted = argv[1];
+  if (argc > 2) diffattn::cuda::limit_capability(std::atoi(argv[2]));
   using diffattn::Dtype;
   using diffattn::kNoWindow;
   using diffattn::cuda::run;

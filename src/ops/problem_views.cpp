@@ -25,6 +25,12 @@ int64_t longest_sequence(const char* name, const int32_t* offsets, int64_t batch
   return longest;
 }
 
+/// No sequence is longer than all of them, or than an axis of the mask that is there for each.
+int64_t longest_possible(int64_t total, const OptionalTensor& mask, int64_t axis) {
+  if (!mask || mask->dim() < -axis || mask->size(axis) == 1) return total;
+  return std::min(total, mask->size(axis));
+}
+
 }  // namespace
 
 Tensor host_index(const char* name, const Tensor& index) {
@@ -46,8 +52,8 @@ ProblemViews::ProblemViews(const ProblemArguments& a, Problem& problem)
   problem.kv_heads = a.k1.size(-2);
   problem.head_dim = a.q1.size(-1);
   problem.batch = a.packed() ? a.cu_seqlens_q->numel() - 1 : a.q1.size(0);
-  problem.seq_q = a.packed() ? a.q1.size(0) : a.q1.size(1);
-  problem.seq_k = a.packed() ? a.k1.size(0) : a.k1.size(1);
+  problem.seq_q = a.packed() ? longest_possible(a.q1.size(0), a.mask, -2) : a.q1.size(1);
+  problem.seq_k = a.packed() ? longest_possible(a.k1.size(0), a.mask, -1) : a.k1.size(1);
   if (a.packed()) {
     problem.total_q = a.q1.size(0);
     problem.total_k = a.k1.size(0);

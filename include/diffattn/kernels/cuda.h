@@ -40,6 +40,13 @@ void forward(const ForwardParams& params, Stream stream);
 /// split over keys), "sm90" (wgmma), "sm80" (mma.sync) or "simt".
 const char* forward_route(const ForwardParams& params);
 
+/// out, and o where wanted, of a forward whose lse1 and lse2 are known from an earlier one
+/// (activation checkpointing): two thirds of the work where there is a kernel for it
+/// (`takes_recompute`: sm_90, but for value_dim 256), else a whole forward, which writes lse1 and
+/// lse2 again. o2 is not computed. Workspace as for `forward`.
+bool takes_recompute(const ForwardParams& params);
+void recompute(const ForwardParams& params, void* workspace, Stream stream);
+
 /// Device memory that `backward` needs.
 size_t backward_workspace_bytes(const BackwardParams& params);
 void backward(const BackwardParams& params, void* workspace, Stream stream);

@@ -21,6 +21,11 @@ bool takes_sm90(const ForwardParams& params) {
   return usable_capability() == kHopper && sm90::takes_forward(params);
 }
 
+ForwardParams without_o2(ForwardParams params) {
+  params.o2 = params.o2_rest = {};
+  return params;
+}
+
 }  // namespace
 
 void run_forward(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t stream) {
@@ -52,6 +57,19 @@ void forward(const ForwardParams& params, void* workspace, Stream stream) {
     if (takes_sm90(params)) return sm90::forward(params, workspace, cuda_stream);
   }
   run_forward(params, {}, cuda_stream);
+}
+
+void recompute(const ForwardParams& params, void* workspace, Stream stream) {
+  const ForwardParams wanted = without_o2(params);
+  if (!wanted.lse1) throw_argument_error("lse1", "lse1 and lse2 of an earlier forward", "none");
+  validate(wanted, /*host_arrays=*/false);
+  if (workspace == nullptr || !takes_recompute(wanted)) return forward(wanted, workspace, stream);
+  sm90::recompute(wanted, workspace, static_cast<cudaStream_t>(stream));
+}
+
+bool takes_recompute(const ForwardParams& params) {
+  return has_rows(params) && !sm80::takes_decode(params) && takes_sm90(params) &&
+         sm90::takes_recompute(without_o2(params));
 }
 
 }  // namespace diffattn::cuda

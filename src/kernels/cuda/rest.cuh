@@ -22,10 +22,14 @@ __device__ inline int rest_of(float x, T rounded) {
   return fabsf(wide) < INFINITY ? max(-128, min(127, rest)) : 0;
 }
 
-/// x again, to 1/512 of the unit in the last place of T (fp16 below 2^-14: to half of it).
+/// x again, to 1/512 of the unit in the last place of T. Below T's normal numbers, where the byte
+/// may stand for more than the number itself, and beyond them: `rounded` alone.
 template <class T>
 __device__ inline float with_rest(T rounded, int rest) {
-  return __uint_as_float(__float_as_uint(widen(rounded)) + (rest << kRestShift<T>));
+  constexpr float kSmallest = __is_same(T, float16) ? 0x1p-14f : 0x1p-126f;
+  const float wide = widen(rounded);
+  if (!(fabsf(wide) >= kSmallest && fabsf(wide) < INFINITY)) return wide;
+  return __uint_as_float(__float_as_uint(wide) + (rest << kRestShift<T>));
 }
 
 }  // namespace diffattn::cuda

@@ -26,6 +26,9 @@ std::vector<Target> cuda_targets();
 /// Whether backward may sum dq in any order; false at first.
 bool& backward_in_any_order();
 
+/// Whether forward computes out and o a second time, with lse1 and lse2 known; false at first.
+bool& forward_again_with_known_lse();
+
 /// How many backward calls each route has had.
 std::map<std::string, int64_t>& backward_routes();
 

@@ -24,6 +24,8 @@ class CudaSm90 : public ::testing::TestWithParam<Target> {
     if (GetParam().dtype == Dtype::kFloat32) GTEST_SKIP() << "skipped: 16-bit types only";
   }
 
+  void TearDown() override { forward_again_with_known_lse() = false; }
+
   /// One case, which must run on the kernels under test.
   bool check_case(const Spec& spec, Tally& tally) const {
     EXPECT_TRUE(is_taken(spec)) << to_string(spec);
@@ -97,6 +99,29 @@ TEST_P(CudaSm90, Options) {
   }
   std::printf("cases %ld, worst share of a bound %.2f, mean error / naive %.2f\n",
               static_cast<long>(tally.cases), tally.worst_share, tally.error / tally.naive_error);
+}
+
+/// out and o once more from lse1 and lse2, which no other kernel of the test writes in between.
+TEST_P(CudaSm90, KnownLse) {
+  Tally tally;
+  forward_again_with_known_lse() = true;
+  for (const Widths& widths : kWidths) {
+    for (const Spec& spec : option_specs(widths)) {
+      if (!check_case(spec, tally)) return;
+    }
+    Spec spec = base_spec(widths, 40);
+    const Case c(spec, GetParam().dtype);
+    Tensor out(GetParam().dtype, c.query_dims(spec.value_dim), spec.out_layout);
+    Tensor lse(Dtype::kFloat32, c.query_dims(1), Layout::kBmhd);
+    ForwardParams params = c.forward();
+    params.out = out.view();
+    params.lse1 = params.lse2 = lse.view();
+    EXPECT_EQ(cuda::takes_recompute(params), widths.value_dim <= 128);
+    spec.logit_spread = 40.0;
+    spec.lambda_low = -1.0;
+    spec.lambda_shape = LambdaShape::kPerToken;
+    if (!check_case(spec, tally)) return;
+  }
 }
 
 /// Scores so far apart that references move, and that sums overflow and tiles are computed again.

@@ -39,6 +39,7 @@ struct BackwardWorkspace {
   float* dnorm_parts = nullptr;  // [kRowBlocks, Dv]; sm_90a: [Dv, H, units]
   bool sm90 = false;             // the sm_90a kernels compute it
   UnitWorkspace units;
+  float* dq_sums = nullptr;  // of the portable kernels, see sm80/backward/dq_sums.cuh
 
   /// With `memory` null only `bytes` is meaningful.
   BackwardWorkspace(const BackwardParams& params, void* memory);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "kernels/cuda/backward/rows.cuh"
+#include "kernels/cuda/sm80/backward/launch.h"
 #include "kernels/cuda/sm90/backward/launch.h"
 
 namespace diffattn::cuda {
@@ -53,6 +54,7 @@ BackwardWorkspace::BackwardWorkspace(const BackwardParams& params, void* memory)
     const int64_t parts = sm90 ? unit_heads : kRowBlocks;
     dnorm_parts = static_cast<float*>(cutter.take(parts * width * 4));
   }
+  if (!sm90) dq_sums = static_cast<float*>(cutter.take(sm80::dq_sum_bytes(params)));
   if (sm90) {
     const int64_t sum_bytes = 2 * sm90::kUnitRows * params.head_dim * 4;
     units = {.stats = static_cast<char*>(cutter.take(unit_heads * sm90::kStatBytes)),

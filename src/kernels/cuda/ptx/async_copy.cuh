@@ -11,6 +11,13 @@ __device__ inline uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+/// threadIdx.x, read anew, so that the compiler keeps nothing that follows from it in registers.
+__device__ inline int reread_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
+  return thread;
+}
+
 /// 16 bytes, both sides 16-byte aligned; zeros instead when not `valid` (nothing is read then).
 __device__ inline void copy_16_or_zero(uint32_t smem, const void* gmem, bool valid) {
   const int source_bytes = valid ? 16 : 0;
@@ -24,6 +31,10 @@ __device__ inline void store_16(uint32_t smem, uint4 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(smem), "r"(x.x), "r"(x.y),
                "r"(x.z), "r"(x.w)
                : "memory");
+}
+
+__device__ inline void store_4(uint32_t smem, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(smem), "r"(x) : "memory");
 }
 
 /// 4 bytes, both sides 4-byte aligned; zero instead when not `valid`.

@@ -40,6 +40,12 @@ struct TileLayout {
   __device__ static uint32_t offset(int row, int chunk) {
     return offset(row, chunk & ~1, chunk & 1);
   }
+  /// The address of chunk `fixed + odd` of a row from that of its chunk `odd`, `first`, `fixed`
+  /// even and known to the compiler. Tiles are aligned to 128 bytes, so that the exclusive or is
+  /// all of the swizzle, and one register serves all chunks of a row.
+  __device__ static uint32_t along(uint32_t first, int fixed) {
+    return (first ^ (fixed % kSlots * 16)) + fixed / kSlots * kSlots * 16;
+  }
 };
 
 /// Rows of a tensor that a tile is filled from: row 0 of the tile and the stride to the next one.
@@ -82,26 +88,42 @@ __device__ inline void load_tile(T* tile, const TileSource<T>& source) {
   }
 }
 
+/// The same for tiles that rarely need it. Not unrolled, and the thread's number is read anew,
+/// since the compiler would keep what follows from it in registers all along.
+template <int kRows, int kCols, int kThreads, class T>
+__device__ inline void load_tile_slowly(T* tile, const TileSource<T>& source) {
+  constexpr int kChunks = kCols / kChunk;
+#pragma unroll 1
+  for (int i = ptx::reread_thread(); i < kRows * kChunks; i += kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const bool inside = row >= source.begin && row < source.end && chunk * kChunk < source.cols;
+    load_chunk(ptx::smem_address(tile) + TileLayout<kCols>::offset(row, chunk),
+               source.row0 + row * source.stride + chunk * kChunk, inside,
+               source.cols - chunk * kChunk, source.aligned, source.row0);
+  }
+}
+
 /// acc [16 kM, kN] += A B^T, A [16 kM, kK] from row `a_row` of a tile, B [kN, kK] from row 0.
 template <int kM, int kN, int kK, class T>
 __device__ inline void multiply_transposed(Accumulator<kM, kN / 8>& acc, const T* a, int a_row,
                                            const T* b) {
   using Layout = TileLayout<kK>;
+  constexpr int kStep = 16 * kK * 2;  // bytes of 16 rows
   const int lane = threadIdx.x % kWarpSize;
-  const uint32_t a_smem = ptx::smem_address(a), b_smem = ptx::smem_address(b);
+  const uint32_t a_first = ptx::smem_address(a) + Layout::offset(a_row + lane % 16, 0, lane / 16);
+  const uint32_t b_first =
+      ptx::smem_address(b) + Layout::offset(lane % 8 + lane / 16 * 8, 0, lane / 8 % 2);
 #pragma unroll
   for (int k = 0; k < kK / 16; ++k) {
     uint32_t a_reg[kM][4];
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
-      ptx::load_matrix_x4(a_reg[i],
-                          a_smem + Layout::offset(a_row + i * 16 + lane % 16, k * 2, lane / 16));
+      ptx::load_matrix_x4(a_reg[i], Layout::along(a_first, k * 2) + i * kStep);
     }
 #pragma unroll
     for (int j = 0; j < kN / 16; ++j) {
       uint32_t b_reg[4];
-      const int row = j * 16 + lane % 8 + lane / 16 * 8;
-      ptx::load_matrix_x4(b_reg, b_smem + Layout::offset(row, k * 2, lane / 8 % 2));
+      ptx::load_matrix_x4(b_reg, Layout::along(b_first, k * 2) + j * kStep);
 #pragma unroll
       for (int i = 0; i < kM; ++i) {
         ptx::mma_m16n8k16<T>(acc[i][2 * j], a_reg[i], b_reg[0], b_reg[1]);
@@ -127,15 +149,15 @@ __device__ inline void round_to_operand(uint32_t (&a)[kN8 / 2][4], const float (
 template <int kM, int kN, int kK, class T>
 __device__ inline void multiply(Accumulator<kM, kN / 8>& acc, const uint32_t (&a)[kM][kK / 16][4],
                                 const T* b) {
+  using Layout = TileLayout<kN>;
   const int lane = threadIdx.x % kWarpSize;
-  const uint32_t b_smem = ptx::smem_address(b);
+  const uint32_t b_first = ptx::smem_address(b) + Layout::offset(lane % 16, 0, lane / 16);
 #pragma unroll
   for (int k = 0; k < kK / 16; ++k) {
 #pragma unroll
     for (int j = 0; j < kN / 16; ++j) {
       uint32_t b_reg[4];
-      ptx::load_matrix_x4_transposed(
-          b_reg, b_smem + TileLayout<kN>::offset(k * 16 + lane % 16, j * 2, lane / 16));
+      ptx::load_matrix_x4_transposed(b_reg, Layout::along(b_first, j * 2) + k * 16 * kN * 2);
 #pragma unroll
       for (int i = 0; i < kM; ++i) {
         ptx::mma_m16n8k16<T>(acc[i][2 * j], a[i][k], b_reg[0], b_reg[1]);

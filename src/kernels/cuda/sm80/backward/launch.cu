@@ -26,6 +26,24 @@ bool takes_backward(const Problem& problem) {
          problem.head_dim <= 128 && problem.value_dim <= 256;
 }
 
+bool is_fused(const BackwardParams& params) {
+  const bool has_registers = params.head_dim <= 64 && params.value_dim <= 128;
+  return !params.deterministic && has_registers && takes_backward(params) &&
+         (params.dq1 || params.dq2) && (params.dk1 || params.dk2 || params.dv);
+}
+
+int64_t dq_units(const BackwardParams& params) {
+  const bool packed = params.cu_seqlens_q != nullptr && params.total_q > 0;
+  const int64_t rows = packed ? params.total_q : params.batch * params.seq_q;
+  return rows / 16 + params.batch;
+}
+
+int64_t dq_sum_bytes(const BackwardParams& params) {
+  if (!is_fused(params)) return 0;
+  const int64_t width = params.head_dim <= 32 && params.value_dim <= 64 ? 32 : 64;  // as launched
+  return params.heads * dq_units(params) * 2 * 16 * width * 4;
+}
+
 void backward(const BackwardParams& params, const BackwardWorkspace& workspace,
               cudaStream_t stream) {
   if (params.dtype == Dtype::kBFloat16) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/sm80/backward/fused.cuh"
 #include "kernels/cuda/sm80/backward/keys.cuh"
 #include "kernels/cuda/sm80/backward/launch.h"
 #include "kernels/cuda/sm80/backward/queries.cuh"
@@ -59,11 +60,41 @@ void launch_keys(const BackwardParams& params, const BackwardArguments<T>& args,
 }
 
 template <class T, int kD, int kValue>
+void launch_fused(const BackwardParams& params, const BackwardWorkspace& workspace,
+                  const BackwardArguments<T>& args, cudaStream_t stream) {
+  using Config = FusedConfig<kD, kValue>;
+  const auto kernel = backward_fused_kernel<T, Config>;
+  const DqSums sums{workspace.dq_sums, static_cast<int>(dq_units(params))};
+  const int64_t bytes = params.heads * int64_t{sums.units} * 2 * DqSums::kRows * kD * 4;
+  check(cudaMemsetAsync(sums.data, 0, bytes, stream), "sm80 backward: sums of dq", params);
+  check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
+      "sm80 backward: shared memory", params);
+  const int64_t key_tiles = (params.seq_k + Config::kBlockN - 1) / Config::kBlockN;
+  const auto blocks = static_cast<unsigned>(params.batch * params.kv_heads * key_tiles);
+  if (blocks > 0) {
+    kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(args, sums,
+                                                                     static_cast<int>(key_tiles));
+    check_launch("sm80 backward", params);
+  }
+  constexpr int kThreads = 256;
+  const int64_t tiles = (params.seq_q + DqSums::kRows - 1) / DqSums::kRows;
+  const int64_t threads = params.batch * params.heads * tiles * 2 * kWarpSize;
+  finish_dq_kernel<T, kD>
+      <<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+          args, sums, static_cast<int>(tiles));
+  check_launch("sm80 backward: dq", params);
+}
+
+template <class T, int kD, int kValue>
 void launch_backward(const BackwardParams& params, const BackwardWorkspace& workspace,
                      cudaStream_t stream) {
   constexpr bool kOneLaunch = 2 * kD + kValue <= 256;  // 128 registers of sums
   const BackwardArguments<T> args = backward_arguments<T>(params, workspace);
   const bool want_dk = params.dk1 || params.dk2, want_dv = static_cast<bool>(params.dv);
+  if constexpr (FusedConfig<kD, kValue>::kFits) {
+    if (is_fused(params)) return launch_fused<T, kD, kValue>(params, workspace, args, stream);
+  }
   if constexpr (kOneLaunch) {
     if (want_dk || want_dv) launch_keys<T, kD, kValue, kDvAndDk>(params, args, stream);
   } else {

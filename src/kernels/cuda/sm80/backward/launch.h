@@ -10,6 +10,13 @@ namespace diffattn::cuda::sm80 {
 /// Widths up to 128 for q and k, 256 for v; 16-bit types.
 bool takes_backward(const Problem& problem);
 
+/// Are all gradients made in one pass over the keys, their sums in any order?
+bool is_fused(const BackwardParams& params);
+
+/// What that pass keeps the sums of dq in: units of 16 rows of one head, and device memory.
+int64_t dq_units(const BackwardParams& params);
+int64_t dq_sum_bytes(const BackwardParams& params);
+
 /// dq, dk and dv from a prepared workspace.
 void backward(const BackwardParams& params, const BackwardWorkspace& workspace,
               cudaStream_t stream);

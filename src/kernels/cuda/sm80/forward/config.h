@@ -3,6 +3,30 @@
 
 namespace diffattn::cuda::sm80 {
 
+/// Tile shapes of the forward where a warp holds the outputs of both maps, see pair.cuh.
+template <int kD, int kDv>
+struct PairConfig {
+  static constexpr bool kFits = kDv <= 128;  // kDv / 2 registers a map for 16 rows
+  static constexpr int kHeadDim = kD;
+  static constexpr int kValueDim = kDv;
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kBlockM = kWarps * 16;
+  static constexpr int kBlocksPerSm = 2;
+  static constexpr int kBlockN = kD > 64 ? 32 : 64;  // keys of a stage; two are loaded in turn
+  static constexpr int kPart = 32;                   // keys whose scores are in registers
+
+  static constexpr int kQElements = kBlockM * kD;  // one of q1, q2
+  static constexpr int kKElements = kBlockN * kD;  // one of k1, k2
+  static constexpr int kStageElements = kBlockN * (2 * kD + kDv);
+  static constexpr int kOPitch = kDv + 8;  // floats; 8 more keep quads' stores off the same banks
+  static constexpr int kLoopBytes = 2 * (2 * kQElements + 2 * kStageElements);
+  static constexpr int kPointerBytes = 3 * 8 * kThreads;  // where each thread loads k1, k2, v from
+  static constexpr int kSmemBytes = kLoopBytes + kPointerBytes;
+  static_assert(4 * kBlockM * kOPitch <= kLoopBytes);  // rows of O
+  static_assert(!kFits || kSmemBytes <= 99 * 1024);    // sm_86 and sm_89
+};
+
 /// Tile shapes of the forward for padded widths kD of q, k and kDv of v. A block has two groups of
 /// warps, one per map, so that no thread holds two output accumulators. Limits: 255 registers a
 /// thread, and 99 KB of shared memory a block on sm_86 and sm_89.
@@ -11,14 +35,12 @@ struct ForwardConfig {
   static constexpr int kHeadDim = kD;
   static constexpr int kValueDim = kDv;
   // 16-row fragments per warp. Two would let each fragment of K and V feed two products, but O
-  // takes kDv / 2 registers a fragment, and what hides latency is warps: on an H200 at D = 64,
-  // Dv = 128 two fragments and 8 warps a multiprocessor made 181 TFLOP/s, one and 16 warps 194.
+  // takes kDv / 2 registers a fragment.
   static constexpr int kMTiles = 1;
   static constexpr int kWarpsPerMap = 4;
   static constexpr int kBlockM = kWarpsPerMap * kMTiles * 16;
   static constexpr int kBlocksPerSm = kDv <= 128 ? 2 : 1;  // 128 registers a thread hold O of 128
-  // Wide heads: more keys do not fit into shared memory twice. Others: 48 spill nothing, but make
-  // 177 TFLOP/s where 64 make 194 (as above).
+  // Wide heads: more keys do not fit into shared memory twice.
   static constexpr int kBlockN = kD > 64 ? 32 : 64;
   static constexpr int kStages = 2;  // load the next keys while these are used
   static constexpr int kThreads = 2 * kWarpsPerMap * 32;

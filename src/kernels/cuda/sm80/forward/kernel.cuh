@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward with warp-wide matrix instructions, for every GPU since sm_80. One block computes kBlockM
-// query rows of one (batch entry, head); the first half of its warps does map 1, the second map 2:
+// Forward with warp-wide matrix instructions, for every GPU since sm_80, where a warp cannot hold
+// the outputs of both maps (others: pair.cuh). One block computes kBlockM query rows of one (batch
+// entry, head); the first half of its warps does map 1, the second map 2:
 //
 //   (1) load q of both maps and the first tile of k1, k2, v
 //   for each key tile that any row may see (the next one is loading meanwhile):
@@ -20,28 +21,12 @@
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/mask.cuh"
 #include "kernels/cuda/problem.cuh"
+#include "kernels/cuda/sm80/forward/arguments.cuh"
 #include "kernels/cuda/sm80/forward/config.h"
 #include "kernels/cuda/sm80/online_softmax.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
 
 namespace diffattn::cuda::sm80 {
-
-template <class T>
-struct ForwardArguments {
-  Shape shape;
-  Rows<const T> q1, q2;      // [B, M, H, D]
-  Rows<const T> k1, k2;      // [B, N, Hkv, D]
-  Rows<const T> v;           // [B, N, Hkv, Dv]
-  Rows<const float> lambda;  // [B, M, H]
-  float scale_log2, scale2_log2;
-  bool q_aligned, k_aligned, v_aligned;
-  bool shared_k;  // k1 and k2 are the same memory: load it once
-  HeadEpilogue epilogue;
-  Rows<T> out, o, o2;             // [B, M, H, Dv]
-  Rows<int8_t> o_rest, o2_rest;   // [B, M, H, Dv]
-  Rows<float> lse1, lse2;         // [B, M, H]
-  Rows<float> o_exact, o2_exact;  // [B, M, H, Dv]
-};
 
 template <class T, class Config>
 struct Forward {

@@ -4,6 +4,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/sm80/forward/kernel.cuh"
 #include "kernels/cuda/sm80/forward/launch.h"
+#include "kernels/cuda/sm80/forward/pair.cuh"
 
 namespace diffattn::cuda::sm80 {
 
@@ -41,10 +42,10 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const ExactOu
           .o2_exact = rows_of<float>(exact.o2)};
 }
 
-template <class T, int kD, int kDv>
-void launch_forward(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t stream) {
-  using Config = ForwardConfig<kD, kDv>;
-  const auto kernel = forward_kernel<T, Config>;
+/// One block per tile of rows of each head.
+template <class Config, class T>
+void launch_row_tiles(void (*kernel)(ForwardArguments<T>, int), const ForwardParams& params,
+                      const ExactOutputs& exact, cudaStream_t stream) {
   check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
       "sm80 forward: shared memory", params);
@@ -53,6 +54,17 @@ void launch_forward(const ForwardParams& params, const ExactOutputs& exact, cuda
   kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(
       forward_arguments<T>(params, exact), static_cast<int>(tiles));
   check_launch("sm80 forward", params);
+}
+
+template <class T, int kD, int kDv>
+void launch_forward(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t stream) {
+  using Pair = PairConfig<kD, kDv>;
+  if constexpr (Pair::kFits) {
+    launch_row_tiles<Pair>(pair_forward_kernel<T, Pair>, params, exact, stream);
+  } else {
+    using Config = ForwardConfig<kD, kDv>;
+    launch_row_tiles<Config>(forward_kernel<T, Config>, params, exact, stream);
+  }
 }
 
 }  // namespace diffattn::cuda::sm80

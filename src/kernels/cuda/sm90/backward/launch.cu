@@ -23,9 +23,7 @@ BoxedTensor boxed(const BackwardParams& params, const View<const void>& view, bo
   return {view, packed ? 1 : params.batch, rows, query ? params.heads : params.kv_heads, width};
 }
 
-bool has_widths(int64_t d, int64_t dv) {
-  return (d == 64 && (dv == 64 || dv == 128)) || (d == 128 && dv == 256);
-}
+bool has_widths(int64_t d, int64_t dv) { return (d == 64 || d == 128) && (dv == d || dv == 2 * d); }
 
 bool has_shape(const BackwardParams& params) {
   constexpr int64_t kMaxUnits = int64_t{1} << 20, kMaxGroup = 1 << 11;  // see Backward::load_item
@@ -74,11 +72,11 @@ void steps(const BackwardParams& params, const BackwardWorkspace& workspace, cud
 template <class T>
 void backward_of(const BackwardParams& params, const BackwardWorkspace& workspace,
                  cudaStream_t stream) {
-  switch (params.value_dim) {
-    case 64: return steps<T, 64, 64>(params, workspace, stream);
-    case 128: return steps<T, 64, 128>(params, workspace, stream);
-    default: return steps<T, 128, 256>(params, workspace, stream);
-  }
+  const int64_t d = params.head_dim, dv = params.value_dim;
+  if (d == 64 && dv == 64) return steps<T, 64, 64>(params, workspace, stream);
+  if (d == 64) return steps<T, 64, 128>(params, workspace, stream);
+  if (dv == 128) return steps<T, 128, 128>(params, workspace, stream);
+  steps<T, 128, 256>(params, workspace, stream);
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ void launch_rows(const BackwardParams& params, const BackwardWorkspace& workspac
 
 /// The tiles of the main kernel for a pair of widths.
 template <int kD, int kValue>
-using ConfigOf = std::conditional_t<kD == WideConfig::kHeadDim, WideConfig, BackwardConfig<kValue>>;
+using ConfigOf = std::conditional_t<kD == 128, WideBackwardConfig<kValue>, BackwardConfig<kValue>>;
 
 /// KV heads (of all batch entries) whose q, k, v, dO and dq sums stay in the second-level cache
 /// together, 50 of its 60 MB.
@@ -122,8 +122,8 @@ void launch_kernel(const BackwardParams& params, const BackwardArguments<T>& arg
   using Config = ConfigOf<kD, kValue>;
   constexpr const char* kName = "sm90 backward";
   void (*kernel)(BackwardArguments<T>);
-  if constexpr (kD == WideConfig::kHeadDim) {
-    kernel = backward_wide_kernel<T, kDeterministic>;
+  if constexpr (kD == 128) {
+    kernel = backward_wide_kernel<T, Config, kDeterministic>;
   } else {
     kernel = backward_kernel<T, Config, kDeterministic>;
   }

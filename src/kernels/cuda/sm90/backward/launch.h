@@ -9,8 +9,8 @@
 /// The backward with warpgroup-wide matrix instructions, for compute capability 9.0.
 namespace diffattn::cuda::sm90 {
 
-/// 16-bit types, D = 64 with Dv = 64 or 128, D = 128 with Dv = 256, no mask tensor, tensors that
-/// the copy engine can address, on a current device that has the instructions.
+/// 16-bit types, D = 64 with Dv = 64 or 128, D = 128 with Dv = 128 or 256, no mask tensor, tensors
+/// that the copy engine can address, on a current device that has the instructions.
 bool takes_backward(const BackwardParams& params);
 
 /// Is dO the same as dout, so that no copy of it is needed?

@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/backward/rows.cuh"
 #include "kernels/cuda/epilogue.cuh"
+#include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/rest.cuh"
 #include "kernels/cuda/sm90/backward/stats.cuh"
 #include "kernels/cuda/sm90/backward/tile.cuh"
@@ -94,26 +95,33 @@ struct PrepareUnit {
   const int64_t number = static_cast<int64_t>(h) * args.unit_count + unit;
   const int column = threadIdx.x % kLanes * 8;
   float dweight[8] = {};
-  float dlambda = 0.0f;  // of this thread's rows, if it is their first
 
   /// What a thread reads of a row, all of it before anything is looked at.
   struct RowInput {
     int row;
     bool exists;
     int64_t l;
-    float lse1, lse2;
+    float lse1;
     Eight<T> g;
     Eight<U> o, o2;
   };
 
+  /// dO.O and dO.o2 of the unit's rows.
+  struct Deltas {
+    float delta[kUnitRows], delta2[kUnitRows];
+  };
+
   __device__ void run() {
+    __shared__ Deltas deltas;
     if (m0 < seq.seq_q) {
       clear_sums();
-      const float sign = find_sign();
       const int row = static_cast<int>(threadIdx.x) / kLanes;
-      for (int pass = 0; pass < kPasses; ++pass) prepare_row(load(pass * kRowsAtOnce + row), sign);
+      for (int pass = 0; pass < kPasses; ++pass) {
+        prepare_row(load(pass * kRowsAtOnce + row), deltas);
+      }
+      __syncthreads();  // the deltas are there
     }
-    sum_dlambda();
+    if (threadIdx.x < kUnitRows) finish_rows(deltas);
     if (args.dnorm_parts != nullptr) sum_dweight();
   }
 
@@ -124,20 +132,6 @@ struct PrepareUnit {
       sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     if (threadIdx.x < 8) args.dq_done[number * 8 + threadIdx.x] = 0;
-  }
-
-  /// -1 where no lambda of the unit is negative; else 1, and none may be positive.
-  __device__ float find_sign() const {
-    const int m = m0 + static_cast<int>(threadIdx.x) % kUnitRows;
-    const float lambda = m < seq.seq_q ? *args.lambda.at(b, seq.q_begin + m, h) : 0.0f;
-    const bool negative = __syncthreads_or(lambda < 0.0f) != 0;
-    const bool positive = __syncthreads_or(lambda > 0.0f) != 0;
-    if (threadIdx.x == 0) {
-      if (negative && positive) *args.recompute = 1;
-      char* const stats = args.stats + number * kStatBytes;
-      *reinterpret_cast<float*>(stats + kStatSignAt) = negative ? 1.0f : -1.0f;
-    }
-    return negative ? 1.0f : -1.0f;
   }
 
   /// Over the threads of a row; all get the same bits.
@@ -155,14 +149,13 @@ struct PrepareUnit {
       return rests.data == nullptr ? nullptr : rests.at(b, input.l, h) + column;
     };
     input.lse1 = *args.lse1.at(b, input.l, h);
-    input.lse2 = *args.lse2.at(b, input.l, h);
     input.g.load(args.dout.at(b, input.l, h) + column, nullptr);
     input.o.load(args.o.at(b, input.l, h) + column, rest(args.o_rest));
     input.o2.load(args.o2.at(b, input.l, h) + column, rest(args.o2_rest));
     return input;
   }
 
-  __device__ void prepare_row(const RowInput& input, float sign) {
+  __device__ void prepare_row(const RowInput& input, Deltas& deltas) {
     const int64_t l = input.l;
     const bool dead = !input.exists || input.lse1 == -INFINITY;
     float g[8] = {}, o[8] = {}, o2[8] = {};
@@ -183,8 +176,8 @@ struct PrepareUnit {
     delta = row_sum(delta);
     delta2 = row_sum(delta2);
     if (column != 0) return;
-    dlambda -= delta2;
-    store_stats(input, dead, delta, delta2, sign);
+    deltas.delta[input.row] = delta;
+    deltas.delta2[input.row] = delta2;
   }
 
   /// g: dout -> dO, rounded to T as the products with keys will see it.
@@ -233,9 +226,43 @@ struct PrepareUnit {
     if (zero != 0.0f) *args.recompute = 1;
   }
 
-  __device__ void store_stats(const RowInput& input, bool dead, float delta, float delta2,
-                              float sign) const {
-    const int64_t l = input.l;
+  /// By the first 64 threads, one for each row: its statistics, and their sum of dlambda.
+  __device__ void finish_rows(const Deltas& deltas) const {
+    const int row = static_cast<int>(threadIdx.x), m = m0 + row;
+    float dlambda = 0.0f;
+    if (m0 < seq.seq_q) {
+      const bool exists = m < seq.seq_q;
+      const int64_t l = seq.q_begin + (exists ? m : 0);
+      const float lse1 = *args.lse1.at(b, l, h), lse2 = *args.lse2.at(b, l, h);
+      const bool dead = !exists || lse1 == -INFINITY;
+      const float sign = find_sign();
+      store_stats(row, l, exists, dead, lse1, lse2, deltas.delta[row], deltas.delta2[row], sign);
+      dlambda = -deltas.delta2[row];
+    }
+    sum_dlambda(dlambda);
+  }
+
+  /// -1 where no lambda of the unit is negative; else 1, and none may be positive.
+  __device__ float find_sign() const {
+    bool negative = false, positive = false;
+#pragma unroll
+    for (int i = 0; i < kUnitRows; i += 32) {  // each warp looks at all of them
+      const int m = m0 + i + static_cast<int>(threadIdx.x) % 32;
+      const float lambda = m < seq.seq_q ? *args.lambda.at(b, seq.q_begin + m, h) : 0.0f;
+      negative |= __any_sync(0xffffffffu, lambda < 0.0f) != 0;
+      positive |= __any_sync(0xffffffffu, lambda > 0.0f) != 0;
+    }
+    const float sign = negative ? 1.0f : -1.0f;
+    if (threadIdx.x == 0) {
+      if (negative && positive) *args.recompute = 1;
+      char* const stats = args.stats + number * kStatBytes;
+      *reinterpret_cast<float*>(stats + kStatSignAt) = sign;
+    }
+    return sign;
+  }
+
+  __device__ void store_stats(int row, int64_t l, bool exists, bool dead, float lse1, float lse2,
+                              float delta, float delta2, float sign) const {
     const float lambda = dead ? 0.0f : *args.lambda.at(b, l, h);
     const float delta1 = fmaf(lambda, delta2, delta);
     const float nothing1 = args.scale > 0 ? -kHuge : kHuge;
@@ -244,39 +271,37 @@ struct PrepareUnit {
       bfloat16 parts[8];
       uint4 words;
     } operand;
-    split_bf16<3>(dead ? nothing1 : -0.5f * input.lse1 / args.scale, operand.parts);
-    split_bf16<3>(
-        lambda == 0.0f ? nothing2 : 0.5f * (logf(fabsf(lambda)) - input.lse2) / args.scale2,
-        operand.parts + 3);
+    split_bf16<3>(dead ? nothing1 : -0.5f * lse1 / args.scale, operand.parts);
+    split_bf16<3>(lambda == 0.0f ? nothing2 : 0.5f * (logf(fabsf(lambda)) - lse2) / args.scale2,
+                  operand.parts + 3);
     split_bf16<2>(-0.5f * delta1, operand.parts + 6);
     const float used_delta1 = -2.0f * (widen(operand.parts[6]) + widen(operand.parts[7]));
     char* const stats = args.stats + number * kStatBytes;
-    *reinterpret_cast<uint4*>(stats + input.row * kStatRowBytes) = operand.words;
-    reinterpret_cast<float*>(stats + kStatDiffAt)[stat_slot(input.row)] =
-        sign * (used_delta1 - delta2);
-    if (!input.exists) return;
-    const bool fine = fabsf(input.lse1) < kMaxLse && fabsf(input.lse2) < kMaxLse &&
+    *reinterpret_cast<uint4*>(stats + row * kStatRowBytes) = operand.words;
+    reinterpret_cast<float*>(stats + kStatDiffAt)[stat_slot(row)] = sign * (used_delta1 - delta2);
+    if (!exists) return;
+    const bool fine = fabsf(lse1) < kMaxLse && fabsf(lse2) < kMaxLse &&
                       fabsf(delta1) + fabsf(delta2) < kHuge && fabsf(lambda) < kHuge;
     if (!dead && !fine) *args.recompute = 1;
-    *args.state.lse1.at(b, l, h) = dead ? INFINITY : input.lse1 * kLog2E;
-    *args.state.lse2.at(b, l, h) = dead ? INFINITY : input.lse2 * kLog2E;
+    *args.state.lse1.at(b, l, h) = dead ? INFINITY : lse1 * kLog2E;
+    *args.state.lse2.at(b, l, h) = dead ? INFINITY : lse2 * kLog2E;
     *args.state.delta1.at(b, l, h) = delta1;
     *args.state.delta2.at(b, l, h) = delta2;
     *args.state.lambda.at(b, l, h) = lambda;
   }
 
-  /// Over the unit's rows, in a fixed order.
-  __device__ void sum_dlambda() const {
-    __shared__ float parts[kRowsAtOnce];
-    if (column == 0) parts[threadIdx.x / kLanes] = dlambda;
-    __syncthreads();  // every thread's part is there
-    if (threadIdx.x != 0) return;
-    float sum = 0.0f;
-    for (int r = 0; r < kRowsAtOnce; ++r) sum += parts[r];
-    args.dlambda_parts[number] = sum;
+  /// Over the unit's rows, by the first 64 threads, in a fixed order.
+  __device__ void sum_dlambda(float dlambda) const {
+    __shared__ float second;
+    for (int offset = 16; offset > 0; offset /= 2) {
+      dlambda += __shfl_xor_sync(0xffffffffu, dlambda, offset);
+    }
+    if (threadIdx.x == 32) second = dlambda;
+    ptx::named_barrier_sync(1, kUnitRows);  // the second warp's sum is there
+    if (threadIdx.x == 0) args.dlambda_parts[number] = dlambda + second;
   }
 
-  /// The same.
+  /// Over the unit's rows, in a fixed order.
   __device__ void sum_dweight() const {
     __shared__ float parts[kRowsAtOnce][kValue];
 #pragma unroll

@@ -22,10 +22,10 @@ inline constexpr int kForwardKeys<128, 128> = 80;  // what fits into shared memo
 
 /// Tile shapes and the shared-memory plan of the forward whose consumers compute both maps of 64
 /// rows. Every tile is 1024-byte aligned, in swizzled rows of 64 elements; offsets in bytes.
-template <int kD, int kDv>
+template <int kD, int kDv, int kKeys = kForwardKeys<kD, kDv>>
 struct ForwardConfig {
   static constexpr int kHeadDim = kD, kValueDim = kDv;
-  static constexpr int kBlockN = kForwardKeys<kD, kDv>;
+  static constexpr int kBlockN = kKeys;
   static constexpr int kStages = 2;
   static constexpr int kCluster = 1;                  // blocks
   static constexpr int kQBuffers = kD == 64 ? 2 : 1;  // two where there is room
@@ -56,7 +56,8 @@ struct ForwardConfig {
   static constexpr int kQEmpty = kQFull + 8 * 2 * kQBuffers;     // [buffer][consumer], 4 warps
   static constexpr int kItemFull = kQEmpty + 8 * 2 * kQBuffers;  // [2], the scheduler
   static constexpr int kItemEmpty = kItemFull + 16;              // [2], 8 warps, at an item's end
-  static constexpr int kSmemBytes = kItemEmpty + 16;
+  static constexpr int kTake = kItemEmpty + 16;                  // the loader, near an item's end
+  static constexpr int kSmemBytes = kTake + 8;
   static_assert(kBlockN % 16 == 0 && kSmemBytes <= kMaxSmem);
 };
 

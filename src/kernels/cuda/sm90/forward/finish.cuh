@@ -56,6 +56,34 @@ __device__ __forceinline__ void multiply_columns(float (&o)[kN], const float* ga
   }
 }
 
+/// Marks a thread's two rows where `size` is not finite.
+template <class T>
+__device__ __forceinline__ void check_rows(const ForwardArguments<T>& args, const WarpRows& rows,
+                                           float size0, float size1) {
+  const auto bad = [&](int r, float size) {
+    return !(size < INFINITY) && rows.row_of(r) < rows.seq_q;
+  };
+  if (bad(0, size0) || bad(1, size1)) mark_redo(args, rows);
+}
+
+/// O to out. `squares`: this thread's part of the sums over a row; `dead`: the row sees nothing.
+template <class T, class Sender, int kN>
+__device__ __forceinline__ void send_out(const ForwardArguments<T>& args, Sender& sender,
+                                         const float* gains, float (&o)[kN],
+                                         const float (&squares)[2], const bool (&dead)[2]) {
+  const HeadEpilogue& epilogue = args.epilogue;
+  float factor[2] = {epilogue.out_scale, epilogue.out_scale};
+  if (epilogue.norm) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factor[r] *= 1.0f / sqrtf(quad_sum(squares[r]) * (0.5f / kN) + epilogue.eps);
+      if (dead[r]) factor[r] = 0.0f;
+    }
+    if (epilogue.weight != nullptr) multiply_columns(o, gains);
+  }
+  sender.send(args.out_map, args.out, [&](int i) { return o[i] * factor[i / 2 % 2]; });
+}
+
 /// o1 becomes O and what comes of it. `lambda`: of this thread's two rows; `item`: how many came
 /// before.
 template <class T, int kDv, int kOutStages>
@@ -65,14 +93,15 @@ __device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, con
                                             RowState& state1, RowState& state2,
                                             const float (&lambda)[2]) {
   float inverse1[2], inverse2[2], weight2[2], squares[2] = {0.0f, 0.0f};
+  bool dead[2];  // sees nothing: O = 0, even if lambda is infinite
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     state1.sum[r] = quad_sum(state1.sum[r]);
     state2.sum[r] = quad_sum(state2.sum[r]);
-    const bool dead = state1.sum[r] == 0.0f;  // sees nothing: O = 0, even if lambda is infinite
-    inverse1[r] = dead ? 0.0f : __fdividef(1.0f, state1.sum[r]);
-    inverse2[r] = dead ? 0.0f : __fdividef(1.0f, state2.sum[r]);
-    weight2[r] = dead ? 0.0f : -lambda[r] * inverse2[r];
+    dead[r] = state1.sum[r] == 0.0f;
+    inverse1[r] = dead[r] ? 0.0f : __fdividef(1.0f, state1.sum[r]);
+    inverse2[r] = dead[r] ? 0.0f : __fdividef(1.0f, state2.sum[r]);
+    weight2[r] = dead[r] ? 0.0f : -lambda[r] * inverse2[r];
   }
   store_lse(args, rows, state1, state2);
 #pragma unroll
@@ -81,36 +110,40 @@ __device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, con
     o1[i] = fmaf(o2[i], weight2[r], o1[i] * inverse1[r]);
     squares[r] = fmaf(o1[i], o1[i], squares[r]);
   }
-  const auto bad = [&](int r) {
-    const bool finite = squares[r] + state1.sum[r] + state2.sum[r] < INFINITY;
-    return !finite && rows.row_of(r) < rows.seq_q;
-  };
-  if (bad(0) || bad(1)) mark_redo(args, rows);
+  check_rows(args, rows, squares[0] + state1.sum[0] + state2.sum[0],
+             squares[1] + state1.sum[1] + state2.sum[1]);
 
   const bool has_o = args.o.data != nullptr, has_o2 = args.o2.data != nullptr;
-  const bool has_rests = args.o_rest.data != nullptr;
-  const int sends = 1 + has_o + has_o2 + 2 * has_rests;
+  const bool has_rest = args.o_rest.data != nullptr, has_rest2 = args.o2_rest.data != nullptr;
+  const int sends = 1 + has_o + has_o2 + has_rest + has_rest2;
   RowSender<T, kDv, kOutStages> sender{rows, stages, 16 * kDv * 2, args.packed, 0, sends * item};
   const auto o_value = [&](int i) { return o1[i]; };
   const auto o2_value = [&](int i) { return o2[i] * inverse2[i / 2 % 2]; };
   if (has_o2) sender.send(args.o2_map, args.o2, o2_value);
   if (has_o) sender.send(args.o_map, args.o, o_value);
-  if (has_rests) {
-    sender.send_rests(args.o2_rest, o2_value);
-    sender.send_rests(args.o_rest, o_value);
-  }
+  if (has_rest2) sender.send_rests(args.o2_rest, o2_value);
+  if (has_rest) sender.send_rests(args.o_rest, o_value);
+  send_out(args, sender, gains, o1, squares, dead);
+}
 
-  const HeadEpilogue& epilogue = args.epilogue;
-  float factor[2] = {epilogue.out_scale, epilogue.out_scale};
-  if (epilogue.norm) {
+/// The same where o is O already. `offset`: infinite where a row sees nothing.
+template <class T, int kDv, int kOutStages>
+__device__ __forceinline__ void finish_known_rows(const ForwardArguments<T>& args,
+                                                  const WarpRows& rows, char* stages,
+                                                  const float* gains, int item, float (&o)[kDv / 2],
+                                                  const float (&offset)[2]) {
+  float squares[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      factor[r] *= 1.0f / sqrtf(quad_sum(squares[r]) * (1.0f / kDv) + epilogue.eps);
-      if (state1.sum[r] == 0.0f) factor[r] = 0.0f;
-    }
-    if (epilogue.weight != nullptr) multiply_columns(o1, gains);
-  }
-  sender.send(args.out_map, args.out, [&](int i) { return o1[i] * factor[i / 2 % 2]; });
+  for (int i = 0; i < kDv / 2; ++i) squares[i / 2 % 2] = fmaf(o[i], o[i], squares[i / 2 % 2]);
+  check_rows(args, rows, squares[0], squares[1]);
+  const bool has_o = args.o.data != nullptr, has_rest = args.o_rest.data != nullptr;
+  RowSender<T, kDv, kOutStages> sender{rows,        stages, 16 * kDv * 2,
+                                       args.packed, 0,      (1 + has_o + has_rest) * item};
+  const auto o_value = [&](int i) { return o[i]; };
+  if (has_o) sender.send(args.o_map, args.o, o_value);
+  if (has_rest) sender.send_rests(args.o_rest, o_value);
+  const bool dead[2] = {offset[0] == INFINITY, offset[1] == INFINITY};
+  send_out(args, sender, gains, o, squares, dead);
 }
 
 }  // namespace diffattn::cuda::sm90

@@ -48,6 +48,14 @@ void forward_of(const ForwardParams& params, void* workspace, cudaStream_t strea
   launch_forward<T, 128, 256>(params, workspace, stream);
 }
 
+template <class T>
+void recompute_of(const ForwardParams& params, void* workspace, cudaStream_t stream) {
+  const int64_t d = params.head_dim, dv = params.value_dim;
+  if (d == 128) return launch_recompute<T, 128, 128>(params, workspace, stream);
+  if (dv == 64) return launch_recompute<T, 64, 64>(params, workspace, stream);
+  launch_recompute<T, 64, 128>(params, workspace, stream);
+}
+
 }  // namespace
 
 bool takes_forward(const ForwardParams& params) {
@@ -56,6 +64,11 @@ bool takes_forward(const ForwardParams& params) {
   return half && takes_widths(params.head_dim, params.value_dim) &&
          params.mask.kind == MaskKind::kNone && positive(params.scale) && positive(params.scale2) &&
          can_load(params) && can_store(params);
+}
+
+bool takes_recompute(const ForwardParams& params) {
+  return takes_forward(params) && params.value_dim <= 128 && params.lse1 && params.lse2 &&
+         !params.o2 && !params.o2_rest;
 }
 
 size_t forward_workspace_bytes(const ForwardParams& params) {
@@ -67,6 +80,14 @@ void forward(const ForwardParams& params, void* workspace, cudaStream_t stream) 
     forward_of<bfloat16>(params, workspace, stream);
   } else {
     forward_of<float16>(params, workspace, stream);
+  }
+}
+
+void recompute(const ForwardParams& params, void* workspace, cudaStream_t stream) {
+  if (params.dtype == Dtype::kBFloat16) {
+    recompute_of<bfloat16>(params, workspace, stream);
+  } else {
+    recompute_of<float16>(params, workspace, stream);
   }
 }
 

@@ -6,6 +6,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/sm90/forward/kernel.cuh"
 #include "kernels/cuda/sm90/forward/launch.h"
+#include "kernels/cuda/sm90/forward/recompute.cuh"
 #include "kernels/cuda/sm90/forward/repair.cuh"
 #include "kernels/cuda/sm90/forward/wide/kernel.cuh"
 #include "kernels/cuda/sm90/forward/workspace.h"
@@ -88,24 +89,46 @@ struct ForwardChoice<T, 128, 256> {
   }
 };
 
-template <class T, int kD, int kDv>
-void launch_forward(const ForwardParams& params, void* workspace, cudaStream_t stream) {
-  using Choice = ForwardChoice<T, kD, kDv>;
-  using Config = typename Choice::Config;
+/// `kernel` and the repair of what it marks, which computes `repaired`.
+template <class T, int kD, int kDv, class Config>
+void launch_items(void (*kernel)(ForwardArguments<T>), const ForwardParams& params,
+                  const ForwardParams& repaired, void* workspace, cudaStream_t stream) {
   using RepairConfig = sm80::ForwardConfig<kD, kDv>;
   const ForwardWorkspace work(params, workspace);
   clear(work, params, stream);
-  const bool lower = params.window != kNoWindow || params.key_starts != nullptr;
   const ForwardArguments<T> args = forward_arguments<T, Config>(params, work);
   const int processors = processor_count(params);
   const auto items = static_cast<int64_t>(args.blocks) * args.heads;
   const int64_t clusters = std::min<int64_t>(processors / Config::kCluster, items);
-  launch_early(Choice::kernel(lower), static_cast<unsigned>(Config::kCluster * clusters),
-               Config::kThreads, Config::kSmemBytes, stream, params, "sm90 forward", args);
+  launch_early(kernel, static_cast<unsigned>(Config::kCluster * clusters), Config::kThreads,
+               Config::kSmemBytes, stream, params, "sm90 forward", args);
   launch_early(repair_kernel<T, RepairConfig>, static_cast<unsigned>(processors),
                RepairConfig::kThreads, RepairConfig::kSmemBytes, stream, params,
-               "sm90 forward repair", sm80::forward_arguments<T>(params, {}), work.state,
+               "sm90 forward repair", sm80::forward_arguments<T>(repaired, {}), work.state,
                work.marks);
+}
+
+/// May rows not see columns from 0 on?
+inline bool has_lower_limit(const Problem& problem) {
+  return problem.window != kNoWindow || problem.key_starts != nullptr;
+}
+
+template <class T, int kD, int kDv>
+void launch_forward(const ForwardParams& params, void* workspace, cudaStream_t stream) {
+  using Choice = ForwardChoice<T, kD, kDv>;
+  launch_items<T, kD, kDv, typename Choice::Config>(Choice::kernel(has_lower_limit(params)), params,
+                                                    params, workspace, stream);
+}
+
+template <class T, int kD, int kDv>
+void launch_recompute(const ForwardParams& params, void* workspace, cudaStream_t stream) {
+  // Scores of both maps are in registers at once: with 128 keys a few bytes would spill.
+  using Config = ForwardConfig<kD, kDv, std::min(kForwardKeys<kD, kDv>, 96)>;
+  ForwardParams repaired = params;
+  repaired.lse1 = repaired.lse2 = repaired.o2 = repaired.o2_rest = {};
+  launch_items<T, kD, kDv, Config>(has_lower_limit(params) ? recompute_kernel<T, Config, true>
+                                                           : recompute_kernel<T, Config, false>,
+                                   params, repaired, workspace, stream);
 }
 
 }  // namespace diffattn::cuda::sm90

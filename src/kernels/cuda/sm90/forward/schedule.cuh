@@ -14,6 +14,9 @@
 
 namespace diffattn::cuda::sm90 {
 
+/// How many of an item's key tiles are still to be loaded when the next item is taken.
+inline constexpr int kTakeTiles = 3;
+
 /// As it lies in shared memory; row < 0 ends the kernel.
 struct alignas(16) Item {
   int row, head, batch, seq_q;  // first row, within its sequence
@@ -77,13 +80,14 @@ struct Scheduler {
 
   __device__ __forceinline__ void run() {
     int index = static_cast<int>(blockIdx.x) / Config::kCluster;
-    ptx::wait_for_previous_kernel();  // the counter is 0
     for (int count = 0;; ++count) {
       const int slot = count % 2;
       ptx::barrier_wait_idle(smem + Config::kItemEmpty + 8 * slot, (count / 2 & 1) ^ 1);
-      // Not sooner: what a block takes early others cannot take when it turns out long (16k causal
-      // on an H200: 676 TFLOP/s with one item more in hand, 735 so).
-      if (count > 0) index = take();
+      // Not sooner: what a block takes early others cannot take when it turns out long.
+      if (count > 0) {
+        ptx::barrier_wait_idle(smem + Config::kTake, (count - 1) & 1);
+        index = take();
+      }
       Item& item = items[slot];  // filled in place: this thread has few registers
       while (!find(index, item)) index = take();
       if constexpr (Config::kCluster == 2) send(slot);
@@ -102,6 +106,7 @@ struct Scheduler {
   }
 
   __device__ __forceinline__ int take() const {
+    ptx::wait_for_previous_kernel();  // the counter is 0
     return static_cast<int>(gridDim.x) / Config::kCluster + atomicAdd(args.state.next_item, 1);
   }
 

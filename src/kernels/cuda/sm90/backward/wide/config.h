@@ -5,20 +5,21 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// Tiles of the main kernel for D = 128, Dv = 256: 64 keys against 64 queries a step, one warpgroup
-/// for each map. It keeps dk of its map and half of the columns of dv, 128 registers a thread.
-/// Two stages of q and dO take 128 KB of shared memory beside 64 KB of k and v, which leaves none
-/// to stage dq in: it leaves from registers.
-struct WideConfig {
+/// Tiles of the main kernel for D = 128, Dv = 128 or 256: 64 keys against 64 queries a step, one
+/// warpgroup for each map. It keeps dk of its map and half of the columns of dv, 64 + kValue / 4
+/// registers a thread. At Dv = 256 two stages of q and dO take 128 KB of shared memory beside 64 KB
+/// of k and v, which leaves none to stage dq in: it leaves from registers.
+template <int kValue>
+struct WideBackwardConfig {
   static constexpr int kHeadDim = 128;
-  static constexpr int kValueDim = 256;
+  static constexpr int kValueDim = kValue;
   static constexpr int kBlockM = kUnitRows;
   static constexpr int kBlockN = 64;
   static constexpr int kKeyShift = 0;  // both warpgroups have the same keys
   static constexpr int kStages = 2;
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kValueBlocks = kValueDim / 64;
+  static constexpr int kValueBlocks = kValue / 64;
   static constexpr int kItems = 0;
   static constexpr uint32_t kItemAt = 0;
 

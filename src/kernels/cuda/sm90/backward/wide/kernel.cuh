@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything quadratic of the backward for D = 128, Dv = 256. Steps and names as in ../kernel.cuh;
-// 64 keys a block, and warpgroup w computes map w:
+// Everything quadratic of the backward for D = 128, Dv = 128 or 256. Steps and names as in
+// ../kernel.cuh; 64 keys a block, and warpgroup w computes map w:
 //
 //   (1) s = k_w q_w^T - lse_w / scale_w                        [keys, queries]
 //   (2) p = exp(scale_w s)
 //   (3) dp = v dO^T - delta1 for half of the queries: the 32 from 32 w on
 //   (x) the warpgroups exchange p, and what each map's ds needs of dp, thread by thread
-//   (4) dv += (p1 - sign(lambda) p2') dO                       columns 128 w .. 128 w + 127
+//   (4) dv += (p1 - sign(lambda) p2') dO                       half w of the columns
 //   (5) ds = p_w (dp - delta_w)
 //   (6) dk_w += ds q_w
 //   (7) dq_w += ds^T k_w                                       ds through shared memory
@@ -28,9 +28,8 @@
 namespace diffattn::cuda::sm90 {
 
 /// The products of one warpgroup; `base` as in BackwardProducts.
-template <class T>
+template <class T, class C>
 struct WideProducts {
-  using C = WideConfig;
   static constexpr ptx::Major kK = ptx::Major::kK, kMn = ptx::Major::kMn;
   static constexpr uint32_t kBlock = C::kBlockBytes >> 4;
 
@@ -65,19 +64,20 @@ struct WideProducts {
         dp, ptx::eight_deep_descriptor(base + ((C::kPickAt + 2 * C::kPickBytes) >> 4), 0),
         ptx::eight_deep_descriptor(stat + half * (32 * kStatRowBytes >> 4), 128));
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < 4 * C::kValueBlocks; ++i) {
       const uint32_t at = 2 * (i % 4) + i / 4 * kBlock;
       ptx::Wgmma<T, 32>::template ss<true, kK, kK>(dp, a + at, b + at);
     }
     ptx::wgmma_commit();
   }
 
-  /// sum [64 keys, 128] += x b, b [64 queries, 128] from block `b_at` on
-  __device__ static void issue_sum(float (&sum)[64], const uint32_t (&x)[16], uint32_t b_at) {
+  /// sum [64 keys, 2 kN] += x b, b [64 queries, 2 kN] from block `b_at` on
+  template <int kN>
+  __device__ static void issue_sum(float (&sum)[kN], const uint32_t (&x)[16], uint32_t b_at) {
     const uint64_t b = ptx::swizzled_descriptor(b_at, C::kBlockBytes);
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      ptx::Wgmma<T, 128>::template rs<true, kMn>(sum, &x[4 * t], b + 128 * t);
+      ptx::Wgmma<T, 2 * kN>::template rs<true, kMn>(sum, &x[4 * t], b + 128 * t);
     }
     ptx::wgmma_commit();
   }
@@ -96,11 +96,11 @@ struct WideProducts {
   }
 };
 
-template <class T, bool kDeterministic>
-struct WideBackward : KeyTile<T, WideConfig, kDeterministic> {
-  using Base = KeyTile<T, WideConfig, kDeterministic>;
-  using C = WideConfig;
-  using Products = WideProducts<T>;
+template <class T, class Config, bool kDeterministic>
+struct WideBackward : KeyTile<T, Config, kDeterministic> {
+  using Base = KeyTile<T, Config, kDeterministic>;
+  using C = Config;
+  using Products = WideProducts<T, Config>;
   using Base::args, Base::smem, Base::barriers, Base::w, Base::warp, Base::lane, Base::row;
   using Base::begin, Base::end, Base::start, Base::items;
   using Base::full_begin, Base::full_end, Base::next_begin, Base::next_end;
@@ -109,7 +109,7 @@ struct WideBackward : KeyTile<T, WideConfig, kDeterministic> {
   // Named barriers: all threads; one warpgroup.
   static constexpr int kGiven = 1, kTaken = 2, kWarpgroup = 3;
 
-  float dv[64], dk[64];
+  float dv[C::kValueDim / 4], dk[64];
 
   __device__ void run() {
     if (!this->find_tile()) return;
@@ -122,7 +122,7 @@ struct WideBackward : KeyTile<T, WideConfig, kDeterministic> {
     for (float& x : dk) x = 0.0f;
     if (items > 0) accumulate();
     const int n = tile * C::kBlockN + row;
-    this->store_rows(args.dv, dv, n, 128 * w, 1.0f);
+    this->store_rows(args.dv, dv, n, C::kValueDim / 2 * w, 1.0f);
     this->store_rows(w == 0 ? args.dk1 : args.dk2, dk, n, 0, w == 0 ? args.scale : args.scale2);
   }
 
@@ -191,8 +191,9 @@ struct WideBackward : KeyTile<T, WideConfig, kDeterministic> {
       ptx::pin(dk);
       ptx::wgmma_fence();
       Products::issue_dq(dq, base, w);  // (7)
-      Products::issue_sum(dv, difference,
-                          Products::d_o_at(base, stage) + 2 * w * Products::kBlock);        // (4)
+      Products::issue_sum(
+          dv, difference,
+          Products::d_o_at(base, stage) + C::kValueBlocks / 2 * w * Products::kBlock);      // (4)
       Products::issue_sum(dk, p, Products::stage_at(base, stage) + w * (C::kQBytes >> 4));  // (6)
       ptx::wgmma_wait<2>();
       ptx::pin(dq);
@@ -325,13 +326,13 @@ struct WideBackward : KeyTile<T, WideConfig, kDeterministic> {
   }
 };
 
-template <class T, bool kDeterministic>
-__global__ void __launch_bounds__(WideConfig::kThreads, 1)
+template <class T, class Config, bool kDeterministic>
+__global__ void __launch_bounds__(Config::kThreads, 1)
     backward_wide_kernel(const __grid_constant__ BackwardArguments<T> args) {
   extern __shared__ __align__(1024) char aligned_smem[];
   const uint32_t address = ptx::smem_address(aligned_smem);
   if (address % 1024 != 0) __trap();
-  WideBackward<T, kDeterministic>{{args, address}}.run();
+  WideBackward<T, Config, kDeterministic>{{args, address}}.run();
 }
 
 }  // namespace diffattn::cuda::sm90

@@ -5,5 +5,7 @@ namespace diffattn::cuda::sm90 {
 
 template void launch_forward<bfloat16, 64, 64>(const ForwardParams&, void*, cudaStream_t);
 template void launch_forward<float16, 64, 64>(const ForwardParams&, void*, cudaStream_t);
+template void launch_recompute<bfloat16, 64, 64>(const ForwardParams&, void*, cudaStream_t);
+template void launch_recompute<float16, 64, 64>(const ForwardParams&, void*, cudaStream_t);
 
 }  // namespace diffattn::cuda::sm90

@@ -42,7 +42,8 @@ struct WideConfig {
   static constexpr int kXReady = kItemEmpty + 16;    // [consumer], 4 warps of the other block
   static constexpr int kXFull = kXReady + 16;        // [warp], the other block's columns are in
   static constexpr int kSquaresFull = kXFull + 64;   // [warp], the other block's row sums are in
-  static constexpr int kSmemBytes = kSquaresFull + 64;
+  static constexpr int kTake = kSquaresFull + 64;    // the first block's loader, near an item's end
+  static constexpr int kSmemBytes = kTake + 8;
   static_assert(kSmemBytes <= kMaxSmem);
 };
 

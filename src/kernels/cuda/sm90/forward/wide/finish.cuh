@@ -112,7 +112,6 @@ struct WideFinish {
   __device__ __forceinline__ void send(float (&o)[kHalf], const float (&squares)[2],
                                        const bool (&dead)[2]) {
     const bool has_o = args.o.data != nullptr, has_o2 = args.o2.data != nullptr;
-    const bool has_rests = args.o_rest.data != nullptr;
     const HeadEpilogue& epilogue = args.epilogue;
     if (epilogue.norm) send_squares(squares);
     RowSender<T, kHalf, 2> sender{
@@ -121,10 +120,8 @@ struct WideFinish {
     const auto o2_value = [&](int i) { return o[kHalf / 2 + i]; };
     if (has_o2) sender.send(args.o2_map, args.o2, o2_value);
     if (has_o) sender.send(args.o_map, args.o, o_value);
-    if (has_rests) {
-      sender.send_rests(args.o2_rest, o2_value);
-      sender.send_rests(args.o_rest, o_value);
-    }
+    if (args.o2_rest.data != nullptr) sender.send_rests(args.o2_rest, o2_value);
+    if (args.o_rest.data != nullptr) sender.send_rests(args.o_rest, o_value);
     float factor[2] = {epilogue.out_scale, epilogue.out_scale};
     if (epilogue.norm) {
 #pragma unroll

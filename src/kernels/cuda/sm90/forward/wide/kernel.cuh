@@ -50,6 +50,7 @@ struct WideLoader {
       const int row = begin.y + begin.z * Config::kBlockN;
 #pragma unroll 1
       for (int j = -1; j < begin.w; ++j) {  // k is needed a tile earlier than v
+        if (j + 1 == max(0, begin.w - kTakeTiles)) ptx::barrier_arrive(smem + Config::kTake);
         if (j + 1 < begin.w) load_k(tile + j + 1, row + (j + 1) * Config::kBlockN, kv_head, batch);
         if (j >= 0) load_v(tile + j, row + j * Config::kBlockN, kv_head, batch);
       }
@@ -362,6 +363,7 @@ __device__ inline void prepare_wide_smem(const ForwardArguments<T>& args, char* 
       ptx::barrier_init(smem + Config::kXFull + 8 * i, 1);
       ptx::barrier_init(smem + Config::kSquaresFull + 8 * i, 1);
     }
+    ptx::barrier_init(smem + Config::kTake, 1);
     ptx::barrier_init_fence();
   }
   float* const gains = reinterpret_cast<float*>(memory + Config::kGains);

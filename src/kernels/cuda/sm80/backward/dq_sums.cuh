@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sums of dq1 and dq2 that many blocks add to, in float. They lie as the matrix instructions leave
+// them, fragment by fragment of 16 rows, so that the 32 additions of a warp's instruction are
+// neighbours in memory.
+#pragma once
+
+#include "kernels/cuda/problem.cuh"
+#include "kernels/cuda/sm80/backward/arguments.cuh"
+
+namespace diffattn::cuda::sm80 {
+
+/// [H, units, 2 maps, D / 8, 4, 32 lanes]; a unit is 16 rows of a sequence. Sequence b has its
+/// units from first(b) on: none is shared, and where its rows begin is enough to know the place.
+struct DqSums {
+  float* data;
+  int units;  // of a head
+
+  static constexpr int kRows = 16;
+  static int64_t unit_count(int64_t rows, int64_t batch) { return rows / kRows + batch; }
+
+  __device__ static int first(const Shape& shape, const Sequence& seq, int b) {
+    const int64_t row =
+        shape.cu_seqlens_q == nullptr ? static_cast<int64_t>(b) * shape.seq_q : seq.q_begin;
+    return static_cast<int>(row / kRows) + b;
+  }
+  /// Fragment 0 of a unit, as this lane sees it.
+  template <int kD>
+  __device__ float* at(int h, int unit, int map) const {
+    const int64_t number = (static_cast<int64_t>(h) * units + unit) * 2 + map;
+    return data + number * (kRows * kD) + threadIdx.x % 32;
+  }
+};
+
+/// dq1 = scale sums, dq2 = scale2 sums, rounded; a warp for each unit and map.
+template <class T, int kD>
+__global__ void __launch_bounds__(256)
+    finish_dq_kernel(const __grid_constant__ BackwardArguments<T> args, DqSums sums, int tiles) {
+  const int64_t warp = (blockIdx.x * int64_t{256} + threadIdx.x) / 32;
+  const int map = static_cast<int>(warp % 2);
+  const BlockPlace place(warp / 2, args.shape.heads, tiles);
+  if (place.b >= args.shape.batch) return;
+  const Sequence seq = args.shape.sequence(place.b);
+  const Rows<T>& out = map == 0 ? args.dq1 : args.dq2;
+  const int m0 = place.tile * DqSums::kRows;
+  if (m0 >= seq.seq_q || out.data == nullptr) return;
+  const float* const from =
+      sums.at<kD>(place.h, DqSums::first(args.shape, seq, place.b) + place.tile, map);
+  float dq[kD / 8][4];
+#pragma unroll
+  for (int j = 0; j < kD / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) dq[j][e] = from[(j * 4 + e) * 32];
+  }
+  store_fragments(dq, map == 0 ? args.scale : args.scale2, out.at(place.b, seq.q_begin, place.h),
+                  out.seq_stride, m0, seq.seq_q, args.shape.head_dim);
+}
+
+}  // namespace diffattn::cuda::sm80

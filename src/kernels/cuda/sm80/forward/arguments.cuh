@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/cuda/epilogue.cuh"
+#include "kernels/cuda/problem.cuh"
+
+namespace diffattn::cuda::sm80 {
+
+template <class T>
+struct ForwardArguments {
+  Shape shape;
+  Rows<const T> q1, q2;      // [B, M, H, D]
+  Rows<const T> k1, k2;      // [B, N, Hkv, D]
+  Rows<const T> v;           // [B, N, Hkv, Dv]
+  Rows<const float> lambda;  // [B, M, H]
+  float scale_log2, scale2_log2;
+  bool q_aligned, k_aligned, v_aligned;
+  bool shared_k;  // k1 and k2 are the same memory: load it once
+  HeadEpilogue epilogue;
+  Rows<T> out, o, o2;             // [B, M, H, Dv]
+  Rows<int8_t> o_rest, o2_rest;   // [B, M, H, Dv]
+  Rows<float> lse1, lse2;         // [B, M, H]
+  Rows<float> o_exact, o2_exact;  // [B, M, H, Dv]
+};
+
+}  // namespace diffattn::cuda::sm80

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a consumer warpgroup knows of its item, and its side of the ring of key tiles.
+#pragma once
+
+#include "kernels/cuda/ptx/wgmma.cuh"
+#include "kernels/cuda/sm90/forward/schedule.cuh"
+#include "kernels/cuda/sm90/forward/softmax.cuh"
+#include "kernels/cuda/sm90/forward/store.cuh"
+
+namespace diffattn::cuda::sm90 {
+
+/// kLower: rows may not see all columns from 0 on (window, key_starts).
+template <class T, class Config, bool kLower>
+struct ConsumerItem {
+  static constexpr int kN = Config::kBlockN;
+  static constexpr int kStages = Config::kStages, kQBuffers = Config::kQBuffers;
+
+  const ForwardArguments<T>& args;
+  const uint32_t smem;
+  const int consumer;
+  const int lane = threadIdx.x % 32;
+
+  KeyRange range{};     // of the item; all but begin relative to begin
+  int count = 0;        // the item's number
+  int pipe = 0;         // tile j, from the first that a row sees, is number pipe + j of the ring
+  uint32_t q_smem = 0;  // this item's [map][64, D]
+
+  /// Waits for item `count`; false when there are no more.
+  __device__ __forceinline__ bool open() {
+    ptx::barrier_wait(smem + Config::kQFull + 8 * slot(), count / kQBuffers & 1);
+    if (uniform(ptx::load_smem_int(item(count))) < 0) return false;
+    const KeyRange found = KeyRange::of<kN>(sequence(), first_row());
+    pipe = uniform(pipe);
+    q_smem = uniform(smem + Config::kQ + slot() * Config::kQBytes);
+    if constexpr (kLower) skip(uniform(found.begin - first_tile()));
+    range = {kLower ? uniform(found.begin) : 0, uniform(found.clear_begin - found.begin),
+             uniform(found.clear_end - found.begin), uniform(found.end - found.begin)};
+    return true;
+  }
+
+  /// After the last scores of the item: q is free, `pipe` goes to the next item's tiles. Returns
+  /// tile j's number.
+  __device__ __forceinline__ int close(int j) {
+    if (ptx::elect_lane()) ptx::barrier_arrive(smem + Config::kQEmpty + 8 * slot());
+    const int last = pipe + j;
+    pipe = last + 1;
+    skip(uniform((kLower ? first_tile() - range.begin : 0) + tiles() - range.end));
+    return last;
+  }
+
+  /// The ring's next tiles, which only the other consumer needs.
+  __device__ __forceinline__ void skip(int tiles) {
+#pragma unroll 1
+    for (int j = 0; j < tiles; ++j) {
+      wait_k(j);
+      release(Config::kKEmpty, j);
+      wait_v(j);
+      release(Config::kVEmpty, j);
+    }
+    pipe += max(0, tiles);
+  }
+
+  /// One limit after the other, so that only one is in registers.
+  __device__ __forceinline__ void mask(float (&s)[kN / 2], int j) const {
+    const int column = (kLower ? range.begin + j : j) * kN + 2 * (lane % 4);
+    if (j >= range.clear_end) {
+      hide_rows<false>(s, sequence().end_visible(row(0)) - column,
+                       sequence().end_visible(row(1)) - column);
+    }
+    if (kLower && j < range.clear_begin - 1) {
+      hide_rows<true>(s, sequence().first_visible(row(0)) - column,
+                      sequence().first_visible(row(1)) - column);
+    }
+  }
+
+  __device__ __forceinline__ int slot() const { return 2 * (count % kQBuffers) + consumer; }
+  __device__ __forceinline__ uint32_t item(int number) const {
+    return smem + Config::kItems + number % 2 * kItemBytes;
+  }
+
+  // What is known of the item is read where it is used, so that it does not stay in registers.
+  __device__ __forceinline__ Sequence sequence() const {
+    const uint32_t at = item(count);
+    return sequence_of(args, ptx::load_smem_int4(at), ptx::load_smem_int4(at + 32));
+  }
+  __device__ __forceinline__ int first_tile() const { return ptx::load_smem_int(item(count) + 24); }
+  __device__ __forceinline__ int tiles() const { return ptx::load_smem_int(item(count) + 28); }
+  __device__ __forceinline__ int first_row() const {
+    return ptx::load_smem_int(item(count)) + consumer * kConsumerRows;
+  }
+  __device__ __forceinline__ int row(int r) const {
+    return ptx::load_smem_int(item(count)) + 16 * warp() + lane / 4 + 8 * r;
+  }
+  __device__ __forceinline__ int warp() const { return 4 * consumer + threadIdx.x / 32 % 4; }
+  /// This warp's rows of item `number`.
+  __device__ __forceinline__ WarpRows rows(int number) const {
+    const int4 place = ptx::load_smem_int4(item(number));
+    return {place.x + 16 * warp(), place.w, ptx::load_smem_int(item(number) + 16), place.z,
+            place.y};
+  }
+  /// Where its rows wait for the copy engine.
+  __device__ __forceinline__ char* stages() const {
+    return memory() + Config::kOut + warp() * Config::kOutStages * Config::kStageWarp;
+  }
+  __device__ __forceinline__ const float* gains() const {
+    return reinterpret_cast<const float*>(memory() + Config::kGains);
+  }
+  /// What `smem` is the address of: a constant, where a member would take two registers.
+  __device__ static __forceinline__ char* memory() {
+    extern __shared__ __align__(1024) char memory[];
+    return memory;
+  }
+
+  __device__ __forceinline__ unsigned stage(int j) const {
+    return static_cast<unsigned>(pipe + j) % kStages;
+  }
+  __device__ __forceinline__ unsigned parity(int j) const {
+    return static_cast<unsigned>(pipe + j) / kStages & 1;
+  }
+  __device__ __forceinline__ void wait_k(int j) const {
+    ptx::barrier_wait(smem + Config::kKFull + 8 * stage(j), parity(j));
+  }
+  __device__ __forceinline__ void wait_v(int j) const {
+    ptx::barrier_wait(smem + Config::kVFull + 8 * stage(j), parity(j));
+  }
+  __device__ __forceinline__ void release(int barriers, int j) const {
+    if (ptx::elect_lane()) ptx::barrier_arrive(smem + barriers + 8 * stage(j));
+  }
+  __device__ __forceinline__ void release_item(int number) const {
+    if (ptx::elect_lane()) ptx::barrier_arrive(smem + Config::kItemEmpty + 8 * (number % 2));
+    __syncwarp();
+  }
+};
+
+/// The products of a consumer: s [64, kN] = q k^T, o [64, kDv] += p v.
+template <class T, class Config>
+struct ForwardProducts {
+  static constexpr int kD = Config::kHeadDim, kDv = Config::kValueDim, kN = Config::kBlockN;
+
+  template <int kMap>
+  __device__ static __forceinline__ void issue_scores(float (&s)[kN / 2], uint32_t smem,
+                                                      uint32_t q_smem, bool shared_k,
+                                                      unsigned stage) {
+    const uint32_t base = smem + ptx::opaque_zero();
+    const uint32_t k_map = kMap == 0 || shared_k ? 0 : Config::kKMap;
+    const uint64_t q = ptx::smem_descriptor(q_smem + ptx::opaque_zero() + kMap * Config::kQMap);
+    const uint64_t k = ptx::smem_descriptor(base + Config::kK + stage * 2 * Config::kKMap + k_map);
+    using ptx::Major;
+    ptx::pin(s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kD / 16; ++i) {
+      const uint64_t q_i = q + 2 * (i % 4) + i / 4 * (kConsumerRows * kSwizzledRow / 16);
+      const uint64_t k_i = k + 2 * (i % 4) + i / 4 * (kN * kSwizzledRow / 16);
+      if (i == 0) {
+        ptx::Wgmma<T, kN>::template ss<false, Major::kK, Major::kK>(s, q_i, k_i);
+      } else {
+        ptx::Wgmma<T, kN>::template ss<true, Major::kK, Major::kK>(s, q_i, k_i);
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ static __forceinline__ void issue_output(float (&o)[kDv / 2],
+                                                      const uint32_t (&p)[kN / 4], uint32_t smem,
+                                                      unsigned stage) {
+    const uint64_t v = ptx::smem_descriptor(
+        smem + ptx::opaque_zero() + Config::kV + stage * Config::kVBytes, kN * kSwizzledRow);
+    ptx::pin(o);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kN / 16; ++i) {
+      ptx::Wgmma<T, kDv>::template rs<true, ptx::Major::kMn>(o, p + 4 * i, v + 128 * i);
+    }
+    ptx::wgmma_commit();
+  }
+};
+
+}  // namespace diffattn::cuda::sm90
