@@ -24,6 +24,15 @@ bool needs_gradient(std::initializer_list<OptionalTensor> tensors) {
   return false;
 }
 
+/// Below this layer a tangent would be lost without a word.
+void refuse_forward_mode(std::initializer_list<OptionalTensor> tensors) {
+  for (const OptionalTensor& tensor : tensors) {
+    if (!tensor || !tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined()) continue;
+    throw Error(
+        "diffattn: attention has no forward-mode derivative (jvp): use reverse mode (backward)");
+  }
+}
+
 OptionalTensor optional(const Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
@@ -164,6 +173,7 @@ bool backward_reads_outputs(const AttentionArguments& a) {
 }
 
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
+  refuse_forward_mode({a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask});
   if (!needs_gradient({a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask})) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call::attention_forward(a, save_outputs);
@@ -194,6 +204,7 @@ BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const S
 }
 
 Tensor stats(const ProblemArguments& a, double sparse_threshold) {
+  refuse_forward_mode({a.q1, a.q2, a.k1, a.k2, a.lambda, a.mask});
   if (!needs_gradient({a.q1, a.q2, a.k1, a.k2, a.lambda, a.mask})) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call::attention_stats(a, sparse_threshold);

@@ -3,9 +3,11 @@
 // A build without nvcc has no fused CUDA kernels: CUDA tensors take the composed path.
 
 #include "ops/cuda_fused.h"
+#include "ops/cuda_layers.h"
 
 namespace diffattn::ops {
 
 const CudaFused* cuda_fused() { return nullptr; }
+const CudaLayers* cuda_layers() { return nullptr; }
 
 }  // namespace diffattn::ops

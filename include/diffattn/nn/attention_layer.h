@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "diffattn/nn/kv_cache.h"
+#include "diffattn/nn/rotary.h"
 #include "diffattn/ops.h"
 
 namespace diffattn::nn {
@@ -37,6 +38,9 @@ struct AttentionInput {
   /// [M] or [B, M] (packed [total]) integers for the rotary embedding. Default: cache length, ... ;
   /// in packed sequences each counts from 0.
   std::optional<torch::Tensor> positions = {};
+  /// What `AttentionLayer::angles` of a layer with the same rotary embedding gave for this input,
+  /// so that the layers of a model need not each work them out.
+  std::optional<RotaryTable> angles = {};
   /// Self-attention: x is appended. Cross-attention: filled from the context when empty, and then
   /// the context may be left out.
   KvCache* cache = nullptr;
@@ -68,8 +72,18 @@ class AttentionLayer : public torch::nn::Module {
   /// Whether `forward` already adds its input: a block must then not add it again.
   virtual bool adds_residual() const { return false; }
 
+  /// The angles by which the rows of x turn; none without a rotary embedding.
+  virtual std::optional<RotaryTable> angles(const AttentionInput& /*input*/) { return {}; }
+
+  /// From now on lambda is `factor` times what the parameters say; 1 at first. Nothing for layers
+  /// without a lambda.
+  virtual void scale_lambda(double /*factor*/) {}
+
   /// Number of parameters, all of them.
   int64_t parameter_count() const;
 };
+
+/// `AttentionLayer::scale_lambda` of every attention layer inside a model.
+void scale_lambda(torch::nn::Module& model, double factor);
 
 }  // namespace diffattn::nn

@@ -87,6 +87,7 @@ class IntrospectiveAttentionImpl : public AttentionLayer {
   torch::Tensor forward(const AttentionInput& input, AttentionTrace* trace = nullptr) override;
   torch::Tensor forward(const torch::Tensor& x);
   bool adds_residual() const override { return true; }
+  std::optional<RotaryTable> angles(const AttentionInput& input) override;
 
   /// [P]
   torch::Tensor lambda() const;
@@ -100,9 +101,6 @@ class IntrospectiveAttentionImpl : public AttentionLayer {
   torch::nn::Linear out_proj{nullptr};
 
  private:
-  AttentionOptions operation_options(const AttentionMask& mask) const;
-  RotaryTable rotary_table(const AttentionInput& input);
-
   int64_t head_dim_, kv_heads_;
   Rotary rotary_{nullptr};
 };

@@ -5,16 +5,25 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "diffattn/nn/attention_layer.h"
 #include "diffattn/nn/rotary.h"
 
 namespace diffattn::nn {
 
+/// Which way a model reads.
+enum class ModelKind {
+  kDecoder,         // causal language model; model_type "diffllama", "llama" or "diffattn"
+  kEncoder,         // bidirectional; model_type "diff_encoder"
+  kEncoderDecoder,  // one text from another; model_type "diff_encoder_decoder"
+};
+
 /// What decides a model's parameters and numbers: the keys of Hugging Face's config.json for
 /// DiffLlama and Llama, under their names, and `attention`, which they say by `model_type`.
 /// Head counts are those of the equal-size Transformer: sub-heads of a differential layer.
 struct ModelConfig {
+  ModelKind kind = ModelKind::kDecoder;
   std::string attention = "diffllama";  // a preset of the family; "transformer" is Llama
   int64_t vocab_size = 32000;
   int64_t hidden_size = 2048;
@@ -32,10 +41,35 @@ struct ModelConfig {
   bool mlp_bias = false;
   RotaryOptions rotary = RotaryOptions().style(RotaryStyle::kHalfSplit);
   std::optional<int64_t> pad_token_id, bos_token_id, eos_token_id;
+
+  /// Ablations of the attention, for those that are points of MultiheadDiffAttentionOptions and
+  /// have two maps: without the head norm; one lambda_init for all layers.
+  bool head_norm = true;
+  std::optional<double> lambda_init;
+  bool ablated() const { return !head_norm || lambda_init.has_value(); }
+
+  /// Encoder-decoder only: blocks of the encoder; 0: as num_hidden_layers, the decoder's.
+  int64_t num_encoder_layers = 0;
+  /// Encoder-decoder only: what a text begins with.
+  std::optional<int64_t> decoder_start_token_id;
+
+  /// Names of the classes, in the order of a classifier's outputs (`id2label`); none: no
+  /// classifier.
+  std::vector<std::string> labels;
+  /// What a classifier reads of the hidden states: "cls" (the first token), "last" (the last that
+  /// is not padding) or "mean" (of those that are not padding).
+  std::string classifier_pooling = "mean";
+  double classifier_dropout = 0.1;
+  /// Width of the classifier's hidden layer; 0: half of hidden_size.
+  int64_t classifier_hidden_size = 0;
 };
+
+/// What a block's attention looks at.
+enum class AttentionRole { kCausal, kBidirectional, kCross };
 
 /// The attention of layer `layer` (counted from 0) of a model. Throws c10::Error naming the option
 /// that cannot be.
-std::shared_ptr<AttentionLayer> make_attention(const ModelConfig& config, int64_t layer);
+std::shared_ptr<AttentionLayer> make_attention(const ModelConfig& config, int64_t layer,
+                                               AttentionRole role = AttentionRole::kCausal);
 
 }  // namespace diffattn::nn

@@ -36,6 +36,9 @@ class MultiheadDiffAttentionImpl : public AttentionLayer {
   /// the type that LambdaPrecision::kReference rounds to.
   torch::Tensor lambda(const torch::Tensor& x, torch::ScalarType activations);
 
+  std::optional<RotaryTable> angles(const AttentionInput& input) override;
+  void scale_lambda(double factor) override { lambda_factor_ = factor; }
+
   /// Draws new parameters.
   void reset_parameters();
 
@@ -56,10 +59,10 @@ class MultiheadDiffAttentionImpl : public AttentionLayer {
   virtual torch::Tensor query(const torch::Tensor& x);
   virtual KeysAndValues project_keys_and_values(const torch::Tensor& source);
 
+  torch::Tensor unscaled_lambda(const torch::Tensor& x, torch::ScalarType activations);
   void register_projections();
   void register_lambda_and_norm();
   KeysAndValues keys_and_values(const AttentionInput& input, const RotaryTable& table);
-  RotaryTable rotary_table(const AttentionInput& input);
   AttentionOptions operation_options(const AttentionMask& mask) const;
   void check_input(const AttentionInput& input) const;
 
@@ -67,6 +70,7 @@ class MultiheadDiffAttentionImpl : public AttentionLayer {
   torch::nn::Linear out_proj_{nullptr}, lambda_proj_{nullptr};
   torch::Tensor lambda_q1_, lambda_k1_, lambda_q2_, lambda_k2_, lambda_, norm_weight_;
   Rotary rotary_{nullptr};
+  double lambda_factor_ = 1.0;
 };
 TORCH_MODULE(MultiheadDiffAttention);
 

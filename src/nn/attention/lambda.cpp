@@ -51,6 +51,11 @@ void MultiheadDiffAttentionImpl::register_lambda_and_norm() {
 }
 
 Tensor MultiheadDiffAttentionImpl::lambda(const Tensor& x, torch::ScalarType activations) {
+  const Tensor value = unscaled_lambda(x, activations);
+  return lambda_factor_ == 1.0 ? value : value * lambda_factor_;
+}
+
+Tensor MultiheadDiffAttentionImpl::unscaled_lambda(const Tensor& x, torch::ScalarType activations) {
   const bool reference = options.lambda_precision() == LambdaPrecision::kReference;
   const auto type = reference ? activations : at_least_float32(activations);
   const auto constant = [&](double value) {

@@ -9,4 +9,10 @@ int64_t AttentionLayer::parameter_count() const {
   return count;
 }
 
+void scale_lambda(torch::nn::Module& model, double factor) {
+  for (const auto& module : model.modules()) {
+    if (auto* layer = dynamic_cast<AttentionLayer*>(module.get())) layer->scale_lambda(factor);
+  }
+}
+
 }  // namespace diffattn::nn

@@ -4,6 +4,7 @@
 #include <ostream>
 #include <sstream>
 
+#include "nn/attention/inputs.h"
 #include "nn/attention/layout.h"
 
 namespace diffattn::nn {
@@ -17,13 +18,6 @@ std::string shape(const Tensor& tensor) {
   std::ostringstream out;
   out << "shape " << tensor.sizes();
   return out.str();
-}
-
-/// Each token's place in its own sequence, [total].
-Tensor places_in_sequences(const Tensor& cu_seqlens, int64_t total) {
-  const Tensor offsets = cu_seqlens.to(torch::kLong);
-  const Tensor starts = offsets.slice(0, 0, -1).repeat_interleave(offsets.diff(), 0, total);
-  return torch::arange(total, offsets.options()) - starts;
 }
 
 const char* kind_name(AttentionKind kind) {
@@ -51,12 +45,13 @@ Tensor MultiheadDiffAttentionImpl::forward(const AttentionInput& input, Attentio
   const HeadTensors heads = head_tensors(input);
   if (trace != nullptr) trace->calls.push_back(heads);
   const Tensor out = attend(options.route(), heads);  // [B, M, H, Dv]
-  return torch::dropout(out_proj_->forward(out.flatten(-2)), options.dropout(), is_training());
+  const Tensor y = out_proj_->forward(out.flatten(-2));
+  return options.dropout() > 0.0 ? torch::dropout(y, options.dropout(), is_training()) : y;
 }
 
 HeadTensors MultiheadDiffAttentionImpl::head_tensors(const AttentionInput& input) {
   check_input(input);
-  const RotaryTable table = rotary_table(input);
+  const RotaryTable table = rotary_table(*rotary_, input);
   const Pair q = split_queries(rotary_->rotate(query(input.x), table), options);
   const KeysAndValues kv = keys_and_values(input, table);
   const Pair k = split_keys(kv.k, options, sizes);
@@ -82,34 +77,14 @@ MultiheadDiffAttentionImpl::KeysAndValues MultiheadDiffAttentionImpl::keys_and_v
   return {cache->append(kKeySlot, kv.k), cache->append(kValueSlot, kv.v)};
 }
 
-RotaryTable MultiheadDiffAttentionImpl::rotary_table(const AttentionInput& input) {
-  if (options.rotary().style() == RotaryStyle::kNone) return {};
-  const auto like = input.x.options();
-  if (input.positions) return rotary_->table(*input.positions, like);
-  if (const auto& offsets = input.mask.cu_seqlens_q()) {
-    return rotary_->table(places_in_sequences(*offsets, input.x.size(0)), like);
-  }
-  const int64_t offset = input.cache != nullptr ? input.cache->length() : 0;
-  return rotary_->table(offset, input.x.size(1), like);
+std::optional<RotaryTable> MultiheadDiffAttentionImpl::angles(const AttentionInput& input) {
+  if (options.rotary().style() == RotaryStyle::kNone) return std::nullopt;
+  return rotary_table(*rotary_, input);
 }
 
 AttentionOptions MultiheadDiffAttentionImpl::operation_options(const AttentionMask& mask) const {
-  const bool causal = mask.causal().value_or(options.causal());
-  const auto window = mask.window() ? mask.window() : options.window();
-  if (window && !causal) {
-    throw_argument_error("mask.window", "none with bidirectional attention",
-                         std::to_string(*window));
-  }
-  AttentionOptions result = AttentionOptions()
-                                .causal(causal)
-                                .window(window)
-                                .mask(mask.mask())
-                                .key_starts(mask.key_starts())
-                                .key_lengths(mask.key_lengths())
-                                .cu_seqlens_q(mask.cu_seqlens_q())
-                                .cu_seqlens_k(mask.cu_seqlens_k())
-                                .out_scale(sizes.out_scale);
-  if (mask.cu_seqlens_q() && !mask.cu_seqlens_k()) result.cu_seqlens_k(mask.cu_seqlens_q());
+  AttentionOptions result =
+      mask_options(mask, options.causal(), options.window()).out_scale(sizes.out_scale);
   if (options.kind() == AttentionKind::kTemperature) {
     const double scale = 1.0 / std::sqrt(static_cast<double>(sizes.head_dim));
     result.scale(scale).scale2(scale / options.temperature());

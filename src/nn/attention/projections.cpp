@@ -21,6 +21,11 @@ Tensor rows_of(const torch::nn::Linear& linear, const Tensor& x, int64_t begin, 
                        linear->bias.defined() ? linear->bias.narrow(0, begin, count) : Tensor());
 }
 
+/// Rows (half, head, d) of a matrix or bias as (head, half, d).
+Tensor halves_beside_each_other(const Tensor& rows, int64_t head_dim) {
+  return rows.unflatten(0, {2, -1, head_dim}).transpose(0, 1).flatten(0, 2);
+}
+
 }  // namespace
 
 void MultiheadDiffAttentionImpl::register_projections() {
@@ -58,6 +63,19 @@ MultiheadDiffAttentionImpl::KeysAndValues MultiheadDiffAttentionImpl::project_ke
     v = rows_of(qkv_proj_, source, k_begin + k_rows, sizes.kv_heads * sizes.value_dim);
   } else {
     k = k_proj_->forward(source);
+    const bool halves =
+        options.layout() == HeadLayout::kHalves && sizes.value_dim == 2 * sizes.head_dim;
+    const int64_t rows = source.numel() / std::max<int64_t>(1, source.size(-1));
+    if (halves && rows > 2 * sizes.kv_heads * sizes.value_dim) {
+      // The two halves of a head side by side: with many tokens the matrix is the smaller to sort.
+      const Tensor weight = halves_beside_each_other(v_proj_->weight, sizes.head_dim);
+      const Tensor bias = v_proj_->bias.defined()
+                              ? halves_beside_each_other(v_proj_->bias, sizes.head_dim)
+                              : Tensor();
+      v = torch::linear(source, weight, bias);
+      return {k.unflatten(-1, {sizes.key_heads, sizes.head_dim}),
+              v.unflatten(-1, {sizes.kv_heads, sizes.value_dim})};
+    }
     v = v_proj_->forward(source);
   }
   return {k.unflatten(-1, {sizes.key_heads, sizes.head_dim}), join_values(v, options, sizes)};

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "diffattn/ops.h"
+#include "diffattn/ops_layers.h"
 
 namespace diffattn::nn {
 namespace {
@@ -102,6 +103,7 @@ RotaryTable RotaryImpl::angles(const Tensor& positions, int64_t length) const {
 
 RotaryTable RotaryImpl::table(int64_t offset, int64_t length, const torch::TensorOptions& like) {
   if (options.style() == RotaryStyle::kNone) return {};
+  const c10::InferenceMode off(false);  // a table made while generating may serve training later
   const torch::NoGradGuard no_grad;
   const int64_t needed = offset + length;
   const auto tensor_options = torch::TensorOptions().device(like.device()).dtype(table_type(like));
@@ -130,19 +132,9 @@ RotaryTable RotaryImpl::table(const Tensor& positions, const torch::TensorOption
 
 Tensor RotaryImpl::rotate(const Tensor& heads, const RotaryTable& table) const {
   if (options.style() == RotaryStyle::kNone) return heads;
-  const Tensor cos = table.cos.unsqueeze(-2), sin = table.sin.unsqueeze(-2);  // over the heads
-  const Tensor x = heads.slice(-1, 0, width_).to(cos.scalar_type());
-  Tensor turned;
-  if (options.style() == RotaryStyle::kInterleaved) {
-    const Tensor pairs = x.unflatten(-1, {-1, 2});
-    const Tensor even = pairs.select(-1, 0), odd = pairs.select(-1, 1);
-    turned = torch::stack({even * cos - odd * sin, odd * cos + even * sin}, -1).flatten(-2);
-  } else {
-    const Tensor a = x.slice(-1, 0, width_ / 2), b = x.slice(-1, width_ / 2);
-    turned = torch::cat({a * cos - b * sin, b * cos + a * sin}, -1);
-  }
-  turned = turned.to(heads.scalar_type());
-  return width_ == heads.size(-1) ? turned : torch::cat({turned, heads.slice(-1, width_)}, -1);
+  return diffattn::rotate(
+      heads, table.cos, table.sin,
+      {.width = width_, .interleaved = options.style() == RotaryStyle::kInterleaved});
 }
 
 }  // namespace diffattn::nn

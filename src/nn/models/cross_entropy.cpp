@@ -8,7 +8,8 @@
 // That gradient needs nothing from above but one factor, so the forward pass forms
 //   dhidden = dz weight,  dweight = dz^T hidden
 // chunk by chunk and the backward pass only scales them: three products in all, as with whole
-// logits, and never more than one chunk of them.
+// logits, and never more than one chunk of them. Rows that do not count are left out of the
+// products' small operands instead of dz: one pass over the logits less.
 
 #include "diffattn/nn/cross_entropy.h"
 
@@ -26,19 +27,25 @@ using torch::autograd::variable_list;
 
 struct Chunked {
   Tensor loss;     // []: sum over rows
-  Tensor dhidden;  // [T, E], where wanted
-  Tensor dweight;  // [V, E], where wanted
+  Tensor dhidden;  // [T, E], where wanted; of the sum
+  Tensor dweight;  // [V, E], where wanted; of the sum
 };
 
-/// Turns logits [t, V] in place into their gradient for rows that count with `factor` [t, 1].
-void logits_to_gradient(Tensor& logits, const Tensor& lse, const Tensor& target,
-                        const Tensor& factor, const CrossEntropyOptions& options) {
+/// Turns softmax(z) [t, V] in place into the gradient of the rows' losses in z.
+void softmax_to_gradient(Tensor& softmax, const Tensor& lse, const Tensor& target,
+                         const CrossEntropyOptions& options) {
   const double smoothing = options.label_smoothing();
-  logits.sub_(lse).exp_();
-  if (options.z_loss() != 0.0) logits.mul_(1.0 + 2.0 * options.z_loss() * lse);
-  if (smoothing != 0.0) logits.sub_(smoothing / static_cast<double>(logits.size(1)));
-  logits.scatter_add_(1, target, torch::full_like(factor, smoothing - 1.0));
-  logits.mul_(factor);
+  if (options.z_loss() != 0.0) softmax.mul_(1.0 + 2.0 * options.z_loss() * lse);
+  if (smoothing != 0.0) softmax.sub_(smoothing / static_cast<double>(softmax.size(1)));
+  softmax.scatter_add_(1, target, torch::full_like(lse, smoothing - 1.0));
+}
+
+/// softmax(z) [t, V] and logsumexp(z) [t, 1]: the largest probability, which is never below 1 / V,
+/// says how far the logsumexp is from the largest logit.
+std::pair<Tensor, Tensor> softmax_and_lse(const Tensor& logits) {
+  const Tensor softmax = torch::softmax(logits, 1);
+  const auto [top, at] = logits.max(1, /*keepdim=*/true);
+  return {softmax, top - softmax.gather(1, at).log()};
 }
 
 /// The type of logits and sums.
@@ -47,16 +54,17 @@ torch::ScalarType wide_type(const Tensor& hidden) {
 }
 
 /// Rows of logits that fit into the budget.
-int64_t chunk_rows(int64_t vocabulary, const CrossEntropyOptions& options) {
+int64_t chunk_rows(const Tensor& hidden, int64_t vocabulary, const CrossEntropyOptions& options) {
   const int64_t row_bytes = std::max<int64_t>(1, vocabulary * int64_t{sizeof(float)});
-  return std::max<int64_t>(1, options.chunk_bytes() / row_bytes);
+  const int64_t budget =
+      options.chunk_bytes() > 0 ? options.chunk_bytes() : default_chunk_bytes(hidden.device());
+  return std::max<int64_t>(1, budget / row_bytes);
 }
 
-/// hidden [T, E], weight [V, E], labels [T], inverse_count [].
-Chunked run_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
-                   const Tensor& inverse_count, bool gradients,
+/// hidden [T, E], weight [V, E], labels [T].
+Chunked run_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool gradients,
                    const CrossEntropyOptions& options) {
-  const int64_t rows = hidden.size(0), chunk = chunk_rows(weight.size(0), options);
+  const int64_t rows = hidden.size(0), chunk = chunk_rows(hidden, weight.size(0), options);
   const auto wide = wide_type(hidden);
   const auto sums = hidden.options().dtype(wide);
   Chunked result{torch::zeros({}, sums), {}, {}};
@@ -65,6 +73,7 @@ Chunked run_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& lab
     result.dweight = torch::zeros(weight.sizes(), sums);
   }
   const Tensor weight_t = weight.t();
+  Tensor dhidden;
   for (int64_t begin = 0; begin < rows; begin += chunk) {
     const int64_t end = std::min(rows, begin + chunk);
     const Tensor h = hidden.slice(0, begin, end);
@@ -72,20 +81,27 @@ Chunked run_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& lab
     const Tensor counts = label.ne(options.ignore_index());
     const Tensor target = torch::where(counts, label, 0);
     Tensor logits = torch::matmul(h, weight_t).to(wide);
-    const Tensor lse = torch::logsumexp(logits, 1, /*keepdim=*/true);
+    Tensor softmax, lse;
+    if (gradients) {
+      std::tie(softmax, lse) = softmax_and_lse(logits);
+    } else {
+      lse = torch::logsumexp(logits, 1, /*keepdim=*/true);
+    }
     const double smoothing = options.label_smoothing();
     Tensor loss = lse - (1.0 - smoothing) * logits.gather(1, target);
     if (smoothing != 0.0) loss = loss - smoothing * logits.mean(1, /*keepdim=*/true);
     if (options.z_loss() != 0.0) loss = loss + options.z_loss() * lse.square();
     result.loss += torch::where(counts, loss, 0.0).sum();
     if (!gradients) continue;
-    logits_to_gradient(logits, lse, target, counts * inverse_count, options);
-    const Tensor dlogits = logits.to(h.scalar_type());
-    result.dhidden.slice(0, begin, end).copy_(torch::matmul(dlogits, weight));
+    logits = Tensor();
+    softmax_to_gradient(softmax, lse, target, options);
+    const Tensor dlogits = softmax.to(h.scalar_type());
+    dhidden = result.dhidden.slice(0, begin, end);
+    at::mul_out(dhidden, torch::matmul(dlogits, weight), counts);
     if (h.scalar_type() == wide) {
-      result.dweight.addmm_(dlogits.t(), h);
+      result.dweight.addmm_(dlogits.t(), h * counts);
     } else {
-      result.dweight += torch::matmul(dlogits.t(), h);
+      result.dweight += torch::matmul(dlogits.t(), h * counts);
     }
   }
   return result;
@@ -96,9 +112,8 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& weight,
                         const Tensor& labels, const Tensor& inverse_count,
                         const CrossEntropyOptions& options) {
-    const Chunked chunked =
-        run_chunks(hidden, weight, labels, inverse_count, /*gradients=*/true, options);
-    ctx->save_for_backward({chunked.dhidden, chunked.dweight});
+    const Chunked chunked = run_chunks(hidden, weight, labels, /*gradients=*/true, options);
+    ctx->save_for_backward({chunked.dhidden, chunked.dweight, inverse_count});
     ctx->saved_data["hidden_type"] = hidden.scalar_type();
     ctx->saved_data["weight_type"] = weight.scalar_type();
     return chunked.loss * inverse_count;
@@ -108,7 +123,8 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const auto saved = ctx->get_saved_variables();
     const auto hidden_type = ctx->saved_data["hidden_type"].toScalarType();
     const auto weight_type = ctx->saved_data["weight_type"].toScalarType();
-    return {(saved[0] * grads[0]).to(hidden_type), (saved[1] * grads[0]).to(weight_type), Tensor(),
+    const Tensor factor = saved[2] * grads[0];
+    return {(saved[0] * factor).to(hidden_type), (saved[1] * factor).to(weight_type), Tensor(),
             Tensor(), Tensor()};
   }
 };
@@ -145,6 +161,10 @@ c10::DispatchKeySet autocast_keys(const Tensor& tensor) {
 
 }  // namespace
 
+int64_t default_chunk_bytes(torch::Device device) {
+  return device.is_cpu() ? int64_t{64} << 20 : int64_t{512} << 20;
+}
+
 TokenLoss linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
                                const CrossEntropyOptions& options) {
   check(hidden, weight, labels, options);
@@ -156,7 +176,7 @@ TokenLoss linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const
   if (torch::GradMode::is_enabled() && (h.requires_grad() || w.requires_grad())) {
     return {LinearCrossEntropy::apply(h, w, flat, inverse_count, options), count};
   }
-  const Chunked chunked = run_chunks(h, w, flat, inverse_count, /*gradients=*/false, options);
+  const Chunked chunked = run_chunks(h, w, flat, /*gradients=*/false, options);
   return {chunked.loss * inverse_count, count};
 }
 
@@ -167,7 +187,7 @@ int64_t count_correct(const Tensor& hidden, const Tensor& weight, const Tensor& 
   const auto [h, w] = product_operands(hidden, weight);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_keys(hidden));
   const Tensor flat = labels.flatten();
-  const int64_t chunk = chunk_rows(weight.size(0), options);
+  const int64_t chunk = chunk_rows(h, weight.size(0), options);
   Tensor correct = torch::zeros({}, flat.options());
   for (int64_t begin = 0; begin < h.size(0); begin += chunk) {
     const Tensor best = torch::matmul(h.slice(0, begin, begin + chunk), w.t()).argmax(-1);

@@ -135,9 +135,11 @@ Rows generate(CausalLMImpl& model, const Rows& prompts, const SamplingOptions& o
   KvCaches caches(model.model->layers.size());
   DecoderInput input;
   input.ids = padded.ids;
-  input.positions = padded.positions;
   input.caches = &caches;
-  if (prompts.size() > 1) input.mask.key_starts(padded.starts);
+  if (prompts.size() > 1) {  // one alone has no padding: its places follow from the cache
+    input.positions = padded.positions;
+    input.mask.key_starts(padded.starts);
+  }
   Rows rows(prompts.size());
   std::vector<bool> alive(prompts.size(), true);
   for (int64_t step = 0; step < options.max_new_tokens(); ++step) {
@@ -147,7 +149,7 @@ Rows generate(CausalLMImpl& model, const Rows& prompts, const SamplingOptions& o
     collect(next, options, on_token, rows, alive);
     if (std::ranges::find(alive, true) == alive.end()) break;
     input.ids = next.unsqueeze(1);
-    input.positions = input.positions->slice(1, -1) + 1;
+    if (input.positions) input.positions = input.positions->slice(1, -1) + 1;
   }
   return rows;
 }

@@ -1,19 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/nn/model_config.h"
+#include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/nn/presets.h"
 
 namespace diffattn::nn {
+namespace {
 
-std::shared_ptr<AttentionLayer> make_attention(const ModelConfig& config, int64_t layer) {
+/// The attention itself, or its nearest kin that can look at a context.
+std::string crossing_preset(const std::string& preset) {
+  if (preset == "dint") return "microsoft_v1";
+  return preset == "introspective" ? "transformer" : preset;
+}
+
+std::shared_ptr<AttentionLayer> ablated_preset(const std::string& preset,
+                                               const PresetOptions& options,
+                                               const ModelConfig& config) {
+  TORCH_CHECK(preset != "dint", "head_norm, lambda_init: expected an attention other than dint");
+  MultiheadDiffAttentionOptions point = preset_options(preset, options);
+  TORCH_CHECK(point.kind() != AttentionKind::kPlain,
+              "head_norm, lambda_init: expected an attention with two maps, got ", preset);
+  if (!config.head_norm) point.head_norm(HeadNorm::kNone);
+  if (config.lambda_init) point.lambda_init(config.lambda_init);
+  return std::make_shared<MultiheadDiffAttentionImpl>(point);
+}
+
+}  // namespace
+
+std::shared_ptr<AttentionLayer> make_attention(const ModelConfig& config, int64_t layer,
+                                               AttentionRole role) {
   auto options = PresetOptions(config.hidden_size, config.num_attention_heads)
                      .num_kv_heads(config.num_key_value_heads)
                      .head_dim(config.head_dim)
                      .layer_index(layer)
                      .norm_eps(config.rms_norm_eps)
                      .lambda_std(config.lambda_std_dev)
+                     .causal(role == AttentionRole::kCausal)
+                     .cross_attention(role == AttentionRole::kCross)
                      .rotary(config.rotary);
   if (config.attention_bias) options.bias(true);  // else as published
-  return make_preset(config.attention, options);
+  const bool crosses = role == AttentionRole::kCross;
+  const std::string preset = crosses ? crossing_preset(config.attention) : config.attention;
+  return config.ablated() ? ablated_preset(preset, options, config) : make_preset(preset, options);
 }
 
 }  // namespace diffattn::nn

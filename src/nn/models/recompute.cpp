@@ -9,7 +9,7 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Run = std::function<Tensor(const Tensor&)>;
+using Run = std::function<Tensor(const Tensor&, const Tensor&)>;
 
 /// The backward pass runs outside the caller's autocast region: it is entered again there.
 class Autocast {
@@ -43,37 +43,42 @@ struct Again : torch::CustomClassHolder {
 
 class Recompute : public torch::autograd::Function<Recompute> {
  public:
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Run& run) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::optional<Tensor>& given,
+                        const Run& run) {
+    const Tensor context = given.value_or(Tensor());
     const auto device = x.device().type();
     auto again = c10::make_intrusive<Again>();
     again->run = run;
     again->autocast = at::autocast::is_autocast_enabled(device);
     again->type = at::autocast::get_autocast_dtype(device);
     ctx->saved_data["again"] = c10::IValue::make_capsule(again);
-    ctx->save_for_backward({x});
-    return run(x);
+    ctx->save_for_backward({x, context});
+    return run(x, context);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto again =
         c10::static_intrusive_pointer_cast<Again>(ctx->saved_data["again"].toCapsule());
-    const Tensor x = ctx->get_saved_variables()[0].detach().requires_grad_(true);
+    const auto saved = ctx->get_saved_variables();
+    const Tensor x = saved[0].detach().requires_grad_(true);
+    Tensor context = saved[1];
+    if (context.defined()) context = context.detach().requires_grad_(saved[1].requires_grad());
     const torch::AutoGradMode enable(true);
     Tensor out;
     {
       const Autocast region(x.device().type(), again->autocast, again->type);
-      out = again->run(x);
+      out = again->run(x, context);
     }
     torch::autograd::backward({out}, {grads[0]});
-    return {x.grad(), Tensor()};
+    return {x.grad(), context.defined() ? context.grad() : Tensor(), Tensor()};
   }
 };
 
 }  // namespace
 
-Tensor recomputed(const Run& run, const Tensor& x) {
+Tensor recomputed(const Run& run, const Tensor& x, const Tensor& context) {
   TORCH_CHECK(x.requires_grad(), "activation checkpointing: expected an input with a gradient");
-  return Recompute::apply(x, run);
+  return Recompute::apply(x, context.defined() ? std::optional(context) : std::nullopt, run);
 }
 
 }  // namespace diffattn::nn

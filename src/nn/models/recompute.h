@@ -7,9 +7,11 @@
 
 namespace diffattn::nn {
 
-/// run(x), keeping only x for the backward pass, which calls `run` a second time. Gradients of
-/// parameters that `run` uses are added to them there. `run` must give the same result both times.
-torch::Tensor recomputed(const std::function<torch::Tensor(const torch::Tensor&)>& run,
-                         const torch::Tensor& x);
+/// run(x, context), keeping only these two for the backward pass, which calls `run` a second time.
+/// `context` may be undefined. Gradients of parameters that `run` uses are added to them there.
+/// `run` must give the same result both times.
+torch::Tensor recomputed(
+    const std::function<torch::Tensor(const torch::Tensor& x, const torch::Tensor& context)>& run,
+    const torch::Tensor& x, const torch::Tensor& context = {});
 
 }  // namespace diffattn::nn

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/nn/block.h"
 
+#include <ATen/autocast_mode.h>
+
 #include <utility>
 
 namespace diffattn::nn {
@@ -14,18 +16,31 @@ void check_part(const char* name, int64_t dim, int64_t expected) {
                        "dim = " + std::to_string(dim));
 }
 
+/// x in the type of autocast's products: several projections read it, each would cast it anew.
+Tensor for_products(const Tensor& x) {
+  const auto device = x.device().type();
+  if (!at::autocast::is_autocast_enabled(device) || x.scalar_type() == torch::kFloat64) return x;
+  return x.to(at::autocast::get_autocast_dtype(device));
+}
+
 }  // namespace
 
 DiffBlockImpl::DiffBlockImpl(const DiffBlockOptions& options_,
-                             std::shared_ptr<AttentionLayer> attention)
+                             std::shared_ptr<AttentionLayer> attention,
+                             std::shared_ptr<AttentionLayer> cross_attention)
     : options(options_) {
   if (!attention) throw_argument_error("attention", "an attention layer", "none");
   const int64_t dim = options.dim();
   const auto norm = RMSNormOptions(dim).eps(options.norm_eps()).rounding(options.norm_rounding());
   input_layernorm = register_module("input_layernorm", RMSNorm(norm));
   self_attn = register_module("self_attn", std::move(attention));
+  if (cross_attention) {
+    cross_attention_layernorm = register_module("cross_attention_layernorm", RMSNorm(norm));
+    cross_attn = register_module("cross_attn", std::move(cross_attention));
+  }
   post_attention_layernorm = register_module("post_attention_layernorm", RMSNorm(norm));
-  mlp = register_module("mlp", SwiGLU(SwiGLUOptions(dim, options.hidden())));
+  mlp =
+      register_module("mlp", SwiGLU(SwiGLUOptions(dim, options.hidden()).bias(options.mlp_bias())));
   if (options.enhancer()) {
     check_part("enhancer", options.enhancer()->dim(), dim);
     enhancer = register_module("enhancer", TokenFeatureEnhancer(*options.enhancer()));
@@ -42,21 +57,37 @@ DiffBlockImpl::DiffBlockImpl(const DiffBlockOptions& options_,
 }
 
 Tensor DiffBlockImpl::forward(const AttentionInput& input, AttentionTrace* trace) {
+  if (cross_attn) throw_argument_error("cross", "what the cross-attention looks at", "none");
+  return run(input, nullptr, trace, nullptr);
+}
+
+Tensor DiffBlockImpl::forward(const AttentionInput& input, const AttentionInput& cross,
+                              AttentionTrace* trace, AttentionTrace* cross_trace) {
+  if (!cross_attn) throw_argument_error("cross", "none without cross-attention", "one");
+  return run(input, &cross, trace, cross_trace);
+}
+
+Tensor DiffBlockImpl::run(const AttentionInput& input, const AttentionInput* cross,
+                          AttentionTrace* trace, AttentionTrace* cross_trace) {
   const bool gate_reads_map = gate && gate->options.attention_input();
   AttentionTrace own;
   AttentionTrace* calls = trace;
   if (calls == nullptr && (enhancer || noise_reduction || gate_reads_map)) calls = &own;
 
   AttentionInput normed = input;
-  normed.x = input_layernorm(input.x);
+  normed.x = for_products(input_layernorm(input.x));
   Tensor a = self_attn->forward(normed, calls);
   const Tensor m =
       enhancer || gate_reads_map ? token_weights(*calls, options.token_weight()) : Tensor();
   if (enhancer) a = enhancer(a, m);
   if (noise_reduction) a = noise_reduction(a, calls->calls.at(0));
-  const Tensor h =
-      options.attention_residual().value_or(!self_attn->adds_residual()) ? input.x + a : a;
-  const Tensor y = h + mlp(post_attention_layernorm(h));
+  Tensor h = options.attention_residual().value_or(!self_attn->adds_residual()) ? input.x + a : a;
+  if (cross_attn) {
+    AttentionInput looking = *cross;
+    looking.x = for_products(cross_attention_layernorm(h));
+    h = h + cross_attn->forward(looking, cross_trace);
+  }
+  const Tensor y = h + mlp(for_products(post_attention_layernorm(h)));
   return gate ? gate(y, input.x, gate_reads_map ? m : Tensor()) : y;
 }
 

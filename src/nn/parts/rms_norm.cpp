@@ -2,6 +2,7 @@
 #include "diffattn/nn/rms_norm.h"
 
 #include "diffattn/ops.h"
+#include "diffattn/ops_layers.h"
 
 namespace diffattn::nn {
 
@@ -34,10 +35,9 @@ void RMSNormImpl::pretty_print(std::ostream& stream) const {
 torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) {
   const bool affine = options.elementwise_affine();
   const bool one_type = !affine || weight.scalar_type() == x.scalar_type();
-  if (options.rounding() == NormRounding::kOnce && one_type) {
-    return torch::rms_norm(x, {options.dim()},
-                           affine ? std::optional<torch::Tensor>(weight) : std::nullopt,
-                           options.eps());
+  const bool rounds = x.scalar_type() == torch::kBFloat16 || x.scalar_type() == torch::kFloat16;
+  if (one_type && (options.rounding() == NormRounding::kOnce || !rounds)) {
+    return diffattn::rms_norm(x, weight, options.eps());
   }
   const torch::Tensor wide = x.scalar_type() == torch::kFloat64 ? x : x.to(torch::kFloat32);
   const torch::Tensor y =

@@ -2,6 +2,7 @@
 #include "diffattn/nn/swiglu.h"
 
 #include "diffattn/ops.h"
+#include "diffattn/ops_layers.h"
 
 namespace diffattn::nn {
 
@@ -27,9 +28,9 @@ void SwiGLUImpl::reset() {
 }
 
 torch::Tensor SwiGLUImpl::forward(const torch::Tensor& x) {
-  if (!options.merged()) return down_proj(torch::silu(gate_proj(x)) * up_proj(x));
+  if (!options.merged()) return down_proj(swiglu(gate_proj(x), up_proj(x)));
   const auto halves = gate_up_proj(x).chunk(2, -1);
-  return down_proj(torch::silu(halves[0]) * halves[1]);
+  return down_proj(swiglu(halves[0], halves[1]));
 }
 
 }  // namespace diffattn::nn

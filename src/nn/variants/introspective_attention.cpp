@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "nn/attention/inputs.h"
+
 namespace diffattn::nn {
 namespace {
 
@@ -30,13 +32,6 @@ void check(const IntrospectiveAttentionOptions& o) {
 
 torch::nn::Linear linear(int64_t in, int64_t out) {
   return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false));
-}
-
-/// Each token's place in its own sequence, [total].
-Tensor places_in_sequences(const Tensor& cu_seqlens, int64_t total) {
-  const Tensor offsets = cu_seqlens.to(torch::kLong);
-  const Tensor starts = offsets.slice(0, 0, -1).repeat_interleave(offsets.diff(), 0, total);
-  return torch::arange(total, offsets.options()) - starts;
 }
 
 }  // namespace
@@ -100,26 +95,9 @@ Tensor IntrospectiveAttentionImpl::lambda() const {
   return torch::layer_norm(w.sigmoid(), {options.paths()}, path_norm_gain, path_norm_offset, kEps);
 }
 
-AttentionOptions IntrospectiveAttentionImpl::operation_options(const AttentionMask& mask) const {
-  const auto& cu_seqlens_k = mask.cu_seqlens_k() ? mask.cu_seqlens_k() : mask.cu_seqlens_q();
-  return AttentionOptions()
-      .causal(mask.causal().value_or(options.causal()))
-      .window(mask.window() ? mask.window() : options.window())
-      .mask(mask.mask())
-      .key_starts(mask.key_starts())
-      .key_lengths(mask.key_lengths())
-      .cu_seqlens_q(mask.cu_seqlens_q())
-      .cu_seqlens_k(cu_seqlens_k);
-}
-
-RotaryTable IntrospectiveAttentionImpl::rotary_table(const AttentionInput& input) {
-  if (options.rotary().style() == RotaryStyle::kNone) return {};
-  const auto like = input.x.options();
-  if (input.positions) return rotary_->table(*input.positions, like);
-  if (const auto& offsets = input.mask.cu_seqlens_q()) {
-    return rotary_->table(places_in_sequences(*offsets, input.x.size(0)), like);
-  }
-  return rotary_->table(input.cache != nullptr ? input.cache->length() : 0, input.x.size(1), like);
+std::optional<RotaryTable> IntrospectiveAttentionImpl::angles(const AttentionInput& input) {
+  if (options.rotary().style() == RotaryStyle::kNone) return std::nullopt;
+  return rotary_table(*rotary_, input);
 }
 
 Tensor IntrospectiveAttentionImpl::forward(const AttentionInput& input, AttentionTrace* trace) {
@@ -130,8 +108,8 @@ Tensor IntrospectiveAttentionImpl::forward(const AttentionInput& input, Attentio
                          "one");
   }
   const Tensor& x = input.x;
-  const RotaryTable table = rotary_table(input);
-  const AttentionOptions operation = operation_options(input.mask);
+  const RotaryTable table = rotary_table(*rotary_, input);
+  const AttentionOptions operation = mask_options(input.mask, options.causal(), options.window());
   const auto weights = lambda().to(x.scalar_type()).unbind();
   std::vector<Tensor> ks, vs;
   Tensor sum = alpha.to(x.scalar_type()) * x;

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/nn/encoder_decoder.h"
+
+#include "nn/models/language_head.h"
+
+namespace diffattn::nn {
+namespace {
+
+using torch::Tensor;
+
+std::optional<Tensor> selected(const std::optional<Tensor>& numbers, const Tensor& rows) {
+  if (!numbers) return std::nullopt;
+  return numbers->index_select(0, rows.to(numbers->device(), torch::kLong));
+}
+
+ModelConfig with_encoder_layers(ModelConfig config) {
+  if (config.num_encoder_layers == 0) config.num_encoder_layers = config.num_hidden_layers;
+  return config;
+}
+
+/// Which column of the encoder's result a decoder row may see: all that is not padding.
+AttentionMask cross_mask(const AttentionMask& decoder, const AttentionMask& encoder) {
+  const auto& texts = decoder.cu_seqlens_q();
+  const auto& sources = encoder.cu_seqlens_q();
+  TORCH_CHECK(
+      texts.has_value() == sources.has_value() && (!texts || texts->numel() == sources->numel()),
+      "EncoderDecoder: mask.cu_seqlens_q: expected one text per source, both packed or "
+      "neither, got ",
+      texts ? texts->numel() - 1 : 0, " packed texts and ", sources ? sources->numel() - 1 : 0,
+      " packed sources");
+  const auto& mask = encoder.mask();
+  TORCH_CHECK(!mask || mask->dim() < 2 || mask->size(-2) == 1,
+              "EncoderDecoder: source.mask: expected the same for every row, [..., 1, N], so that "
+              "it says what is padding, got ",
+              mask->sizes());
+  return AttentionMask()
+      .mask(mask)
+      .key_starts(encoder.key_starts())
+      .key_lengths(encoder.key_lengths())
+      .cu_seqlens_q(texts)
+      .cu_seqlens_k(sources);
+}
+
+}  // namespace
+
+void WritingState::select_rows(const Tensor& rows, bool same_source) {
+  nn::select_rows(self_caches, rows);
+  key_starts = selected(key_starts, rows);
+  if (same_source) return;
+  nn::select_rows(cross_caches, rows);
+  if (source.states.defined()) {
+    source.states = source.states.index_select(0, rows.to(source.states.device(), torch::kLong));
+  }
+  source.mask.key_starts(selected(source.mask.key_starts(), rows))
+      .key_lengths(selected(source.mask.key_lengths(), rows));
+}
+
+EncoderDecoderImpl::EncoderDecoderImpl(const ModelConfig& model_config)
+    : config(with_encoder_layers(model_config)) {
+  embed_tokens = register_module("embed_tokens", make_embedding(config));
+  encoder = register_module(
+      "encoder",
+      Stack(config,
+            StackOptions().layers(config.num_encoder_layers).causal(false).embedding(false)));
+  decoder = register_module(
+      "decoder",
+      Stack(
+          config,
+          StackOptions().layers(config.num_hidden_layers).cross_attention(true).embedding(false)));
+  lm_head = register_language_head(*this, config);
+  initialize_model(*this, config, embed_tokens);
+}
+
+Encoded EncoderDecoderImpl::encode(const ModelInput& input) {
+  ModelInput embedded = input;
+  if (!input.embedded) embedded.embedded = embed_tokens(input.ids);
+  return {encoder->forward(embedded).last, input.mask};
+}
+
+ModelOutput EncoderDecoderImpl::decode(const ModelInput& input, const Encoded& source) {
+  ModelInput embedded = input;
+  if (!input.embedded) embedded.embedded = embed_tokens(input.ids);
+  if (source.states.defined()) embedded.context = source.states;
+  embedded.context_mask = cross_mask(input.mask, source.mask);
+  return decoder->forward(embedded);
+}
+
+WritingState EncoderDecoderImpl::begin(const ModelInput& sources) {
+  TORCH_CHECK(!sources.mask.cu_seqlens_q() && !sources.mask.mask(),
+              "EncoderDecoder: sources: expected padding told by key_starts or key_lengths, got ",
+              sources.mask.mask() ? "a mask" : "packed sequences");
+  const torch::NoGradGuard no_grad;
+  WritingState state;
+  state.source = encode(sources);
+  state.self_caches = KvCaches(decoder->layers.size());
+  state.cross_caches = KvCaches(decoder->layers.size());
+  return state;
+}
+
+Tensor EncoderDecoderImpl::write(const Tensor& ids, WritingState& state) {
+  const torch::NoGradGuard no_grad;
+  ModelInput input;
+  input.ids = ids;
+  input.caches = &state.self_caches;
+  input.cross_caches = &state.cross_caches;
+  if (state.key_starts) {
+    const Tensor starts = state.key_starts->to(ids.device(), torch::kLong).unsqueeze(1);
+    const Tensor places =
+        torch::arange(state.length(), state.length() + ids.size(1), ids.options()).unsqueeze(0);
+    input.positions = (places - starts).clamp_min(0);
+    input.mask.key_starts(state.key_starts);
+  }
+  const Tensor last = decode(input, state.source).last;
+  state.source.states = Tensor();
+  return last;
+}
+
+Tensor EncoderDecoderImpl::head_weight() const {
+  return lm_head.is_empty() ? embed_tokens->weight : lm_head->weight;
+}
+
+Tensor EncoderDecoderImpl::logits(const Tensor& hidden) {
+  return torch::nn::functional::linear(hidden, head_weight());
+}
+
+void EncoderDecoderImpl::checkpoint_activations(bool on) {
+  encoder->checkpoint_activations(on);
+  decoder->checkpoint_activations(on);
+}
+
+}  // namespace diffattn::nn

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The fused parts of a layer against torch's own operators in float64: values and gradients, odd
+// sizes, strided heads, any number of threads, CPU and GPU.
+
+#include <functional>
+
+#include "diffattn/ops_layers.h"
+#include "layer_laws.h"
+
+namespace diffattn::testing::layers_test {
+namespace {
+
+using Function = std::function<Tensor(const std::vector<Tensor>&)>;
+using Tensors = std::vector<Tensor>;
+
+struct Values {
+  Tensor out;
+  Tensors gradients;
+};
+
+/// Of fixed random tensors, converted; the first `wanted` get gradients.
+Values run(const Function& function, const Tensors& inputs, size_t wanted,
+           const torch::TensorOptions& options) {
+  Tensors converted;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    converted.push_back(inputs[i].to(options).detach().requires_grad_(i < wanted));
+  }
+  const Tensor out = function(converted);
+  torch::manual_seed(99);
+  const Tensor dout = torch::randn(out.sizes(), torch::kFloat64).to(options);
+  const Tensors leaves(converted.begin(), converted.begin() + static_cast<int64_t>(wanted));
+  return {out, torch::autograd::grad({out}, leaves, {dout})};
+}
+
+void expect_like_float64(const Function& function, const Tensors& inputs, size_t wanted,
+                         const torch::TensorOptions& options, double tolerance,
+                         const std::string& what) {
+  const Values expected = run(function, inputs, wanted, torch::kFloat64);
+  const Values actual = run(function, inputs, wanted, options);
+  const auto compare = [&](const Tensor& got, const Tensor& want, const std::string& name) {
+    const Tensor error =
+        (got.to(torch::kCPU, torch::kFloat64) - want).abs() / want.abs().clamp_min(1.0);
+    EXPECT_LE(error.max().item<double>(), tolerance) << what << ": " << name;
+  };
+  compare(actual.out, expected.out, "out");
+  for (size_t i = 0; i < wanted; ++i) {
+    compare(actual.gradients[i], expected.gradients[i], "gradient " + std::to_string(i));
+  }
+}
+
+/// Where the fused forms are: float32 here, and what a GPU has.
+std::vector<std::pair<torch::TensorOptions, double>> places() {
+  std::vector<std::pair<torch::TensorOptions, double>> list{{torch::kFloat32, 3e-6}};
+  if (torch::cuda::is_available()) {
+    const auto gpu = torch::TensorOptions().device(torch::kCUDA);
+    list.emplace_back(gpu.dtype(torch::kFloat32), 3e-6);
+    list.emplace_back(gpu.dtype(torch::kBFloat16), 3e-2);
+  }
+  return list;
+}
+
+TEST(FusedLayers, RmsNorm) {
+  torch::manual_seed(1);
+  for (const auto& [options, tolerance] : places()) {
+    for (const std::vector<int64_t>& shape :
+         {std::vector<int64_t>{3, 70, 33}, {129, 384}, {1, 1}, {2, 16}}) {
+      const Tensor x = torch::randn(shape, torch::kFloat64);
+      const Tensor w = torch::randn({shape.back()}, torch::kFloat64);
+      const auto norm = [](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5); };
+      const auto plain = [](const Tensors& t) { return rms_norm(t[0], Tensor(), 1e-5); };
+      // dweight sums over all rows.
+      expect_like_float64(norm, {x, w}, 2, options, 10 * tolerance, "weighted");
+      expect_like_float64(plain, {x}, 1, options, tolerance, "plain");
+    }
+  }
+}
+
+TEST(FusedLayers, Swiglu) {
+  torch::manual_seed(2);
+  const auto gated = [](const Tensors& t) { return swiglu(t[0], t[1]); };
+  for (const auto& [options, tolerance] : places()) {
+    for (const int64_t count : {1, 17, 1000, 70000}) {
+      const Tensor gate = 4.0 * torch::randn({count}, torch::kFloat64);
+      expect_like_float64(gated, {gate, torch::randn({count}, torch::kFloat64)}, 2, options,
+                          tolerance, std::to_string(count));
+    }
+    const Tensor far = torch::tensor({-500.0, -88.5, -20.0, 0.0, 20.0, 88.5, 500.0, -1e-30});
+    expect_like_float64(gated, {far, torch::ones({8})}, 2, options, tolerance, "far");
+  }
+}
+
+TEST(FusedLayers, Rotate) {
+  torch::manual_seed(3);
+  for (const auto& [options, tolerance] : places()) {
+    for (const bool interleaved : {false, true}) {
+      for (const int64_t width : {16, 6}) {
+        const RotateOptions turn{.width = width, .interleaved = interleaved};
+        const Tensor heads = torch::randn({2, 5, 3, 16}, torch::kFloat64);
+        const auto table = [&](const std::vector<int64_t>& shape) {
+          return torch::randn(shape, torch::kFloat64);
+        };
+        const auto whole = [&](const Tensors& t) {
+          const auto wide =
+              t[0].scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
+          return rotate(t[0], t[1].detach().to(wide), t[2].detach().to(wide), turn);
+        };
+        // As a part of a wider projection, and packed.
+        const auto part = [&](const Tensors& t) {
+          return whole({t[0].slice(2, 1, 3), t[1], t[2]});
+        };
+        const auto packed = [&](const Tensors& t) {
+          return whole({t[0].flatten(0, 1), t[1], t[2]});
+        };
+        const Tensor per_place = table({5, width / 2}), per_row = table({2, 5, width / 2});
+        const Tensor per_token = table({10, width / 2});
+        expect_like_float64(whole, {heads, per_place, per_place.cos()}, 1, options, tolerance, "N");
+        expect_like_float64(whole, {heads, per_row, per_row.cos()}, 1, options, tolerance, "B, N");
+        expect_like_float64(part, {heads, per_place, per_place.cos()}, 1, options, tolerance,
+                            "strided");
+        expect_like_float64(packed, {heads, per_token, per_token.cos()}, 1, options, tolerance,
+                            "packed");
+      }
+    }
+  }
+}
+
+TEST(FusedLayers, ThreadsChangeNothing) {
+  torch::manual_seed(4);
+  const Tensor x = torch::randn({300, 65}).requires_grad_(true), w = torch::randn({65});
+  const auto bits = [&](int threads) {
+    torch::set_num_threads(threads);
+    const Tensor weight = w.clone().requires_grad_(true);
+    const Tensor y = swiglu(rms_norm(x, weight, 1e-5), x);
+    const auto grads = torch::autograd::grad({y.sum()}, {x, weight});
+    return Tensors{y.detach(), grads[0], grads[1]};
+  };
+  const int before = torch::get_num_threads();
+  const Tensors one = bits(1), three = bits(3);
+  torch::set_num_threads(before);
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(torch::equal(one[i], three[i])) << i;
+}
+
+TEST(FusedLayers, RefuseSecondDerivativesInsteadOfForgettingThem) {
+  const Tensor x = torch::randn({4, 8}).requires_grad_(true);
+  const Tensor y = rms_norm(x, Tensor(), 1e-5).square().sum();
+  EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true), c10::Error);
+}
+
+TEST(FusedLayers, RefuseShapesThatDoNotFit) {
+  const Tensor x = torch::randn({2, 3, 4, 8});
+  EXPECT_THROW(rms_norm(x, torch::ones({7}), 1e-5), c10::Error);
+  const Tensor table = torch::ones({3, 4});
+  EXPECT_NO_THROW(rotate(x, table, table, {.width = 8}));
+  EXPECT_NO_THROW(rotate(x, table.expand({2, 3, 4}), table.expand({2, 3, 4}), {.width = 8}));
+  const Tensor short_table = torch::ones({2, 4});
+  EXPECT_THROW(rotate(x, short_table, short_table, {.width = 8}), c10::Error);
+  EXPECT_THROW(rotate(x, table, table, {.width = 10}), c10::Error);
+  EXPECT_THROW(rotate(x, table, torch::ones({3, 3}), {.width = 8}), c10::Error);
+}
+
+}  // namespace
+}  // namespace diffattn::testing::layers_test
