@@ -90,7 +90,8 @@ class Parser {
         case '\\': value += '\\'; break;
         case 'n': value += '\n'; break;
         case 't': value += '\t'; break;
-        default: fail("one of \\\" \\\\ \\n \\t");
+        case 'r': value += '\r'; break;
+        default: fail("one of \\\" \\\\ \\n \\t \\r");
       }
     }
     ++at_;

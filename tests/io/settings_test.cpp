@@ -29,7 +29,7 @@ TEST(Settings, ReadsTablesStringsNumbersAndComments) {
       "scale = -1.5e-3# close\n"
       "[train.inner]\n"
       "on = true\n"
-      "a.b = \"q\\\"\\\\\\n\\t\"",
+      "a.b = \"q\\\"\\\\\\n\\t\\r\"",
       "run.toml");
   ASSERT_EQ(settings.size(), 6u);
   EXPECT_EQ(settings[0].key, "task");
@@ -41,7 +41,7 @@ TEST(Settings, ReadsTablesStringsNumbersAndComments) {
   EXPECT_EQ(settings[3].value, "-1.5e-3");
   EXPECT_EQ(settings[4].key, "train.inner.on");
   EXPECT_EQ(settings[5].key, "train.inner.a.b");
-  EXPECT_EQ(settings[5].value, "q\"\\\n\t");
+  EXPECT_EQ(settings[5].value, "q\"\\\n\t\r");
   EXPECT_TRUE(parse_settings("", "empty").empty());
 }
 

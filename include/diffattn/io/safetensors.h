@@ -98,6 +98,8 @@ class SafetensorsWriter {
   /// data must have exactly the declared size; each tensor is written once. Empty tensors need
   /// not be written.
   void write(std::string_view name, std::span<const std::byte> data);
+  /// The next bytes of a tensor, for data that is never whole in memory.
+  void append(std::string_view name, std::span<const std::byte> data);
   /// Like write(), and refuses a tensor not declared with DtypeOf<T>.
   template <typename T>
   void write_as(std::string_view name, std::span<const T> values) {
@@ -114,8 +116,8 @@ class SafetensorsWriter {
   void check_dtype(std::string_view name, Dtype dtype) const;
 
   AtomicFile file_;
-  std::vector<TensorInfo> tensors_;  // sorted by name, which is also their order in the file
-  std::vector<bool> written_;
+  std::vector<TensorInfo> tensors_;     // sorted by name, which is also their order in the file
+  std::vector<std::uint64_t> written_;  // bytes of each
   std::uint64_t data_begin_ = 0;
 };
 

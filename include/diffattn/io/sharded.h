@@ -74,14 +74,17 @@ class ShardedWriter {
   ShardedWriter(const std::string& folder, std::vector<TensorSpec> tensors,
                 std::uint64_t max_shard_bytes, const Metadata& metadata = {});
 
-  /// As SafetensorsWriter::write().
+  /// As those of SafetensorsWriter.
   void write(std::string_view name, std::span<const std::byte> data);
+  void append(std::string_view name, std::span<const std::byte> data);
   void commit();
 
   /// Bare names of the files with tensors, in order.
   const std::vector<std::string>& files() const noexcept { return files_; }
 
  private:
+  SafetensorsWriter& writer_of(std::string_view name);
+
   Directory directory_;
   std::vector<std::string> files_;
   std::vector<std::unique_ptr<SafetensorsWriter>> writers_;

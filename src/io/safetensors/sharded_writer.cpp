@@ -66,12 +66,20 @@ ShardedWriter::ShardedWriter(const std::string& folder, std::vector<TensorSpec> 
   }
 }
 
-void ShardedWriter::write(std::string_view name, std::span<const std::byte> data) {
+SafetensorsWriter& ShardedWriter::writer_of(std::string_view name) {
   const auto found = shard_of_.find(std::string(name));
   if (found == shard_of_.end()) {
     throw Error(directory_.path(), "expected a declared tensor, got " + in_quotes(name));
   }
-  writers_[found->second]->write(name, data);
+  return *writers_[found->second];
+}
+
+void ShardedWriter::write(std::string_view name, std::span<const std::byte> data) {
+  writer_of(name).write(name, data);
+}
+
+void ShardedWriter::append(std::string_view name, std::span<const std::byte> data) {
+  writer_of(name).append(name, data);
 }
 
 void ShardedWriter::commit() {

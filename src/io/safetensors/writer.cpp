@@ -96,7 +96,6 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
   file_.append(std::string_view(length.data(), length.size()));
   file_.append(header);
   data_begin_ = kLengthBytes + header.size();
-  for (std::size_t i = 0; i < tensors_.size(); ++i) written_[i] = tensors_[i].bytes() == 0;
 }
 
 void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> data) {
@@ -108,20 +107,35 @@ void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> 
                                   std::to_string(data.size()));
   }
   if (data.empty()) return;
-  if (written_[index]) {
+  if (written_[index] != 0) {
     throw Error(file_.path(), "tensor " + in_quotes(name) + ": expected one write, got a second");
   }
-  const auto offset = checked_add(data_begin_, info.begin);
+  append(name, data);
+}
+
+void SafetensorsWriter::append(std::string_view name, std::span<const std::byte> data) {
+  const std::size_t index = index_of(name);
+  const TensorInfo& info = tensors_[index];
+  const auto end = checked_add(written_[index], data.size());
+  if (!end || *end > info.bytes()) {
+    throw Error(file_.path(), "tensor " + in_quotes(name) + ": expected " +
+                                  std::to_string(info.bytes()) + " bytes in all, got " +
+                                  std::to_string(data.size()) + " after " +
+                                  std::to_string(written_[index]));
+  }
+  const auto begin = checked_add(data_begin_, info.begin);
+  const auto offset = begin ? checked_add(*begin, written_[index]) : std::nullopt;
   if (!offset) throw Error(file_.path(), "expected a file below 2^64 bytes, got more");
   file_.write_at(*offset, data);
-  written_[index] = true;
+  written_[index] = *end;
 }
 
 void SafetensorsWriter::commit() {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (!written_[i]) {
+    if (written_[i] != tensors_[i].bytes()) {
       throw Error(file_.path(), "tensor " + in_quotes(tensors_[i].name) +
-                                    ": expected data before commit, got none");
+                                    ": expected data before commit, got " +
+                                    (written_[i] == 0 ? "none" : "a part of it"));
     }
   }
   file_.commit();

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "diffattn/io/utf8.h"
+
 // PRIVATE header of the io layer: UTF-8 and the character classes of Unicode 16.0.
 
 namespace diffattn::io::unicode {
@@ -27,21 +29,10 @@ enum CharClass : std::uint8_t {
 /// Classes by code point, kCodePoints of them; built at the first call.
 const std::uint8_t* class_table();
 
-/// One character of a byte string. A byte that is part of no well-formed character stands for
-/// itself: size 1, code kInvalid.
-struct Character {
-  static constexpr std::uint32_t kInvalid = 0xffffffff;
-  std::uint32_t code;
-  std::uint32_t size;
-};
-
-/// The character at position at, which must be inside text.
-Character character_at(std::string_view text, std::size_t at) noexcept;
 /// Where the character that ends before end begins; end must be greater than 0.
 std::size_t previous_begin(std::string_view text, std::size_t end) noexcept;
 /// Class bits of the character at position at; 0 for an invalid byte.
 std::uint8_t class_at(std::string_view text, std::size_t at) noexcept;
-void append_utf8(std::uint32_t code, std::string& out);
 
 /// Bytes at the end of text that begin a character whose other bytes may still come: 0 to 3.
 std::size_t incomplete_tail(std::string_view text) noexcept;

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `cmake --install` gives a C++ user: the package, pkg-config files, the program, and
+examples/cpp built on them and run. The tree is moved first: nothing in it may point to where it was."""
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+CMAKE = os.environ["DIFFATTN_CMAKE"]
+BUILD = os.environ["DIFFATTN_BUILD"]
+EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples/cpp"
+# The header that the project itself precompiled, if this compiler takes it: minutes become seconds.
+PRECOMPILED = os.environ.get("DIFFATTN_PRECOMPILED", "")
+
+REQUESTS = """
+cmake_minimum_required(VERSION 3.25)
+project(requests LANGUAGES CXX)
+function(request)
+  find_package(diffattn ${ARGN} CONFIG QUIET)
+  message(STATUS "${ARGN}: found ${diffattn_FOUND} ${diffattn_VERSION} ${diffattn_NOT_FOUND_MESSAGE}")
+  unset(diffattn_DIR CACHE)
+endfunction()
+request(99.0)
+request(0.2)
+request(COMPONENTS nonsense)
+request(0.1 COMPONENTS train convert)
+set(DIFFATTN_TORCH_DIR ${CMAKE_CURRENT_SOURCE_DIR})
+request(0.1.0)
+"""
+
+
+def run(*command, **kwargs):
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=400,
+                          check=False, **kwargs)
+
+
+class Installed(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.temporary.name)
+        first, cls.prefix = cls.folder / "first", cls.folder / "moved"
+        result = run(CMAKE, "--install", BUILD, "--prefix", first)
+        assert result.returncode == 0, result.stderr
+        first.rename(cls.prefix)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    def test_the_program_runs_where_it_is(self):
+        environment = {"PATH": os.environ["PATH"]}
+        result = run(self.prefix / "bin/diffattn", "--version", env=environment)
+        self.assertRegex(result.stdout, r"^diffattn \d+\.\d+\.\d+\n$", result.stderr)
+        libraries = run("ldd", self.prefix / "bin/diffattn", env=environment).stdout
+        for line in libraries.splitlines():
+            if "libdiffattn" in line:
+                self.assertIn(str(self.prefix), line)
+
+    def test_versions_and_components(self):
+        folder = self.folder / "requests"
+        folder.mkdir()
+        (folder / "CMakeLists.txt").write_text(REQUESTS)
+        said = run(CMAKE, "-S", folder, "-B", folder / "build",
+                   f"-DCMAKE_PREFIX_PATH={self.prefix}").stdout
+        self.assertIn("99.0: found 0", said)
+        self.assertIn("0.2: found 0", said)
+        self.assertIn("nonsense: found 0", said)
+        self.assertRegex(said, r"convert: found 1 0\.1\.")
+        self.assertRegex(said, r"0\.1\.0: found 0 .*set DIFFATTN_TORCH_DIR")
+
+    def test_libraries_carry_their_version(self):
+        names = {path.name for path in self.prefix.rglob("libdiffattn.so*")}
+        self.assertGreaterEqual(len(names), 3, names)  # .so, .so.0.1, .so.0.1.0
+
+    def test_pkg_config(self):
+        if not shutil.which("pkg-config"):
+            self.skipTest("skipped: no pkg-config")
+        folder = next(self.prefix.rglob("diffattn.pc")).parent
+        environment = {**os.environ, "PKG_CONFIG_PATH": str(folder)}
+        flags = run("pkg-config", "--cflags", "--libs", "diffattn-train", env=environment)
+        self.assertEqual(flags.returncode, 0, flags.stderr)
+        for flag in flags.stdout.split():
+            if flag.startswith(("-I", "-L")):
+                self.assertTrue(pathlib.Path(flag[2:]).is_dir(), flag)
+        self.assertIn("-ldiffattn_train", flags.stdout)
+        self.assertIn("-std=c++20", flags.stdout)
+
+    def test_the_example_builds_and_runs(self):
+        build = self.folder / "example"
+        result = run(CMAKE, "-S", EXAMPLE, "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}",
+                     "-DCMAKE_BUILD_TYPE=Release")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        if PRECOMPILED:
+            run(CMAKE, build, f"-DCMAKE_CXX_FLAGS={PRECOMPILED}", "-DCMAKE_CXX_EXTENSIONS=OFF",
+                "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG")
+        result = run(CMAKE, "--build", build)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        result = run(build / "example", env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn("attention: gradient of lambda", result.stdout)
+        self.assertIn("training: loss", result.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
