@@ -26,7 +26,7 @@ ReportModel model_of(const std::string& name, const SyntheticHead& kind, const S
   model.name = name;
   model.layers = layers;
   model.heads = heads;
-  model.statistics.names = statistic_names();
+  model.statistics.names = attention_statistics();
   for (int64_t layer = 0; layer < layers; ++layer) {
     LambdaLayer lambda;
     lambda.layer = layer;

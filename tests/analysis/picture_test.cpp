@@ -52,6 +52,42 @@ TEST(Colours, AreZeroCentredAndClearlyApart) {
   }
 }
 
+TEST(Picture, MarksRegionsAboveTheColumns) {
+  Picture picture = lone_negative(8);
+  const std::string without = to_svg(picture);
+  EXPECT_EQ(count(without, "#0b7a53"), 0u);
+  picture.regions = {{"the answer", "answer", 2, 4}, {"noise", "noise", 4, 8}};
+  const std::string with = to_svg(picture);
+  EXPECT_EQ(count(with, "#0b7a53"), 1u);
+  EXPECT_EQ(count(with, "#8b6bb1"), 1u);
+  EXPECT_NE(to_png(picture), to_png(lone_negative(8)));
+  picture.regions[0].end = 9;
+  EXPECT_EQ(argument_error([&] { to_png(picture); }),
+            "diffattn: regions: expected ranges of 8 columns, got 2 to 9");
+}
+
+TEST(Picture, PanelsInRows) {
+  Picture picture = lone_negative(8);
+  picture.panels.resize(4, picture.panels[0]);
+  const auto size = [&](const char* name) {
+    const std::string svg = to_svg(picture);
+    return std::stol(svg.substr(svg.find(name) + std::strlen(name)));
+  };
+  const long wide = size(" width=\""), low = size(" height=\"");
+  picture.panels[2].starts_row = true;
+  EXPECT_LT(size(" width=\""), wide);
+  EXPECT_GT(size(" height=\""), low + 400);
+}
+
+TEST(Picture, OneSinkDoesNotWashOutTheRest) {
+  Picture picture = lone_negative(64);
+  std::vector<float>& values = picture.panels[0].values;
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.01f;
+  values[0] = 1.0f;
+  EXPECT_NE(to_svg(picture).find("+0.01<"), std::string::npos);
+  EXPECT_NE(to_svg(picture, {.range = 0.5}).find("+0.5<"), std::string::npos);
+}
+
 TEST(Picture, RefusesWhatContradictsItself) {
   Picture picture = lone_negative(4);
   picture.panels[0].values.pop_back();

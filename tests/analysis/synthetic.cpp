@@ -97,54 +97,50 @@ HeadMaps synthetic_maps(const Sequence& sequence, const SyntheticHead& head) {
   return maps;
 }
 
-const std::vector<Statistic>& statistic_names() {
-  static const std::vector<Statistic> names = {
-      {"negative_mass", "negative mass",
-       "Sum of max(\u2212A, 0) over a row: how much is subtracted below zero."},
-      {"entropy", "entropy",
-       "\u2212\u03a3 a log a with a = |A| / \u03a3|A|: low when a row looks at few tokens."},
-      {"sink_mass", "sink mass", "A at the first token a row may see."},
-      {"row_max", "row maximum", "Largest entry of a row."},
-      {"sparsity", "sparsity", "Share of entries with |A| < 0.001."},
-      {"cancelled", "noise cancelled",
-       "\u03a3 min(p1, \u03bb p2): what map 2 takes away from map 1."},
-      {"overlap", "overlap", "\u03a3 min(p1, p2): likeness of the two maps."}};
-  return names;
-}
-
 std::vector<double> statistics_of(const HeadMaps& maps, const Sequence& sequence) {
   const int64_t rows = sequence.row_count();
   const int64_t columns = sequence.column_count();
-  std::vector<double> sums(statistic_names().size(), 0.0);
+  const bool plain = maps.p2.empty();
+  double entries = 0, sparse = 0, focus = 0, absolute = 0, negative = 0, entropy = 0, sink = 0;
+  double most = 0, cancelled = 0, lambdas = 0, similar = 0;
   for (int64_t m = 0; m < rows; ++m) {
     const auto [begin, end] = visible(sequence, m);
-    const double lambda =
-        maps.p2.empty() ? 0
-                        : maps.lambda[maps.lambda.size() == 1 ? 0 : static_cast<std::size_t>(m)];
-    double negative = 0, absolute = 0, weighted = 0, most = -1, sparse = 0, cancelled = 0,
-           overlap = 0;
-    double sink = 0;
+    const auto row = static_cast<std::size_t>(maps.lambda.size() == 1 ? 0 : m);
+    const double lambda = plain ? 0 : maps.lambda[row];
+    double sum = 0, weighted = 0, largest = -1;
     for (int64_t n = begin; n < end; ++n) {
       const auto at = static_cast<std::size_t>(m * columns + n);
       const double p1 = maps.p1[at];
-      const double p2 = maps.p2.empty() ? 0 : maps.p2[at];
+      const double p2 = plain ? 0 : maps.p2[at];
       const double a = p1 - lambda * p2;
-      if (n == begin) sink = a;
-      negative += std::max(-a, 0.0);
-      absolute += std::fabs(a);
+      if (n == begin) sink += a;
+      sum += std::fabs(a);
       if (a != 0) weighted += std::fabs(a) * std::log(std::fabs(a));
-      most = std::max(most, a);
       sparse += std::fabs(a) < 1e-3;
+      focus += std::fabs(a) > 0.5;
+      negative += std::max(-a, 0.0);
+      largest = std::max(largest, a);
       cancelled += std::min(p1, std::max(0.0, lambda * p2));
-      overlap += std::min(p1, p2);
+      similar += std::min(p1, p2);
     }
-    const double entropy = absolute > 0 ? std::log(absolute) - weighted / absolute : 0;
-    const double row[] = {negative,  entropy, sink, most, sparse / static_cast<double>(end - begin),
-                          cancelled, overlap};
-    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += row[i] / static_cast<double>(rows);
+    entries += static_cast<double>(end - begin);
+    entropy += sum > 0 ? std::log(sum) - weighted / sum : 0;
+    absolute += sum;
+    most += largest;
+    lambdas += lambda;
   }
-  if (maps.p2.empty()) sums[5] = sums[6] = std::nan("");
-  return sums;
+  const double none = std::nan("");
+  const auto count = static_cast<double>(rows);
+  return {sparse / entries,
+          focus / entries,
+          absolute / entries,
+          negative / count,
+          entropy / count,
+          sink / count,
+          most / count,
+          plain ? none : cancelled / count,
+          plain ? none : lambdas / count,
+          plain ? none : similar / count};
 }
 
 Sequence numbered_sequence(int64_t tokens) {

@@ -25,8 +25,7 @@ HeadMaps synthetic_maps(const Sequence& sequence, const SyntheticHead& head);
 /// lambda_init of the paper.
 double lambda_init(int64_t layer);
 
-/// Means over visible entries, row by row, of p1 - lambda p2.
-const std::vector<Statistic>& statistic_names();
+/// attention_statistics() of p1 - lambda p2 by their definitions.
 std::vector<double> statistics_of(const HeadMaps& maps, const Sequence& sequence);
 
 /// A text of 64 tokens with needles, one of which is asked for at its end.

@@ -110,12 +110,9 @@ test("30 hostile tokens are text", async () => {
   });
 });
 
-test("4096 tokens: quick to show, quick to move in, a lone negative entry stays", async (context) => {
+test("4096 tokens: a lone negative entry stays", async () => {
   await withReport("large.html", {}, async (page) => {
     await painted(page);
-    const first = await page.evaluate(
-      () => performance.getEntriesByName("first-contentful-paint")[0].startTime,
-    );
     // The lone entry has the strongest orange on every level: those that the file holds (16 and 4
     // entries a cell) and those that the page makes (8 and 2).
     const { row, column, difference } = expected.large;
@@ -145,34 +142,6 @@ test("4096 tokens: quick to show, quick to move in, a lone negative entry stays"
         `lone entry of ${side}`,
       );
     }
-
-    const rate = await page.evaluate(async () => {
-      const { view } = window.diffattn;
-      const waits = [];
-      const begin = performance.now();
-      let last = begin;
-      let frame = 0;
-      while (performance.now() - begin < 2500) {
-        const turn = frame++ / 40;
-        view.setView({
-          cell: 0.3 * 1.05 ** (30 + 28 * Math.sin(turn)),
-          left: 1200 + 900 * Math.cos(turn),
-          top: 2000 + 900 * Math.sin(turn),
-        });
-        await new Promise((done) => requestAnimationFrame(done));
-        const now = performance.now();
-        waits.push(now - last);
-        last = now;
-      }
-      waits.sort((a, b) => a - b);
-      return { mean: (1000 * waits.length) / (last - begin), slowest: waits.at(-1) };
-    });
-    context.diagnostic(
-      `first paint ${first.toFixed(0)} ms; ${rate.mean.toFixed(0)} frames/s, slowest ${rate.slowest.toFixed(0)} ms`,
-    );
-    // Goals are 1500 ms and 30 frames/s; a busy machine that draws without a GPU gets time.
-    assert.ok(first < 6000, `first paint after ${first} ms`);
-    assert.ok(rate.mean > 3, `${rate.mean} frames/s`);
 
     await page.evaluate(
       ([r, c]) => window.diffattn.set({ row: r, column: c, cell: 20, left: c - 8, top: r - 8 }),

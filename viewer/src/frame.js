@@ -95,6 +95,9 @@ function fieldsOf(app) {
   if (["maps", "tokens"].includes(state.view)) {
     fields.push(stepper(app, "layer", "{", "}"), stepper(app, "head", "[", "]"));
   }
+  const { description } = report.models[state.model];
+  if (description && state.other === null)
+    fields.push(h("span", { class: "hint" }, h("bdi", {}, description)));
   return fields;
 }
 

@@ -71,6 +71,7 @@ class App {
     const take = () => {
       const news = this.payload.collect();
       const complete = this.payload.finished();
+      if (complete) this.chooseSequence();
       if (news || complete) this.changed(new Set(["data"]));
       if (complete) observer.disconnect();
     };
@@ -163,6 +164,7 @@ class App {
     const changed = new Set(Object.keys(changes).filter((key) => this.state[key] !== changes[key]));
     if (changed.size === 0) return;
     Object.assign(this.state, changes);
+    if (changed.has("model") && this.chooseSequence()) changed.add("sequence");
     if (changed.has("sequence"))
       Object.assign(this.state, { row: null, column: null, left: null, top: null, cell: null });
     this.normalise();
@@ -171,6 +173,15 @@ class App {
     if (changed.has("theme")) this.applyTheme();
     if (changed.has("view")) this.showView();
     else this.changed(changed);
+  }
+
+  // A model may have been read on a text of its own: cross-attention has other tokens.
+  chooseSequence() {
+    const { model, sequence } = this.state;
+    if (this.payload.firstMap(model, sequence)) return false;
+    const own = [...this.payload.maps.values()].find((map) => map.model === model);
+    if (own) this.state.sequence = own.sequence;
+    return Boolean(own);
   }
 
   writeFragment() {

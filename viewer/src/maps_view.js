@@ -94,7 +94,9 @@ export class MapsView {
     this.stage.replaceChildren();
     for (const { model, map } of app.shownMaps()) {
       const line = h("div", { class: "panel-row" });
-      if (app.state.other !== null) line.append(h("h3", {}, app.report.models[model].name));
+      const { name, description } = app.report.models[model];
+      if (app.state.other !== null)
+        line.append(h("h3", {}, name, " ", h("small", { class: "hint" }, description)));
       if (!map) {
         line.append(
           h(

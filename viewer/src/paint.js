@@ -39,8 +39,7 @@ function tilePicture(map, plane, level, tileRow, tileColumn, scale, deadline) {
     pictures.set(key, known);
     return known;
   }
-  if (performance.now() > deadline) return null;
-  const values = map.tile(plane, level, tileRow, tileColumn);
+  const values = map.tile(plane, level, tileRow, tileColumn, deadline);
   if (values === undefined) return null;
   const size = map.tileSize(level, tileRow, tileColumn);
   const first = { row: tileRow * map.tileSide, column: tileColumn * map.tileSide };

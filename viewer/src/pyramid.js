@@ -31,21 +31,32 @@ function halfTable() {
   return halves;
 }
 
+// What the 256 bytes of a q8 tile stand for.
+function byteTable(scale) {
+  const table = new Float32Array(256);
+  for (let q = -127; q < 128; ++q) table[q & 255] = (Math.sign(q) * scale * q * q) / 16129;
+  return table;
+}
+
+// A tile's entries from its slice of the base64 text. Plain loops: this is most of a frame that
+// shows something new.
 function decodeTile(text, format, offset, scale, count) {
   const length = count * BYTES[format];
   const begin = (offset / 3) * 4;
   const binary = atob(text.slice(begin, begin + Math.ceil(length / 3) * 4));
-  const bytes = new Uint8Array(length);
-  for (let i = 0; i < length; ++i) bytes[i] = binary.charCodeAt(i);
-  if (format === "f32") return new Float32Array(bytes.buffer);
-  if (format === "f16") {
+  const out = new Float32Array(count);
+  if (format === "q8") {
+    const table = byteTable(scale);
+    for (let i = 0; i < count; ++i) out[i] = table[binary.charCodeAt(i)];
+  } else if (format === "f16") {
     const table = halfTable();
-    return Float32Array.from(new Uint16Array(bytes.buffer), (bits) => table[bits]);
+    for (let i = 0; i < count; ++i)
+      out[i] = table[binary.charCodeAt(2 * i) | (binary.charCodeAt(2 * i + 1) << 8)];
+  } else {
+    const bytes = new Uint8Array(out.buffer);
+    for (let i = 0; i < length; ++i) bytes[i] = binary.charCodeAt(i);
   }
-  return Float32Array.from(
-    new Int8Array(bytes.buffer),
-    (q) => (Math.sign(q) * scale * q * q) / 16129,
-  );
+  return out;
 }
 
 export class HeadMap {
@@ -106,8 +117,9 @@ export class HeadMap {
   }
 
   // Entries of a tile, row by row: a Float32Array, null when all are zero, undefined when the file
-  // does not hold them or has not been read that far.
-  tile(plane, level, tileRow, tileColumn) {
+  // does not hold them, has not been read that far, or the time is up; what was made until then is
+  // kept for the next try.
+  tile(plane, level, tileRow, tileColumn, deadline = Infinity) {
     const key = `${this.id}/${plane}/${level}/${tileRow}/${tileColumn}`;
     const cached = tileCache.get(key);
     if (cached !== undefined) {
@@ -115,10 +127,11 @@ export class HeadMap {
       tileCache.set(key, cached);
       return cached;
     }
+    if (performance.now() > deadline) return undefined;
     const stored = this.levels.get(level);
     const made = stored
       ? this.storedTile(stored, plane, level, tileRow, tileColumn)
-      : this.reducedTile(plane, level, tileRow, tileColumn);
+      : this.reducedTile(plane, level, tileRow, tileColumn, deadline);
     return made === undefined ? undefined : remember(key, made);
   }
 
@@ -153,7 +166,7 @@ export class HeadMap {
     return out;
   }
 
-  reducedTile(plane, level, tileRow, tileColumn) {
+  reducedTile(plane, level, tileRow, tileColumn, deadline) {
     if (level <= 0 || level <= Math.min(...this.levels.keys())) return undefined;
     const [rows, columns] = this.tileSize(level, tileRow, tileColumn);
     const out = new Float32Array(rows * columns);
@@ -163,7 +176,7 @@ export class HeadMap {
       const [down, right] = [quarter >> 1, quarter & 1];
       const [childRow, childColumn] = [2 * tileRow + down, 2 * tileColumn + right];
       if (down * half >= rows || right * half >= columns) continue;
-      const child = this.tile(plane, level - 1, childRow, childColumn);
+      const child = this.tile(plane, level - 1, childRow, childColumn, deadline);
       if (child === undefined) return undefined;
       if (child === null) continue;
       any = true;

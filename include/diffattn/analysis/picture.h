@@ -5,15 +5,18 @@
 #include <string>
 #include <vector>
 
+#include "diffattn/analysis/report.h"
+
 namespace diffattn::analysis {
 
 /// One signed map, row-major [rows, columns].
 struct PicturePanel {
   std::string title;
   std::vector<float> values;
+  bool starts_row = false;  // below those before it, not beside them
 };
 
-/// Maps side by side on one zero-centred scale.
+/// Maps on one zero-centred scale, side by side unless one starts a row.
 struct Picture {
   std::string title;
   int64_t rows = 0;
@@ -24,12 +27,13 @@ struct Picture {
   /// Row m may see the columns [visible_begin[m], visible_end[m]); both empty: all of them.
   std::vector<int64_t> visible_begin;
   std::vector<int64_t> visible_end;
+  std::vector<Region> regions;  // marked above the columns
 };
 
 struct PictureStyle {
   enum class Theme { kLight, kDark };
   Theme theme = Theme::kLight;
-  double range = 0;            // the value of the strongest colour; 0: the largest magnitude shown
+  double range = 0;            // the weight of the strongest colour; 0: one that fits nearly all
   bool root = false;           // colour by the signed square root, which lifts small weights
   int64_t panel_pixels = 480;  // longer side of a panel; maps with more entries are downsampled
 };

@@ -18,6 +18,8 @@ struct Region {
   std::string kind;  // "answer", "noise" or "other": the colour it gets
   int64_t begin = 0;
   int64_t end = 0;
+
+  bool operator==(const Region&) const = default;
 };
 
 /// The tokens a set of maps belongs to: M queries (rows) and N keys (columns).
@@ -30,6 +32,7 @@ struct Sequence {
   std::vector<int64_t> visible_end;
   std::vector<Region> regions;
 
+  bool operator==(const Sequence&) const = default;
   int64_t row_count() const { return static_cast<int64_t>(rows.size()); }
   int64_t column_count() const {
     return static_cast<int64_t>(columns.empty() ? rows.size() : columns.size());
@@ -118,6 +121,9 @@ struct HeadMaps {
   bool full = true;               // false: only a downsampled map of at most 256 x 256 cells
   Precision precision = Precision::kAuto;
 };
+
+/// The map itself, row-major [M, N]: `difference`, or p1 - lambda p2, or p1 without p2.
+std::vector<float> difference_of(const HeadMaps& maps, int64_t columns);
 
 /// Writes one self-contained HTML file, map after map, so that no more than one map has to be in
 /// memory. The file appears under its name on commit() or not at all.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace diffattn::analysis {
@@ -25,9 +26,17 @@ struct StatisticsTable {
   std::vector<Row> rows;
 };
 
+/// What is known about every head, over the entries A of its map that rows may see: sparsity,
+/// focus, mean_abs, negative_mass, entropy, sink_mass, row_max, noise_cancelled, lambda,
+/// similarity.
+const std::vector<Statistic>& attention_statistics();
+
 /// RFC 4180 with a header line `layer,head,<key>...`; numbers with 17 significant digits at most,
 /// read back exactly; an empty field for a number that is not finite.
 std::string to_csv(const StatisticsTable& table);
+
+/// The same of several tables with the same statistics, with a column `model` in front.
+std::string to_csv(const std::vector<std::pair<std::string, StatisticsTable>>& tables);
 
 /// `[{"layer": 0, "head": 0, "<key>": 0.5, ...}, ...]`; null for a number that is not finite.
 std::string to_json(const StatisticsTable& table);

@@ -43,6 +43,13 @@ PageColours page_colours(PictureStyle::Theme theme) {
   return {rgb(0x0f1115), rgb(0xe9ebee), rgb(0xa2abb6), rgb(0x3a414b), rgb(0x262a31)};
 }
 
+Rgb region_colour(PictureStyle::Theme theme, const std::string& kind) {
+  const bool light = theme == PictureStyle::Theme::kLight;
+  if (kind == "answer") return light ? rgb(0x0b7a53) : rgb(0x3fc795);
+  if (kind == "noise") return light ? rgb(0x8b6bb1) : rgb(0xb79be0);
+  return light ? rgb(0x7d8590) : rgb(0x99a2ad);
+}
+
 Rgb scale_colour(PictureStyle::Theme theme, int step) {
   const Arms& arms = theme == PictureStyle::Theme::kLight ? kLight : kDark;
   const auto& stops = step < 0 ? arms.negative : arms.positive;

@@ -29,6 +29,9 @@ struct PageColours {
 
 PageColours page_colours(PictureStyle::Theme theme);
 
+/// The mark of a region, by its kind; as in the page.
+Rgb region_colour(PictureStyle::Theme theme, const std::string& kind);
+
 /// The diverging scale, blue for positive and orange for negative steps in [-127, 127]. Stops and
 /// rounding are those of viewer/src/colour.js; a test in the browser compares the two.
 Rgb scale_colour(PictureStyle::Theme theme, int step);

@@ -8,6 +8,7 @@
 #include "analysis/picture/raster.h"
 #include "analysis/report/check.h"
 #include "analysis/report/text.h"
+#include "diffattn/io/utf8.h"
 
 namespace diffattn::analysis {
 namespace {
@@ -15,6 +16,9 @@ namespace {
 constexpr std::size_t kMaxLabel = 12;
 constexpr int64_t kTitleScale = 2;
 constexpr int64_t kMaxPanelPixels = 8192;
+// Of entries that differ from zero: one sink does not wash out the rest. As in the page.
+constexpr double kFittingShare = 0.997;
+constexpr std::size_t kMaxRangeEntries = std::size_t{1} << 20;
 
 std::vector<std::string> shortened(const std::vector<std::string>& labels) {
   std::vector<std::string> out;
@@ -22,7 +26,7 @@ std::vector<std::string> shortened(const std::vector<std::string>& labels) {
     std::u32string points = code_points(label);
     if (points.size() > kMaxLabel) points.resize(kMaxLabel);
     std::string text;
-    for (const char32_t point : points) append_utf8(text, point);
+    for (const char32_t point : points) io::unicode::append_utf8(point, text);
     out.push_back(std::move(text));
   }
   return out;
@@ -62,17 +66,30 @@ void check(const Picture& picture, const PictureStyle& style) {
   if (!picture.column_labels.empty()) {
     size_is("column_labels", picture.column_labels.size(), picture.columns);
   }
+  for (const Region& region : picture.regions) {
+    if (region.begin >= 0 && region.begin <= region.end && region.end <= picture.columns) continue;
+    refuse("regions", "ranges of " + std::to_string(picture.columns) + " columns",
+           std::to_string(region.begin) + " to " + std::to_string(region.end));
+  }
   check_visible("picture", picture.visible_begin, picture.visible_end, picture.rows,
                 picture.columns);
 }
 
 double range_of(const Picture& picture, const PictureStyle& style) {
   if (style.range > 0) return style.range;
-  double most = 0;
+  const std::size_t entries = picture.panels.size() * picture.panels.front().values.size();
+  const std::size_t step = std::max<std::size_t>(1, entries / kMaxRangeEntries);
+  std::vector<float> magnitudes;
   for (const PicturePanel& panel : picture.panels) {
-    for (const float value : panel.values) most = std::max(most, std::fabs(double{value}));
+    for (std::size_t i = 0; i < panel.values.size(); i += step) {
+      if (panel.values[i] != 0) magnitudes.push_back(std::fabs(panel.values[i]));
+    }
   }
-  return most > 0 ? most : 1;
+  if (magnitudes.empty()) return 1;
+  const double place = std::ceil(kFittingShare * static_cast<double>(magnitudes.size() - 1));
+  const auto fitting = magnitudes.begin() + static_cast<std::ptrdiff_t>(place);
+  std::nth_element(magnitudes.begin(), fitting, magnitudes.end());
+  return *fitting;
 }
 
 void visible_cells(const Picture& picture, int64_t factor, std::vector<int64_t>& begin,
@@ -104,27 +121,43 @@ PlacedPicture placed(const Picture& picture, const PictureStyle& style) {
     out.column_labels = shortened(picture.column_labels);
   }
 
+  for (const Region& region : picture.regions) {
+    const int64_t begin = region.begin * out.cell / out.factor;
+    const int64_t end = region.end * out.cell / out.factor;
+    out.bands.push_back(
+        {begin, std::max<int64_t>(1, end - begin), region_colour(style.theme, region.kind)});
+  }
+  if (!out.bands.empty()) out.label_gap += kBandHeight + kBandGap;
+
   const int64_t label_step = kGlyphWidth * out.text_scale;
   const int64_t gutter = longest(out.row_labels) * label_step + (out.row_labels.empty() ? 0 : 6);
-  const int64_t head = longest(out.column_labels) * label_step + 6;
+  const int64_t head = longest(out.column_labels) * label_step + out.label_gap + 2;
   const int64_t title_height = picture.title.empty() ? 0 : kGlyphHeight * kTitleScale + 12;
-  const int64_t top = kMargin + title_height + kGlyphHeight * kTitleScale + 6 + head;
-  int64_t x = kMargin + gutter;
-  int64_t panel_height = 0;
+  const int64_t left = kMargin + gutter;
+  const int64_t above = kGlyphHeight * kTitleScale + 6 + head;  // a panel's title and labels
+  int64_t x = left, right = left;
+  int64_t title_y = kMargin + title_height, bottom = 0;
   for (const PicturePanel& panel : picture.panels) {
+    const bool first = panel.starts_row || out.panels.empty();
+    if (first && !out.panels.empty()) {
+      x = left;
+      title_y = bottom + kMargin;
+    }
     Grid grid = keep_extremes(panel.values, picture.rows, picture.columns, out.factor);
     const int64_t wide = grid.columns * out.cell;
-    panel_height = grid.rows * out.cell;
-    out.panels.push_back({panel.title, x, top, std::move(grid)});
+    bottom = title_y + above + grid.rows * out.cell;
+    out.panels.push_back({panel.title, x, title_y + above, title_y, first, std::move(grid)});
     // A title may be wider than its panel.
     const auto characters = static_cast<int64_t>(code_points(panel.title).size());
     x += std::max(wide, characters * kGlyphWidth * kTitleScale) + kMargin;
+    right = std::max(right, x);
   }
   const int64_t title_width =
       static_cast<int64_t>(code_points(picture.title).size()) * kGlyphWidth * kTitleScale;
-  out.legend_x = kMargin + gutter;
-  out.legend_y = top + panel_height + kMargin;
-  out.width = std::max({x, kMargin * 2 + title_width, out.legend_x + kLegendWidth + 5 * kMargin});
+  out.legend_x = left;
+  out.legend_y = bottom + kMargin;
+  out.width =
+      std::max({right, kMargin * 2 + title_width, out.legend_x + kLegendWidth + 5 * kMargin});
   out.height = out.legend_y + kLegendHeight + 2 * kGlyphHeight + kMargin;
   return out;
 }

@@ -15,7 +15,14 @@ struct PlacedPicture {
     std::string title;
     int64_t x = 0;
     int64_t y = 0;
+    int64_t title_y = 0;
+    bool first = false;  // of its row: it has the row labels
     Grid grid;
+  };
+  struct Band {
+    int64_t x = 0;  // from the panel's left side
+    int64_t width = 0;
+    Rgb colour;
   };
   int64_t width = 0;
   int64_t height = 0;
@@ -28,6 +35,8 @@ struct PlacedPicture {
   std::vector<Cells> panels;
   std::vector<std::string> row_labels;  // shortened; empty when cells are too small for them
   std::vector<std::string> column_labels;
+  std::vector<Band> bands;             // of regions
+  int64_t label_gap = 4;               // between the columns and their labels
   std::vector<int64_t> visible_begin;  // per row of cells; empty: all
   std::vector<int64_t> visible_end;
 };
@@ -38,7 +47,8 @@ PlacedPicture placed(const Picture& picture, const PictureStyle& style);
 /// Throws std::invalid_argument unless sizes agree and numbers are finite.
 void check(const Picture& picture, const PictureStyle& style);
 
-/// The largest magnitude of all panels, or 1 when all is zero; style.range where it is given.
+/// The magnitude that 99.7 % of the entries that differ from zero stay below, 1 when there are
+/// none; style.range where it is given.
 double range_of(const Picture& picture, const PictureStyle& style);
 
 /// Entries [begin, end) that rows of cells may see, at `factor` entries per cell. Empty for all.
@@ -52,6 +62,9 @@ Rgb cell_colour(const PlacedPicture& picture, const Grid& grid, int64_t row, int
 /// "0.25": for the legend.
 std::string number_text(double value);
 
+/// Height of a region's band, and its distance from the columns.
+constexpr int64_t kBandHeight = 4;
+constexpr int64_t kBandGap = 3;
 constexpr int64_t kMargin = 16;
 constexpr int64_t kLegendWidth = 2 * kScaleSteps + 1;
 constexpr int64_t kLegendHeight = 12;

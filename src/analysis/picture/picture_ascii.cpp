@@ -129,7 +129,7 @@ class Terminal {
 
   std::string legend() const {
     const std::string range = number_text(range_);
-    std::string out = "scale: -" + range + " ";
+    std::string out = "scale: <= -" + range + " ";
     if (colours_ == TerminalColours::k256) {
       for (int step = -kScaleSteps; step <= kScaleSteps; step += 18) {
         out += painted(" ", scale_colour(style_.theme, step));
@@ -137,7 +137,7 @@ class Terminal {
     } else {
       out += "= - , (blank: 0) . + #";
     }
-    out += " +" + range;
+    out += " >= +" + range;
     if (factor_ > 1) {
       const std::string side = std::to_string(factor_);
       out += "\neach cell: largest of " + side + " x " + side + " entries";

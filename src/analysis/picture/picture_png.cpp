@@ -16,6 +16,10 @@ void draw_cells(Raster& raster, const PlacedPicture& picture, const PlacedPictur
   const Rgb frame = page_colours(style.theme).frame;
   raster.fill(panel.x - 1, panel.y - 1, panel.grid.columns * cell + 2, panel.grid.rows * cell + 2,
               frame);
+  for (const PlacedPicture::Band& band : picture.bands) {
+    raster.fill(panel.x + band.x, panel.y - kBandGap - kBandHeight, band.width, kBandHeight,
+                band.colour);
+  }
   for (int64_t row = 0; row < panel.grid.rows; ++row) {
     for (int64_t column = 0; column < panel.grid.columns; ++column) {
       raster.fill(panel.x + column * cell, panel.y + row * cell, cell, cell,
@@ -29,8 +33,8 @@ void draw_labels(Raster& raster, const PlacedPicture& picture, const PlacedPictu
   const int64_t scale = picture.text_scale;
   const int64_t inset = (picture.cell - 7 * scale) / 2;
   for (std::size_t i = 0; i < picture.column_labels.size(); ++i) {
-    raster.text_up(panel.x + static_cast<int64_t>(i) * picture.cell + inset, panel.y - 4,
-                   picture.column_labels[i], colour, scale);
+    raster.text_up(panel.x + static_cast<int64_t>(i) * picture.cell + inset,
+                   panel.y - picture.label_gap, picture.column_labels[i], colour, scale);
   }
   for (std::size_t i = 0; rows && i < picture.row_labels.size(); ++i) {
     const std::string& label = picture.row_labels[i];
@@ -48,8 +52,8 @@ void draw_legend(Raster& raster, const PlacedPicture& picture, const PictureStyl
     raster.fill(x + step + kScaleSteps, y, 1, kLegendHeight, scale_colour(style.theme, step));
   }
   const int64_t text_y = y + kLegendHeight + 6;
-  const std::string high = "+" + number_text(picture.range);
-  raster.text(x, text_y, "-" + number_text(picture.range), colours.quiet);
+  const std::string high = ">= +" + number_text(picture.range);
+  raster.text(x, text_y, "<= -" + number_text(picture.range), colours.quiet);
   raster.text(x + kScaleSteps - 2, text_y, "0", colours.quiet);
   raster.text(x + kLegendWidth - text_width(high, 1), text_y, high, colours.quiet);
 }
@@ -61,12 +65,10 @@ std::string to_png(const Picture& picture, const PictureStyle& style) {
   const PageColours colours = page_colours(style.theme);
   Raster raster(all.width, all.height, colours.paper);
   raster.text(kMargin, kMargin, picture.title, colours.ink, 2);
-  const int64_t title_y = kMargin + (picture.title.empty() ? 0 : kGlyphHeight * 2 + 12);
-  for (std::size_t i = 0; i < all.panels.size(); ++i) {
-    const PlacedPicture::Cells& panel = all.panels[i];
-    raster.text(panel.x, title_y, panel.title, colours.ink, 2);
+  for (const PlacedPicture::Cells& panel : all.panels) {
+    raster.text(panel.x, panel.title_y, panel.title, colours.ink, 2);
     draw_cells(raster, all, panel, style);
-    draw_labels(raster, all, panel, i == 0, colours.quiet);
+    draw_labels(raster, all, panel, panel.first, colours.quiet);
   }
   draw_legend(raster, all, style);
   return encode_png(raster);

@@ -80,7 +80,7 @@ std::string labels(const PlacedPicture& picture, const PlacedPicture::Cells& pan
   };
   for (std::size_t i = 0; i < picture.column_labels.size(); ++i) {
     const int64_t x = panel.x + middle(i) + size / 3;
-    const int64_t y = panel.y - 5;
+    const int64_t y = panel.y - picture.label_gap - 1;
     const std::string turn =
         " transform=\"rotate(-90 " + std::to_string(x) + " " + std::to_string(y) + ")\"";
     out += text(x, y, size, colour, turn, picture.column_labels[i]);
@@ -101,10 +101,11 @@ std::string legend(const PlacedPicture& picture, const PictureStyle& style) {
   const Rgb colour = page_colours(style.theme).quiet;
   const int64_t y = picture.legend_y + kLegendHeight + 13;
   const std::string middle = " text-anchor=\"middle\"";
-  out += text(picture.legend_x, y, 10, colour, middle, "\u2212" + number_text(picture.range));
+  out +=
+      text(picture.legend_x, y, 10, colour, middle, "\u2264 \u2212" + number_text(picture.range));
   out += text(picture.legend_x + kScaleSteps, y, 10, colour, middle, "0");
   out += text(picture.legend_x + kLegendWidth, y, 10, colour, middle,
-              "+" + number_text(picture.range));
+              "\u2265 +" + number_text(picture.range));
   return out;
 }
 
@@ -120,16 +121,18 @@ std::string to_svg(const Picture& picture, const PictureStyle& style) {
   out += rectangle(0, 0, all.width, all.height, colours.paper);
   const int64_t first = kMargin + 16;
   if (!picture.title.empty()) out += text(kMargin, first, 17, colours.ink, "", picture.title);
-  const int64_t title_y = first + (picture.title.empty() ? 0 : kGlyphHeight * 2 + 12);
-  for (std::size_t i = 0; i < all.panels.size(); ++i) {
-    const PlacedPicture::Cells& panel = all.panels[i];
+  for (const PlacedPicture::Cells& panel : all.panels) {
     const int64_t wide = panel.grid.columns * all.cell;
     const int64_t high = panel.grid.rows * all.cell;
-    out += text(panel.x, title_y, 15, colours.ink, "", panel.title);
+    out += text(panel.x, panel.title_y + 16, 15, colours.ink, "", panel.title);
     out += rectangle(panel.x - 1, panel.y - 1, wide + 2, high + 2, colours.frame);
+    for (const PlacedPicture::Band& band : all.bands) {
+      out += rectangle(panel.x + band.x, panel.y - kBandGap - kBandHeight, band.width, kBandHeight,
+                       band.colour);
+    }
     const bool few = std::max(panel.grid.rows, panel.grid.columns) <= kMaxRectangleSide;
     out += few ? rectangles(all, panel, style) : image(all, panel, style);
-    out += labels(all, panel, i == 0, colours.quiet);
+    out += labels(all, panel, panel.first, colours.quiet);
   }
   return out + legend(all, style) + "</svg>\n";
 }

@@ -16,7 +16,10 @@ std::string shortest(double value) {
   return {text, end.ptr};
 }
 
-std::string csv_field(const std::string& text) {
+std::string csv_field(const std::string& given) {
+  // A leading = + - @ of text would be run by spreadsheets.
+  const bool formula = given.find_first_of("=+-@\t\r") == 0;
+  const std::string text = formula ? "'" + given : given;
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
   std::string out = "\"";
   for (const char c : text) {
@@ -26,16 +29,52 @@ std::string csv_field(const std::string& text) {
   return out + "\"";
 }
 
-}  // namespace
-
-std::string to_csv(const StatisticsTable& table) {
+std::string csv_head(const StatisticsTable& table) {
   std::string out = "layer,head";
   for (const Statistic& name : table.names) out.append(",").append(csv_field(name.key));
-  out += "\r\n";
-  for (const StatisticsTable::Row& row : table.rows) {
-    out.append(std::to_string(row.layer)).append(",").append(std::to_string(row.head));
-    for (const double value : row.values) out.append(",").append(shortest(value));
-    out += "\r\n";
+  return out;
+}
+
+std::string csv_line(const StatisticsTable::Row& row) {
+  std::string out = std::to_string(row.layer) + "," + std::to_string(row.head);
+  for (const double value : row.values) out.append(",").append(shortest(value));
+  return out;
+}
+
+}  // namespace
+
+const std::vector<Statistic>& attention_statistics() {
+  static const std::vector<Statistic> names = {
+      {"sparsity", "sparsity", "Share of the entries with |A| < 0.001."},
+      {"focus", "focus", "Share of the entries with |A| > 1/2."},
+      {"mean_abs", "mean |A|", "Mean magnitude of the entries."},
+      {"negative_mass", "negative mass",
+       "Sum of max(\u2212A, 0) over a row: how much is subtracted below zero."},
+      {"entropy", "entropy",
+       "\u2212\u03a3 a log a with a = |A| / \u03a3|A|: low when a row looks at few tokens."},
+      {"sink_mass", "sink mass", "A at the first token a row may see."},
+      {"row_max", "row maximum", "Largest entry of a row."},
+      {"noise_cancelled", "noise cancelled",
+       "\u03a3 min(p1, \u03bb p2): what map 2 takes away from map 1."},
+      {"lambda", "\u03bb", "How much of map 2 is subtracted, mean over the tokens."},
+      {"similarity", "similarity",
+       "\u03a3 min(p1, p2): likeness of the two maps, 1 when they are equal."}};
+  return names;
+}
+
+std::string to_csv(const StatisticsTable& table) {
+  std::string out = csv_head(table) + "\r\n";
+  for (const StatisticsTable::Row& row : table.rows) out += csv_line(row) + "\r\n";
+  return out;
+}
+
+std::string to_csv(const std::vector<std::pair<std::string, StatisticsTable>>& tables) {
+  if (tables.empty()) return "";
+  std::string out = "model," + csv_head(tables.front().second) + "\r\n";
+  for (const auto& [name, table] : tables) {
+    for (const StatisticsTable::Row& row : table.rows) {
+      out.append(csv_field(name)).append(",").append(csv_line(row)).append("\r\n");
+    }
   }
   return out;
 }

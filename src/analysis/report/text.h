@@ -18,7 +18,4 @@ std::string markup_text(std::string_view text);
 /// The code points of text; U+FFFD for every byte that is not part of valid UTF-8.
 std::u32string code_points(std::string_view text);
 
-/// Appends the code point as UTF-8.
-void append_utf8(std::string& out, char32_t code_point);
-
 }  // namespace diffattn::analysis

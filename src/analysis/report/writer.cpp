@@ -36,15 +36,6 @@ json json_of(const std::vector<TilePlace>& places) {
   return out;
 }
 
-std::vector<float> difference_of(const HeadMaps& maps, int64_t columns) {
-  std::vector<float> out(maps.p1.size());
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    const std::size_t row = i / static_cast<std::size_t>(columns);
-    out[i] = maps.p1[i] - maps.lambda[maps.lambda.size() == 1 ? 0 : row] * maps.p2[i];
-  }
-  return out;
-}
-
 // The levels that are stored, coarsest first: the page can draw before the rest has arrived.
 std::vector<int64_t> stored_levels(int64_t side, bool full) {
   std::vector<int64_t> levels;
@@ -61,6 +52,16 @@ std::vector<int64_t> stored_levels(int64_t side, bool full) {
 }
 
 }  // namespace
+
+std::vector<float> difference_of(const HeadMaps& maps, int64_t columns) {
+  if (!maps.difference.empty()) return maps.difference;
+  std::vector<float> out = maps.p1;
+  for (std::size_t i = 0; i < out.size() && !maps.p2.empty(); ++i) {
+    const std::size_t row = i / static_cast<std::size_t>(columns);
+    out[i] -= maps.lambda[maps.lambda.size() == 1 ? 0 : row] * maps.p2[i];
+  }
+  return out;
+}
 
 struct ReportWriter::State {
   State(const std::string& path, const Report& source) : report(source), file(path) {}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/analysis/attention_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+namespace diffattn::analysis {
+namespace {
+
+/// Of the head that is opened: 11,000 tokens. No browser would want to read more.
+constexpr int64_t kMostOpenedBytes = int64_t{512} << 20;
+
+void check_tokens(const ModelAttention& model) {
+  const nn::HeadTensors& call = model.calls.front();
+  const int64_t rows = call.q1.size(1), columns = call.k1.size(1);
+  const Sequence& sequence = model.sequence;
+  if (sequence.row_count() == rows && sequence.column_count() == columns) return;
+  throw std::invalid_argument("diffattn: " + model.name + ": expected " + std::to_string(rows) +
+                              " query and " + std::to_string(columns) + " key tokens, got " +
+                              std::to_string(sequence.row_count()) + " and " +
+                              std::to_string(sequence.column_count()));
+}
+
+/// Bytes that the maps of one head take in the file: base64 of what a cell takes.
+int64_t stored_bytes(const ModelAttention& model) {
+  const int64_t rows = model.sequence.row_count(), columns = model.sequence.column_count();
+  const int64_t side = std::max(rows, columns);
+  const int64_t planes = model.calls.front().single_map ? 1 : 3;
+  const int64_t cell = side <= 256 ? 4 : side <= 1024 ? 2 : 1;
+  return rows * columns * planes * cell * 4 / 3;
+}
+
+ReportModel report_model(const ModelAttention& model) {
+  ReportModel out;
+  out.name = model.name;
+  out.description = model.description;
+  out.layers = model.layers();
+  out.heads = model.heads();
+  out.lambda = model.lambda;
+  out.statistics = model.statistics;
+  return out;
+}
+
+void append_panels(Picture& picture, const HeadMaps& maps, Planes planes, const std::string& name) {
+  const bool all = planes == Planes::kAll;
+  if (maps.p2.empty()) {
+    if (planes != Planes::kMap2) picture.panels.push_back({name + "attention map", maps.p1});
+    return;
+  }
+  if (all || planes == Planes::kMap1) picture.panels.push_back({name + "map 1", maps.p1});
+  if (all || planes == Planes::kMap2) picture.panels.push_back({name + "map 2", maps.p2});
+  if (all || planes == Planes::kDifference) {
+    picture.panels.push_back(
+        {name + "map 1 \u2212 \u03bb\u00b7map 2", difference_of(maps, picture.columns)});
+  }
+}
+
+/// Heads of a model, the one that the page opens first.
+std::vector<HeadIndex> head_order(const ModelAttention& model, const HeadIndex& shown) {
+  std::vector<HeadIndex> order = {shown};
+  for (int64_t layer = 0; layer < model.layers(); ++layer) {
+    for (int64_t head = 0; head < model.heads(); ++head) {
+      if (layer != shown.layer || head != shown.head) order.push_back({layer, head});
+    }
+  }
+  return order;
+}
+
+}  // namespace
+
+void describe(ModelAttention& model) {
+  if (model.calls.empty()) {
+    throw std::invalid_argument("diffattn: " + model.name +
+                                ": expected attention to show, got none");
+  }
+  check_tokens(model);
+  VisibleColumns visible = visible_columns(model.calls.front());
+  model.sequence.visible_begin = std::move(visible.begin);
+  model.sequence.visible_end = std::move(visible.end);
+  if (!model.statistics.names.empty()) return;
+  AttentionStatistics statistics;
+  statistics.add(model.calls);
+  model.statistics = statistics.table();
+  model.lambda = statistics.lambda();
+}
+
+HeadIndex strongest_head(const StatisticsTable& table, const std::vector<std::string>& keys) {
+  for (const std::string& key : keys) {
+    const auto name = std::find_if(table.names.begin(), table.names.end(),
+                                   [&](const Statistic& one) { return one.key == key; });
+    if (name == table.names.end()) continue;
+    const auto column = static_cast<std::size_t>(name - table.names.begin());
+    const StatisticsTable::Row* best = nullptr;
+    for (const StatisticsTable::Row& row : table.rows) {
+      const double value = row.values[column];
+      if (std::isfinite(value) && (best == nullptr || value > best->values[column])) best = &row;
+    }
+    if (best != nullptr && best->values[column] > 0) return {best->layer, best->head};
+  }
+  return {};
+}
+
+void write_report(const std::string& path, Report report, const std::vector<ModelAttention>& models,
+                  const ReportOptions& options) {
+  std::vector<int64_t> sequence_of;
+  int64_t total = 0, heads = 0;
+  for (const ModelAttention& model : models) {
+    const auto known = std::find(report.sequences.begin(), report.sequences.end(), model.sequence);
+    sequence_of.push_back(known - report.sequences.begin());
+    if (known == report.sequences.end()) report.sequences.push_back(model.sequence);
+    report.models.push_back(report_model(model));
+    heads += model.layers() * model.heads();
+    total += model.layers() * model.heads() * stored_bytes(model);
+  }
+  ReportWriter writer(path, report);
+  int64_t done = 0;
+  for (std::size_t i = 0; i < models.size(); ++i) {
+    const HeadIndex shown = i < options.shown.size() ? options.shown[i] : HeadIndex{};
+    for (const auto& [layer, head] : head_order(models[i], shown)) {
+      HeadMaps maps = head_maps(models[i].calls, layer, head);
+      maps.model = static_cast<int64_t>(i);
+      maps.sequence = sequence_of[i];
+      const bool opened = layer == shown.layer && head == shown.head;
+      maps.full =
+          total <= options.max_bytes || (opened && stored_bytes(models[i]) <= kMostOpenedBytes);
+      writer.add(maps);
+      if (options.progress) options.progress(++done, heads);
+    }
+  }
+  writer.commit();
+}
+
+Picture picture_of(const std::vector<ModelAttention>& models, const std::vector<HeadIndex>& heads,
+                   Planes planes) {
+  const Sequence& sequence = models.at(0).sequence;
+  Picture picture;
+  picture.rows = sequence.row_count();
+  picture.columns = sequence.column_count();
+  picture.row_labels = sequence.rows;
+  picture.column_labels = sequence.columns.empty() ? sequence.rows : sequence.columns;
+  picture.regions = sequence.regions;
+  picture.visible_begin = sequence.visible_begin;
+  picture.visible_end = sequence.visible_end;
+  bool rows = false;  // a model with several maps has a row of its own
+  std::vector<std::size_t> starts;
+  for (std::size_t i = 0; i < models.size(); ++i) {
+    const std::size_t start = picture.panels.size();
+    const HeadMaps maps = head_maps(models[i].calls, heads[i].layer, heads[i].head);
+    append_panels(picture, maps, planes, models.size() > 1 ? models[i].name + ": " : "");
+    rows = rows || picture.panels.size() > start + 1;
+    if (picture.panels.size() > start) starts.push_back(start);
+  }
+  for (const std::size_t start : starts) picture.panels[start].starts_row = rows;
+  if (picture.panels.empty()) {
+    throw std::invalid_argument(
+        "diffattn: map: expected a differential model for map 2, got a plain one");
+  }
+  return picture;
+}
+
+}  // namespace diffattn::analysis

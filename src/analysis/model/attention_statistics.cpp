@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/analysis/attention_statistics.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace diffattn::analysis {
+namespace {
+
+using torch::Tensor;
+
+/// How a statistic of rows becomes one of a head.
+enum class Mean {
+  kOfRows,     // the mean of the rows' numbers
+  kOfShares,   // a share of visible entries: rows count by how many they see
+  kOfEntries,  // a sum over visible entries, divided by their number
+  kOfLambda,   // not from rows
+};
+
+struct Source {
+  const char* key;
+  Mean mean;
+  Stat stat;
+  bool of_two_maps = false;  // means nothing for a plain map
+};
+
+/// Where each of attention_statistics() comes from, in its order.
+constexpr std::array<Source, 10> kSources{{
+    {"sparsity", Mean::kOfShares, kStatSparse},
+    {"focus", Mean::kOfShares, kStatFocus},
+    {"mean_abs", Mean::kOfEntries, kStatAbsSum},
+    {"negative_mass", Mean::kOfRows, kStatNegativeMass},
+    {"entropy", Mean::kOfRows, kStatEntropy},
+    {"sink_mass", Mean::kOfRows, kStatSinkMass},
+    {"row_max", Mean::kOfRows, kStatMax},
+    {"noise_cancelled", Mean::kOfRows, kStatCancelled, true},
+    {"lambda", Mean::kOfLambda, kStatCount, true},
+    {"similarity", Mean::kOfRows, kStatOverlap, true},
+}};
+
+/// Rows [R, H, kStatCount] -> what each source adds for each head, [H, sources], in double.
+Tensor source_sums(const Tensor& rows) {
+  const Tensor visible = rows.select(-1, kStatVisible);  // [R, H]
+  std::vector<Tensor> columns;
+  for (const Source& source : kSources) {
+    if (source.mean == Mean::kOfLambda) {
+      columns.push_back(torch::zeros({rows.size(1)}, rows.options()));
+      continue;
+    }
+    // A row that sees nothing is 0 in every statistic.
+    Tensor values = rows.select(-1, source.stat);
+    if (source.mean == Mean::kOfShares) values = values * visible;
+    columns.push_back(values.sum(0));
+  }
+  return torch::stack(columns, 1).contiguous();
+}
+
+std::string count_text(std::size_t count, const char* what) {
+  return std::to_string(count) + " " + what;
+}
+
+[[noreturn]] void refuse_calls(const std::string& expected, const std::string& got) {
+  throw std::invalid_argument("diffattn: traces: expected " + expected + ", got " + got);
+}
+
+}  // namespace
+
+std::vector<LayerCalls> calls_of(const std::vector<nn::AttentionTrace>& traces) {
+  if (traces.empty() || traces.front().calls.empty()) {
+    refuse_calls("a model with attention to show", "none");
+  }
+  const std::size_t count = traces.front().calls.size();
+  std::vector<LayerCalls> out(count);
+  for (const nn::AttentionTrace& trace : traces) {
+    if (trace.calls.size() != count) {
+      refuse_calls(count_text(count, "calls in every layer"), std::to_string(trace.calls.size()));
+    }
+    for (std::size_t i = 0; i < count; ++i) out[i].push_back(trace.calls[i]);
+  }
+  return out;
+}
+
+void AttentionStatistics::add(const LayerCalls& calls) {
+  const torch::NoGradGuard no_grad;
+  const bool first = layers_.empty();
+  if (!first && calls.size() != layers_.size()) {
+    refuse_calls(count_text(layers_.size(), "layers"), std::to_string(calls.size()));
+  }
+  layers_.resize(calls.size());
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const nn::HeadTensors& call = calls[i];
+    Layer& layer = layers_[i];
+    const Tensor rows = attention_stats(call.q1, call.q2, call.k1, call.k2, call.lambda,
+                                        call.options, sparse_threshold_)
+                            .flatten(0, -3)
+                            .to(torch::kFloat64);  // [R, H, kStatCount]
+    const auto heads = static_cast<std::size_t>(rows.size(1));
+    if (first) {
+      layer.heads.assign(heads, {std::vector<double>(kSources.size()), 0, 0, {}, 0});
+      layer.plain = call.single_map;
+      layer.shared_lambda = call.lambda.numel() == 1;
+    } else if (heads != layer.heads.size()) {
+      refuse_calls(count_text(layer.heads.size(), "heads"), std::to_string(heads));
+    }
+    const Tensor visible = rows.select(-1, kStatVisible);
+    const Tensor sums = source_sums(rows).to(torch::kCPU);
+    const Tensor seeing = (visible > 0).sum(0).to(torch::kFloat64).to(torch::kCPU);
+    const Tensor entries = visible.sum(0).to(torch::kCPU);
+    for (std::size_t h = 0; h < heads; ++h) {
+      Head& head = layer.heads[h];
+      const double* added = sums.const_data_ptr<double>() + h * kSources.size();
+      for (std::size_t s = 0; s < kSources.size(); ++s) head.sums[s] += added[s];
+      head.rows += seeing.const_data_ptr<double>()[h];
+      head.entries += entries.const_data_ptr<double>()[h];
+    }
+    if (!call.single_map) add_lambda(layer, call);
+  }
+}
+
+void AttentionStatistics::add_lambda(Layer& layer, const nn::HeadTensors& call) {
+  const auto heads = static_cast<int64_t>(layer.heads.size());
+  // One number, [H] or [..., H] -> [tokens, H]; one number for all is counted once per head.
+  const Tensor values = call.lambda.numel() == 1 ? call.lambda.reshape({1, 1}).expand({1, heads})
+                                                 : call.lambda.reshape({-1, heads});
+  const Tensor wide = values.to(torch::kFloat64);
+  const Tensor sum = wide.sum(0).to(torch::kCPU).contiguous();
+  const Tensor low = wide.amin(0).to(torch::kCPU).contiguous();
+  const Tensor high = wide.amax(0).to(torch::kCPU).contiguous();
+  for (int64_t h = 0; h < heads; ++h) {
+    Head& head = layer.heads[static_cast<std::size_t>(h)];
+    const double smallest = low.const_data_ptr<double>()[h];
+    const double largest = high.const_data_ptr<double>()[h];
+    head.lambda.min = head.lambdas == 0 ? smallest : std::min(head.lambda.min, smallest);
+    head.lambda.max = head.lambdas == 0 ? largest : std::max(head.lambda.max, largest);
+    head.lambda.mean += sum.const_data_ptr<double>()[h];
+    head.lambdas += static_cast<double>(wide.size(0));
+  }
+}
+
+StatisticsTable AttentionStatistics::table() const {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  StatisticsTable table;
+  table.names = attention_statistics();
+  if (sparse_threshold_ != kSparseThreshold) {
+    std::ostringstream text;
+    text << "Share of the entries with |A| < " << sparse_threshold_ << ".";
+    table.names.front().description = text.str();
+  }
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    for (std::size_t h = 0; h < layers_[l].heads.size(); ++h) {
+      const Head& head = layers_[l].heads[h];
+      StatisticsTable::Row row{static_cast<int64_t>(l), static_cast<int64_t>(h), {}};
+      for (std::size_t s = 0; s < kSources.size(); ++s) {
+        const bool missing = head.rows == 0 || (kSources[s].of_two_maps && layers_[l].plain);
+        const bool by_rows = kSources[s].mean == Mean::kOfRows;
+        const double mean = kSources[s].mean == Mean::kOfLambda
+                                ? head.lambda.mean / head.lambdas
+                                : head.sums[s] / (by_rows ? head.rows : head.entries);
+        row.values.push_back(missing ? kNone : mean);
+      }
+      table.rows.push_back(std::move(row));
+    }
+  }
+  return table;
+}
+
+std::vector<LambdaLayer> AttentionStatistics::lambda() const {
+  std::vector<LambdaLayer> out;
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    if (layers_[l].plain) continue;
+    LambdaLayer layer;
+    layer.layer = static_cast<int64_t>(l);
+    for (const Head& head : layers_[l].heads) {
+      layer.heads.push_back({head.lambda.mean / head.lambdas, head.lambda.min, head.lambda.max});
+      if (layers_[l].shared_lambda) break;
+    }
+    out.push_back(std::move(layer));
+  }
+  return out;
+}
+
+}  // namespace diffattn::analysis

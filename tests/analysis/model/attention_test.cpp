@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Statistics and maps of models against plain loops over the maps themselves.
+
+#include "diffattn/analysis/attention_report.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "diffattn/nn/introspective_attention.h"
+#include "diffattn/nn/presets.h"
+
+namespace diffattn::analysis {
+namespace {
+
+using torch::Tensor;
+
+constexpr int64_t kWidth = 32, kSubHeads = 4, kTokens = 23;
+
+enum class Role { kCausal, kBidirectional, kCross };
+
+struct LayerCase {
+  std::string preset;
+  Role role;
+};
+
+std::string name_of(const ::testing::TestParamInfo<LayerCase>& info) {
+  const char* roles[] = {"causal", "bidirectional", "cross"};
+  return info.param.preset + "_" + roles[static_cast<int>(info.param.role)];
+}
+
+/// Every preset in every place it can stand.
+std::vector<LayerCase> all_layers() {
+  std::vector<LayerCase> cases;
+  for (const std::string& preset : nn::preset_names()) {
+    cases.push_back({preset, Role::kCausal});
+    cases.push_back({preset, Role::kBidirectional});
+    if (preset != "dint" && preset != "introspective") cases.push_back({preset, Role::kCross});
+  }
+  return cases;
+}
+
+/// A layer's calls with weights large enough for maps that differ.
+std::vector<LayerCalls> calls_of_layer(const LayerCase& layer, nn::AttentionMask mask = {},
+                                       int64_t batch = 1) {
+  torch::manual_seed(7);
+  const auto options = nn::PresetOptions(kWidth, kSubHeads)
+                           .causal(layer.role == Role::kCausal)
+                           .cross_attention(layer.role == Role::kCross);
+  const auto attention = nn::make_preset(layer.preset, options);
+  const torch::NoGradGuard no_grad;
+  for (Tensor& parameter : attention->parameters()) {
+    if (parameter.dim() == 2) parameter.mul_(3);
+  }
+  nn::AttentionInput input{.x = torch::randn({batch, kTokens, kWidth})};
+  input.mask = mask;
+  if (layer.role == Role::kCross) input.context = torch::randn({batch, kTokens + 6, kWidth});
+  std::vector<nn::AttentionTrace> traces(1);
+  attention->forward(input, &traces[0]);
+  return calls_of(traces);
+}
+
+/// The ten statistics of one head by their definitions, in double, from whole maps.
+std::vector<double> naive_statistics(const HeadMaps& maps, const VisibleColumns& visible,
+                                     int64_t columns) {
+  double rows = 0, entries = 0, sparse = 0, focus = 0, absolute = 0, negative = 0, entropy = 0;
+  double sink = 0, most = 0, cancelled = 0, similar = 0, lambda_sum = 0;
+  const auto count = static_cast<int64_t>(maps.p1.size()) / columns;
+  for (int64_t m = 0; m < count; ++m) {
+    const auto row = static_cast<std::size_t>(m);
+    const int64_t begin = visible.begin.empty() ? 0 : visible.begin[row];
+    const int64_t end = visible.end.empty() ? columns : visible.end[row];
+    const double lambda = maps.p2.empty() ? 0 : maps.lambda[maps.lambda.size() == 1 ? 0 : row];
+    lambda_sum += lambda;
+    if (begin >= end) continue;
+    double sum = 0, row_most = -2;
+    const auto at = [&](int64_t n) { return static_cast<std::size_t>(m * columns + n); };
+    const auto entry = [&](int64_t n) {
+      return maps.p1[at(n)] - lambda * (maps.p2.empty() ? 0.0 : double{maps.p2[at(n)]});
+    };
+    for (int64_t n = begin; n < end; ++n) {
+      const double a = entry(n), p1 = maps.p1[at(n)];
+      const double p2 = maps.p2.empty() ? 0 : maps.p2[at(n)];
+      sum += std::abs(a);
+      sparse += std::abs(a) < kSparseThreshold;
+      focus += std::abs(a) > 0.5;
+      negative += a < 0 ? -a : 0;
+      row_most = std::max(row_most, a);
+      cancelled += std::min(p1, std::max(lambda * p2, 0.0));
+      similar += std::min(p1, p2);
+    }
+    for (int64_t n = begin; n < end; ++n) {
+      const double share = std::abs(entry(n)) / sum;
+      if (share > 0) entropy -= share * std::log(share);
+    }
+    sink += entry(begin);
+    most += row_most;
+    absolute += sum;
+    rows += 1;
+    entries += static_cast<double>(end - begin);
+  }
+  const double none = std::nan("");
+  const bool plain = maps.p2.empty();
+  return {sparse / entries,
+          focus / entries,
+          absolute / entries,
+          negative / rows,
+          entropy / rows,
+          sink / rows,
+          most / rows,
+          plain ? none : cancelled / rows,
+          plain ? none : lambda_sum / static_cast<double>(count),
+          plain ? none : similar / rows};
+}
+
+void expect_same(const std::vector<double>& got, const std::vector<double>& wanted) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const std::string& key = attention_statistics()[i].key;
+    if (std::isnan(wanted[i])) {
+      EXPECT_TRUE(std::isnan(got[i])) << key;
+    } else {
+      EXPECT_NEAR(got[i], wanted[i], 2e-5 * std::max(1.0, std::abs(wanted[i]))) << key;
+    }
+  }
+}
+
+class AnalysedLayer : public ::testing::TestWithParam<LayerCase> {};
+INSTANTIATE_TEST_SUITE_P(Presets, AnalysedLayer, ::testing::ValuesIn(all_layers()), name_of);
+
+TEST_P(AnalysedLayer, StatisticsAreThoseOfItsMaps) {
+  for (const LayerCalls& calls : calls_of_layer(GetParam())) {
+    AttentionStatistics statistics;
+    statistics.add(calls);
+    const StatisticsTable table = statistics.table();
+    const VisibleColumns visible = visible_columns(calls[0]);
+    ASSERT_EQ(static_cast<int64_t>(table.rows.size()), calls[0].q1.size(2));
+    for (const StatisticsTable::Row& row : table.rows) {
+      SCOPED_TRACE("head " + std::to_string(row.head));
+      const HeadMaps maps = head_maps(calls, row.layer, row.head);
+      expect_same(row.values, naive_statistics(maps, visible, calls[0].k1.size(1)));
+    }
+    EXPECT_EQ(statistics.lambda().empty(), calls[0].single_map);
+  }
+}
+
+TEST_P(AnalysedLayer, MapsAreProbabilitiesWhereRowsMaySee) {
+  for (const LayerCalls& calls : calls_of_layer(GetParam())) {
+    const VisibleColumns visible = visible_columns(calls[0]);
+    const auto columns = static_cast<std::size_t>(calls[0].k1.size(1));
+    const HeadMaps maps = head_maps(calls, 0, calls[0].q1.size(2) - 1);
+    for (const std::vector<float>* plane : {&maps.p1, &maps.p2}) {
+      for (std::size_t m = 0; m < plane->size() / columns; ++m) {
+        double sum = 0, hidden = 0;
+        for (std::size_t n = 0; n < columns; ++n) {
+          const bool seen = visible.begin.empty() || (static_cast<int64_t>(n) >= visible.begin[m] &&
+                                                      static_cast<int64_t>(n) < visible.end[m]);
+          (seen ? sum : hidden) += (*plane)[m * columns + n];
+        }
+        EXPECT_NEAR(sum, 1, 1e-5);
+        EXPECT_EQ(hidden, 0);
+      }
+    }
+  }
+}
+
+/// The same layer on other tokens.
+LayerCalls other_calls(const LayerCalls& calls, int64_t tokens) {
+  LayerCalls out = calls;
+  for (nn::HeadTensors& call : out) {
+    for (Tensor* tensor : {&call.q1, &call.q2, &call.k1, &call.k2}) {
+      *tensor = torch::randn({1, tokens, tensor->size(2), tensor->size(3)});
+    }
+    if (call.lambda.dim() == 3) call.lambda = torch::rand({1, tokens, call.lambda.size(2)});
+  }
+  return out;
+}
+
+TEST(AttentionStatisticsTest, SeveralTextsAreOneMean) {
+  for (const char* preset : {"diffllama", "microsoft_v2"}) {
+    const LayerCalls first = calls_of_layer({preset, Role::kCausal}).front();
+    const LayerCalls second = other_calls(first, 9);
+    AttentionStatistics both, one, two;
+    both.add(first);
+    both.add(second);
+    one.add(first);
+    two.add(second);
+    const auto value = [](const AttentionStatistics& from, std::size_t column) {
+      return from.table().rows[1].values[column];
+    };
+    // Rows count alike, entries by how many a row may see: 23 * 24 / 2 and 9 * 10 / 2.
+    EXPECT_NEAR(value(both, 4), (23 * value(one, 4) + 9 * value(two, 4)) / 32, 1e-9);
+    EXPECT_NEAR(value(both, 2), (276 * value(one, 2) + 45 * value(two, 2)) / 321, 1e-9);
+    const LambdaLayer lambda = both.lambda()[0];
+    EXPECT_EQ(lambda.heads.size(), std::string(preset) == "diffllama" ? 1u : 4u);
+    EXPECT_LE(lambda.heads[0].min, lambda.heads[0].mean);
+    EXPECT_GE(lambda.heads[0].max, lambda.heads[0].mean);
+  }
+}
+
+TEST(AttentionStatisticsTest, PaddingAndPackingCountAsTheTextsAlone) {
+  const LayerCalls whole = calls_of_layer({"diffllama", Role::kBidirectional}).front();
+  AttentionStatistics alone, packed;
+  const auto cut = [&](int64_t begin, int64_t end) {
+    LayerCalls part = whole;
+    for (Tensor* tensor : {&part[0].q1, &part[0].q2, &part[0].k1, &part[0].k2}) {
+      *tensor = tensor->slice(1, begin, end);
+    }
+    return part;
+  };
+  alone.add(cut(0, 8));
+  alone.add(cut(8, kTokens));
+  LayerCalls joined = whole;
+  for (Tensor* tensor : {&joined[0].q1, &joined[0].q2, &joined[0].k1, &joined[0].k2}) {
+    *tensor = tensor->squeeze(0);
+  }
+  const Tensor ends = torch::tensor({0, 8, int(kTokens)}, torch::kInt32);
+  joined[0].options.cu_seqlens_q(ends).cu_seqlens_k(ends);
+  packed.add(joined);
+  for (std::size_t i = 0; i < attention_statistics().size(); ++i) {
+    EXPECT_NEAR(packed.table().rows[0].values[i], alone.table().rows[0].values[i], 1e-6)
+        << attention_statistics()[i].key;
+  }
+  EXPECT_THROW(head_maps(joined, 0, 0), std::invalid_argument);
+}
+
+TEST(AttentionMapsTest, VisibleColumnsOfMasks) {
+  const LayerCase layer{"diffllama", Role::kCausal};
+  const auto visible = [&](const nn::AttentionMask& mask) {
+    return visible_columns(calls_of_layer(layer, mask, 2).front()[0]);
+  };
+  const VisibleColumns windowed = visible(nn::AttentionMask().window(4));
+  EXPECT_EQ(windowed.begin[10], 7);
+  EXPECT_EQ(windowed.end[10], 11);
+  const VisibleColumns padded =
+      visible(nn::AttentionMask().key_starts(torch::tensor({5, 0}, torch::kInt64)));
+  EXPECT_EQ(padded.begin[10], 5);
+  EXPECT_EQ(padded.begin[3], padded.end[3]);
+  Tensor holes = torch::ones({kTokens, kTokens}, torch::kBool);
+  holes[10].slice(0, 0, 3).fill_(false);
+  const VisibleColumns masked = visible(nn::AttentionMask().mask(holes));
+  EXPECT_EQ(masked.begin[10], 3);
+  EXPECT_EQ(masked.begin[11], 0);
+}
+
+TEST(AttentionMapsTest, MassIsASumOfTheMap) {
+  const LayerCalls calls = calls_of_layer({"microsoft_v2", Role::kCausal}).front();
+  const std::vector<double> mass = mass_on(calls[0], 20, {{3, 7}, {9, 10}});
+  for (int64_t head = 0; head < 4; ++head) {
+    const HeadMaps maps = head_maps(calls, 0, head);
+    const std::vector<float> difference = difference_of(maps, kTokens);
+    double sum = 0;
+    for (const int64_t n : {3, 4, 5, 6, 9}) {
+      sum += difference[static_cast<std::size_t>(20 * kTokens + n)];
+    }
+    EXPECT_NEAR(mass[static_cast<std::size_t>(head)], sum, 1e-6);
+  }
+}
+
+TEST(AttentionReportTest, ChoosesTheStrongestHead) {
+  StatisticsTable table;
+  table.names = {{"a", "", ""}, {"b", "", ""}};
+  table.rows = {{0, 0, {std::nan(""), 2}}, {0, 1, {std::nan(""), 5}}, {1, 0, {std::nan(""), 3}}};
+  const HeadIndex head = strongest_head(table, {"missing", "a", "b"});
+  EXPECT_EQ(head.layer, 0);
+  EXPECT_EQ(head.head, 1);
+}
+
+TEST(AttentionReportTest, RefusesTokensOfAnotherText) {
+  ModelAttention model;
+  model.name = "m";
+  EXPECT_THROW(describe(model), std::invalid_argument);
+  model.calls = calls_of_layer({"diffllama", Role::kCausal}).front();
+  model.sequence.rows = {"only", "two"};
+  EXPECT_THROW(describe(model), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace diffattn::analysis
