@@ -4,15 +4,46 @@
     out = diffattn.attention(q1, q2, k1, k2, v, lam, causal=True)
 
 computes (softmax(q1 k1^T / sqrt(d)) - lam softmax(q2 k2^T / sqrt(d))) v in one operator, with
-gradients. Importing this package loads the operators torch.ops.diffattn.*.
+gradients. Importing this package loads the operators torch.ops.diffattn.*. `diffattn.nn` has
+modules, `diffattn.hf` the switch for Hugging Face's DiffLlama.
 """
-import pathlib
+import importlib
+from typing import Any, Dict
 
 import torch
 
-_LIBRARY = pathlib.Path(__file__).parent / "libdiffattn.so"
-torch.ops.load_library(str(_LIBRARY))
+from diffattn import _library
 
-from diffattn.ops import attention, attention_map, attention_stats, decode  # noqa: E402
+_library.load()
 
-__all__ = ["attention", "attention_map", "attention_stats", "decode"]
+from diffattn import nn  # noqa: E402
+from diffattn.ops import (STATS, attention, attention_map, attention_stats,  # noqa: E402
+                          decode)
+
+__version__ = _library.build().get("version", "0+unknown")
+__all__ = ["STATS", "attention", "attention_map", "attention_stats", "decode", "info", "nn"]
+
+
+def info() -> Dict[str, Any]:
+    """Versions, files, and the backend that each type of tensor would take on this machine.
+    `python -m diffattn info` says more."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    types = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    program = _library.program()
+    return {
+        "version": __version__,
+        "torch": torch.__version__,
+        "built_for_torch": _library.build().get("torch"),
+        "cuda_kernels": _library.build().get("cuda_kernels"),
+        "library": str(_library.path()),
+        "program": str(program) if program else None,
+        "backends": {device: {str(dtype).removeprefix("torch."):
+                              torch.ops.diffattn.backend_for(torch.device(device), dtype)
+                              for dtype in types} for device in devices},
+    }
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("convert", "hf"):  # on demand: hf imports transformers
+        return importlib.import_module(f"diffattn.{name}")
+    raise AttributeError(f"module 'diffattn' has no attribute '{name}'")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators with names, types and documentation; no logic of their own."""
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ def decode(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Tenso
 
 
 def attention_stats(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Tensor, *,
-                    sparse_threshold: float = 1e-3, **options) -> Dict[str, Tensor]:
+                    sparse_threshold: float = 1e-3, **options: Any) -> Dict[str, Tensor]:
     """Statistics of every row of the map, each [B, M, H], differentiable where it makes sense;
     names in STATS. Options are those of attention that say who sees whom, and the scales."""
     stats = torch.ops.diffattn.attention_stats(q1, q2, k1, k2, lam,
@@ -58,7 +58,7 @@ def attention_stats(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Tensor,
 def attention_map(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Tensor, *,
                   row_begin: int = 0, row_end: Optional[int] = None, col_begin: int = 0,
                   col_end: Optional[int] = None, rows: Optional[int] = None,
-                  cols: Optional[int] = None, **options) -> Tensor:
+                  cols: Optional[int] = None, **options: Any) -> Tensor:
     """Both maps and their difference, [B, H, 3, rows, cols], over a range of rows and columns. A
     cell that covers several entries shows the one of largest magnitude, with its sign."""
     row_end = q1.shape[1] if row_end is None else row_end

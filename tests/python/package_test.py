@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package as it is installed: what it says of itself, the program behind it, wheels, another
+torch than it was built for."""
+import inspect
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import unittest.mock
+import zipfile
+
+import torch
+
+import diffattn
+import diffattn._library
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIBRARY, PROGRAM = pathlib.Path(os.environ["DIFFATTN_LIBRARY"]), os.environ["DIFFATTN_PROGRAM"]
+
+
+def python(*arguments, drop=(), **variables):
+    environment = {key: value for key, value in os.environ.items() if key not in drop}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd="/",
+                          env={**environment, **variables}, timeout=120)
+
+
+class Package(unittest.TestCase):
+    def test_info(self):
+        info = diffattn.info()
+        self.assertEqual(info["torch"], torch.__version__)
+        self.assertEqual(info["built_for_torch"], torch.__version__)
+        self.assertEqual(info["version"], diffattn.__version__)
+        known = {"amx", "avx512", "avx512_bf16", "avx2", "reference", "composed", "sm90", "mma"}
+        for device, backends in info["backends"].items():
+            self.assertEqual(set(backends), {"float32", "bfloat16", "float16", "float64"})
+            self.assertLessEqual(set(backends.values()), known, device)
+        json.dumps(info)
+
+    def test_everything_public_is_typed_and_documented(self):
+        self.assertTrue((pathlib.Path(diffattn.__file__).parent / "py.typed").is_file())
+        functions = [getattr(diffattn, name) for name in ("attention", "decode", "attention_stats",
+                                                          "attention_map", "info")]
+        functions += [diffattn.nn.DiffAttention.forward, diffattn.nn.preset, diffattn.nn.lambda_init]
+        for function in functions:
+            self.assertTrue(inspect.getdoc(function), function)
+            signature = inspect.signature(function)
+            self.assertIsNot(signature.return_annotation, inspect.Signature.empty, function)
+            for name, parameter in signature.parameters.items():
+                if name != "self":
+                    self.assertIsNot(parameter.annotation, inspect.Parameter.empty, (function, name))
+
+    def test_statistics_and_maps_have_names_and_defaults(self):
+        q1, q2, k1, k2 = torch.randn(4, 1, 6, 2, 8).unbind(0)
+        lam = torch.tensor(0.4)
+        stats = diffattn.attention_stats(q1, q2, k1, k2, lam, causal=True)
+        self.assertEqual(tuple(stats), diffattn.STATS)
+        maps = diffattn.attention_map(q1, q2, k1, k2, lam, causal=True)  # [B, H, 3, M, N]
+        self.assertEqual(maps.shape, (1, 2, 3, 6, 6))
+        difference = maps[:, :, 2]
+        torch.testing.assert_close(difference, maps[:, :, 0] - lam * maps[:, :, 1])
+        torch.testing.assert_close(stats["abs_sum"], difference.abs().sum(-1).transpose(1, 2))
+        torch.testing.assert_close(stats["max"], difference.amax(-1).transpose(1, 2))
+
+
+class Program(unittest.TestCase):
+    def test_is_the_program(self):
+        result = python("-m", "diffattn", "info", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        direct = subprocess.run([PROGRAM, "info", "--json"], capture_output=True, text=True)
+        self.assertEqual(json.loads(result.stdout).keys(), json.loads(direct.stdout).keys())
+        self.assertEqual(python("-m", "diffattn", "no-such-verb").returncode, 2)
+
+    def test_says_so_where_there_is_none(self):
+        result = python("-m", "diffattn", "info", DIFFATTN_PROGRAM="/no/such/file")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("holds the operators only", result.stderr)
+
+
+class Installation(unittest.TestCase):
+    def refused(self, library):
+        with unittest.mock.patch.dict(os.environ, DIFFATTN_LIBRARY=str(library)):
+            with self.assertRaises(ImportError) as caught:
+                diffattn._library.load()
+        self.assertNotIn("\n", str(caught.exception))
+        return str(caught.exception)
+
+    def test_another_torch_is_named_beside_the_one_built_for(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            self.assertIn("broken.so is missing", self.refused(folder / "broken.so"))
+            (folder / "broken.so").write_bytes(b"not a library")
+            self.assertIn(f"does not load with torch {torch.__version__}",
+                          self.refused(folder / "broken.so"))
+            os.symlink(LIBRARY, folder / "libdiffattn.so")
+            (folder / "diffattn_build.json").write_text('{"torch": "1.2.3+cpu"}')
+            message = self.refused(folder / "libdiffattn.so")
+            self.assertIn("built for torch 1.2.3+cpu", message)
+            self.assertIn(f"torch {torch.__version__} is installed", message)
+
+    def test_wheel_of_what_is_built(self):
+        try:
+            import scikit_build_core  # noqa: F401
+        except ImportError as missing:
+            self.skipTest(f"skipped: {missing}")
+        with tempfile.TemporaryDirectory() as folder:
+            made = subprocess.run(
+                [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps",
+                 "--no-index", "-w", folder, "-C", f"build-dir={folder}/build",
+                 "-C", f"cmake.define.DIFFATTN_PREBUILT={LIBRARY.parent}", "-C", "build.targets=all",
+                 str(ROOT)], capture_output=True, text=True, timeout=240)
+            self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
+            wheel, = pathlib.Path(folder).glob("diffattn-*-py3-none-linux_x86_64.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                names = archive.namelist()
+                archive.extractall(f"{folder}/site")
+            inside = {name.removeprefix("diffattn/") for name in names
+                      if name.startswith("diffattn/")}
+            sources = {path.name for path in (ROOT / "python" / "diffattn").glob("*.py")}
+            self.assertEqual(inside, sources | {"py.typed", "libdiffattn.so", "diffattn_build.json"})
+            result = python(
+                "-c", "import torch, diffattn; x = torch.ones(1, 3, 2, 8);"
+                "print(diffattn.__file__, diffattn.attention(x, x, x, x, x, torch.tensor(0.5)).sum())",
+                drop=("DIFFATTN_LIBRARY", "DIFFATTN_PROGRAM"), PYTHONPATH=f"{folder}/site")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn(f"{folder}/site", result.stdout)
+            self.assertIn("tensor(24.)", result.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
