@@ -6,22 +6,17 @@
 #include <fmt/core.h>
 #include <torch/torch.h>
 
-#include <chrono>
-#include <map>
-#include <nlohmann/json.hpp>
+#include <algorithm>
+#include <cmath>
 
-#include "bench_measure.h"
-#include "bench_module.h"
+#include "bench_frame.h"
 #include "bench_routes.h"
 #include "diffattn/ops.h"
-#include "machine.h"
-#include "progress.h"
 #include "verbs.h"
 
 namespace diffattn::app {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using torch::Tensor;
 
 struct Settings {
@@ -30,15 +25,11 @@ struct Settings {
   std::vector<std::string> pass{"forward", "backward", "decode"};
   std::vector<int> threads;
   int64_t heads = 4, batch = 1;
-  int repeat = 5;
   std::string device = "cpu";
-  bool json = false, csv = false;
-};
+  BenchOutput output;
 
-const std::map<std::string, torch::ScalarType> kDtypes{{"float32", torch::kFloat32},
-                                                       {"bfloat16", torch::kBFloat16},
-                                                       {"float16", torch::kFloat16},
-                                                       {"float64", torch::kFloat64}};
+  bool on_gpu() const { return device == "cuda"; }
+};
 
 /// One point of the sweep.
 struct Point {
@@ -66,107 +57,140 @@ std::vector<Point> sweep(const Settings& s) {
   return points;
 }
 
-/// Useful work: 8d FLOP per (query, key) pair forward, 20d backward.
+/// Columns that a row sees with --mask window.
+int64_t window_of(const Point& p) { return std::max<int64_t>(1, p.seq / 8); }
+
+/// Useful work per (query, key) pair: 20d FLOP backward; forward 8d on a CPU, which can know both
+/// softmax denominators before it meets v, and 12d on a GPU, which multiplies v by each map.
 double useful_flop(const Settings& s, const Point& p) {
-  const auto n = static_cast<double>(p.seq);
-  const double pairs =
-      static_cast<double>(s.batch * s.heads) * (p.pass == "decode"   ? n
-                                                : p.mask == "causal" ? n * (n + 1) / 2
-                                                                     : n * n);
-  return pairs * (p.pass == "backward" ? 20.0 : 8.0) * static_cast<double>(p.head_dim);
+  const auto n = static_cast<double>(p.seq), w = static_cast<double>(window_of(p));
+  const double seen = p.pass == "decode"   ? n
+                      : p.mask == "causal" ? n * (n + 1) / 2
+                      : p.mask == "window" ? n * w - w * (w - 1) / 2
+                                           : n * n;
+  const double per_pair = p.pass == "backward" ? 20.0 : s.on_gpu() ? 12.0 : 8.0;
+  return static_cast<double>(s.batch * s.heads) * seen * per_pair * static_cast<double>(p.head_dim);
 }
 
-void synchronize(const Settings& s) {
-  if (s.device == "cuda") torch::cuda::synchronize();
+AttentionOptions options_of(const Settings& s, const Point& p) {
+  AttentionOptions options;
+  if (p.pass == "decode") return options;
+  options.causal(p.mask == "causal");
+  if (p.mask == "window") options.window(window_of(p));
+  if (p.mask == "tensor") {  // about half of the pairs, of which the diagonal: no row is blind
+    const auto bits = torch::TensorOptions().dtype(torch::kBool).device(s.device);
+    const Tensor seen = torch::rand({p.seq, p.seq}, bits.dtype(torch::kFloat32)) < 0.5;
+    options.mask(seen.logical_or(torch::eye(p.seq, bits)).view({1, 1, p.seq, p.seq}));
+  }
+  return options;
 }
 
-/// Seconds of one run of a route; fills `result` with what it gave.
-double time_once(const Settings& s, const Point& p, const Route& route, const LayerTensors& t,
-                 Tensor& result) {
-  using Clock = std::chrono::steady_clock;
-  const bool causal = p.mask == "causal" && p.pass != "decode";
-  const auto seconds_since = [&](Clock::time_point start) {
-    synchronize(s);
-    return std::chrono::duration<double>(Clock::now() - start).count();
+/// One run of a route.
+BenchSample run_route(const Settings& s, const Point& p, const Route& route, const LayerTensors& t,
+                      const AttentionOptions& options) {
+  const auto seconds_of = [&](const std::function<void()>& work) {
+    return s.on_gpu() ? bench_device_seconds(work) : bench_seconds(false, work);
   };
+  const PeakMemory peak(s.on_gpu());
+  BenchSample sample;
   if (p.pass != "backward") {
     const torch::NoGradGuard no_grad;
-    synchronize(s);
-    const auto start = Clock::now();
-    const bool cached = p.pass == "decode" && &route == &routes().front();
-    result = cached ? fused_decode(t) : route.compute(t, causal);
-    return seconds_since(start);
+    const bool cached = p.pass == "decode" && &route == &routes(s.on_gpu()).front();
+    sample.seconds =
+        seconds_of([&] { sample.result = cached ? fused_decode(t) : route(t, options); });
+  } else {
+    const Tensor out = route(t, options);
+    const Tensor dout = torch::ones_like(out);
+    auto leaves = t.leaves();
+    if (route.plain) leaves.pop_back();  // it has no lambda
+    sample.seconds =
+        seconds_of([&] { sample.result = torch::autograd::grad({out}, leaves, {dout})[0]; });
   }
-  const Tensor out = route.compute(t, causal);
-  const Tensor dout = torch::ones_like(out);
-  auto leaves = t.leaves();
-  if (route.plain) leaves.pop_back();  // it has no lambda
-  synchronize(s);
-  const auto start = Clock::now();
-  result = torch::autograd::grad({out}, leaves, {dout})[0];
-  return seconds_since(start);
+  sample.memory = peak.bytes();
+  return sample;
+}
+
+/// The routes that take the point, and why others do not. On a GPU this also warms the clocks up.
+std::vector<const Route*> usable_routes(const Settings& s, const Point& p, const LayerTensors& t,
+                                        const AttentionOptions& options, Json& refused) {
+  std::vector<const Route*> usable;
+  for (const Route& route : routes(s.on_gpu())) {
+    if (route.plain && p.mask == "window" && p.pass != "decode") continue;  // torch has none
+    if (s.on_gpu()) {
+      try {
+        run_route(s, p, route, t, options);
+      } catch (const c10::Error& error) {
+        refused[route.name] = error.what_without_backtrace();
+        continue;
+      }
+    }
+    usable.push_back(&route);
+  }
+  return usable;
+}
+
+/// What is compared with the fused route, which is the first row.
+Json ratios_of(const std::vector<const Route*>& list, const Json& rows) {
+  const double fused = rows[0]["ms"];
+  double other = INFINITY, plain = INFINITY;
+  std::string fastest = "none";
+  for (size_t i = 1; i < list.size(); ++i) {
+    const double ms = rows[i]["ms"];
+    if (list[i]->plain) plain = std::min(plain, ms);
+    if (list[i]->plain || ms >= other) continue;
+    other = ms;
+    fastest = list[i]->name;
+  }
+  return {{"fastest_other", fastest},
+          {"ratio_to_fastest_other", other / fused},
+          {"ratio_to_plain", std::isinf(plain) ? Json() : Json(plain / fused)}};
 }
 
 Json measure_point(const Settings& s, const Point& p) {
   torch::set_num_threads(p.threads);
   torch::manual_seed(0);
-  const auto options = torch::TensorOptions().dtype(kDtypes.at(p.dtype)).device(s.device);
+  const auto options = torch::TensorOptions().dtype(bench_dtype(p.dtype)).device(s.device);
   LayerTensors t = make_layer(s.batch, s.heads, p.seq, p.head_dim, options);
   if (p.pass == "decode") {
     t.q1 = t.q1.detach().narrow(2, 0, 1);
     t.q2 = t.q2.detach().narrow(2, 0, 1);
   }
-  std::vector<std::vector<double>> seconds(routes().size());
-  std::vector<Tensor> results(routes().size());
-  std::vector<int64_t> memory(routes().size());
-  for (int repeat = -1; repeat < s.repeat; ++repeat) {  // the first one warms up
-    for (size_t i = 0; i < routes().size(); ++i) {
-      const PeakMemory peak(s.device == "cuda");
-      Tensor result;
-      const double time = time_once(s, p, routes()[i], t, result);
-      memory[i] = std::max(memory[i], peak.bytes());
-      if (repeat < 0) results[i] = result;
-      if (repeat >= 0) seconds[i].push_back(time);
-    }
-  }
+  const AttentionOptions attention = options_of(s, p);
+  Json refused = Json::object();
+  const auto list = usable_routes(s, p, t, attention, refused);
+  const auto samples = take_turns(list.size(), s.output.repeat, [&](size_t i) {
+    return run_route(s, p, *list[i], t, attention);
+  });
 
-  const double flop = useful_flop(s, p), peak = measure_fma_peak(p.threads);
+  const double flop = useful_flop(s, p), peak = s.on_gpu() ? 0.0 : measure_fma_peak(p.threads);
   Json rows = Json::array();
-  double fastest_other = 1e30;
-  for (size_t i = 0; i < routes().size(); ++i) {
-    const Route& route = routes()[i];
-    const Timing timing = summarise(seconds[i]);
-    if (i > 0 && !route.plain) fastest_other = std::min(fastest_other, timing.median);
-    Json row{{"route", route.name},
-             {"ms", timing.median * 1e3},
-             {"ms_fastest", timing.fastest * 1e3},
-             {"ms_slowest", timing.slowest * 1e3},
-             {"gflops", flop / timing.median / 1e9},
-             {"peak_memory_mib", static_cast<double>(memory[i]) / (1 << 20)}};
-    if (p.dtype == "float32" && s.device == "cpu") {
-      row["share_of_fma_peak"] = flop / timing.median / peak;
-    }
-    if (!route.plain) {
-      row["difference"] = ((results[i] - results[0]).to(torch::kFloat32).norm() /
-                           results[0].to(torch::kFloat32).norm())
-                              .item<double>();
+  for (size_t i = 0; i < list.size(); ++i) {
+    const double seconds = samples[i].timing.median;
+    Json row = bench_row(list[i]->name, samples[i]);
+    row["gflops"] = flop / seconds / 1e9;
+    if (p.dtype == "float32" && !s.on_gpu()) row["share_of_fma_peak"] = flop / seconds / peak;
+    if (!list[i]->plain) {
+      const Tensor first = samples[0].result.to(torch::kFloat32);
+      row["difference"] =
+          ((samples[i].result.to(torch::kFloat32) - first).norm() / first.norm()).item<double>();
     }
     rows.push_back(row);
   }
-  return {{"pass", p.pass},
-          {"dtype", p.dtype},
-          {"mask", p.mask},
-          {"seq", p.seq},
-          {"head_dim", p.head_dim},
-          {"heads", s.heads},
-          {"batch", s.batch},
-          {"threads", p.threads},
-          {"device", s.device},
-          {"backend", backend_for(torch::Device(s.device), kDtypes.at(p.dtype))},
-          {"fma_peak_gflops", peak / 1e9},
-          {"ratio_to_fastest_other", fastest_other * 1e3 / rows[0]["ms"].get<double>()},
-          {"ratio_to_plain", rows.back()["ms"].get<double>() / rows[0]["ms"].get<double>()},
-          {"routes", rows}};
+  Json point{{"pass", p.pass},
+             {"dtype", p.dtype},
+             {"mask", p.mask},
+             {"seq", p.seq},
+             {"head_dim", p.head_dim},
+             {"heads", s.heads},
+             {"batch", s.batch},
+             {"threads", p.threads},
+             {"device", s.device},
+             {"backend", backend_for(torch::Device(s.device), bench_dtype(p.dtype))},
+             {"fma_peak_gflops", peak / 1e9}};
+  point.update(ratios_of(list, rows));
+  point["routes"] = rows;
+  if (s.on_gpu()) point["refused"] = refused;
+  return point;
 }
 
 void print_point(const Json& point) {
@@ -176,24 +200,26 @@ void print_point(const Json& point) {
              text("pass"), text("dtype"), text("mask"), number("seq"), number("head_dim"),
              2 * number("head_dim"), number("heads"), number("batch"), number("threads"),
              number("threads") == 1 ? "" : "s", text("backend"));
-  fmt::print("  {:<20} {:>10} {:>19} {:>9} {:>7} {:>9} {:>9}\n", "route", "ms", "spread", "GFLOP/s",
-             "peak", "MiB", "vs fused");
+  const bool on_gpu = text("device") == "cuda";
+  fmt::print("  {:<28} {:>10} {:>19} {:>9} {:>7} {:>9} {:>9}\n", "route", "ms", "spread",
+             on_gpu ? "TFLOP/s" : "GFLOP/s", "peak", "MiB", "vs fused");
   const double fused = point["routes"][0]["ms"];
   for (const Json& row : point["routes"]) {
     const double ms = row["ms"];
-    fmt::print("  {:<20} {:>10.3f} {:>19} {:>9.1f} {:>7} {:>9} {:>8.2f}x\n",
-               row["route"].get<std::string>(), ms,
-               fmt::format("{:.3f}-{:.3f}", row["ms_fastest"].get<double>(),
-                           row["ms_slowest"].get<double>()),
-               row["gflops"].get<double>(),
+    fmt::print("  {:<28} {:>10.3f} {:>19} {:>9.1f} {:>7} {:>9} {:>8.2f}x\n",
+               row["route"].get<std::string>(), ms, spread_text(row),
+               row["gflops"].get<double>() / (on_gpu ? 1e3 : 1.0),
                row.contains("share_of_fma_peak")
                    ? fmt::format("{:.0f} %", 100.0 * row["share_of_fma_peak"].get<double>())
                    : "-",
                fmt::format("{:.1f}", row["peak_memory_mib"].get<double>()), ms / fused);
   }
-  fmt::print("  fused is {:.2f}x the fastest other route, {:.2f}x plain attention of equal width\n",
-             point["ratio_to_fastest_other"].get<double>(), point["ratio_to_plain"].get<double>());
-  std::fflush(stdout);
+  const Json& plain = point["ratio_to_plain"];
+  fmt::print("  fused is {:.2f}x the fastest other route ({}){}\n",
+             point["ratio_to_fastest_other"].get<double>(), text("fastest_other"),
+             plain.is_null()
+                 ? ""
+                 : fmt::format(", {:.2f}x plain attention of equal width", plain.get<double>()));
 }
 
 void print_csv(const Json& points) {
@@ -213,39 +239,31 @@ void print_csv(const Json& points) {
   }
 }
 
-int run(const Settings& s) {
-  const Machine machine = this_machine();
-  Json report{{"cpu", machine.cpu},
-              {"gpus", machine.gpus},
-              {"torch", DIFFATTN_TORCH_VERSION},
-              {"useful_flop", "8d per pair forward and decode, 20d backward"},
-              {"points", Json::array()}};
-  const bool quiet = s.json || s.csv;
-  if (!quiet) {
-    fmt::print("{}, torch {}; medians of {} interleaved repetitions\n", machine.cpu,
-               DIFFATTN_TORCH_VERSION, s.repeat);
-  }
+int run_attention(const Settings& s) {
   const auto points = sweep(s);
-  Progress progress("bench", static_cast<int64_t>(points.size()));
-  for (const Point& p : points) {
-    report["points"].push_back(measure_point(s, p));
-    progress.clear();
-    if (!quiet) print_point(report["points"].back());
-    progress.step(fmt::format("N = {} {} {}", p.seq, p.dtype, p.pass));
-  }
-  progress.clear();
-  if (s.json) fmt::print("{}\n", report.dump(2));
-  if (s.csv) print_csv(report["points"]);
-  return 0;
+  return run_sweep(
+      s.output,
+      {.points = points.size(),
+       .head = {{"useful_flop", s.on_gpu() ? "12d per pair forward and decode, 20d backward"
+                                           : "8d per pair forward and decode, 20d backward"}},
+       .label =
+           [&](size_t i) {
+             return fmt::format("N = {} {} {}", points[i].seq, points[i].dtype, points[i].pass);
+           },
+       .measure = [&](size_t i) { return measure_point(s, points[i]); },
+       .print = print_point,
+       .print_csv = print_csv});
 }
 
 }  // namespace
 
 Run add_bench(CLI::App& app) {
-  auto* bench = app.add_subcommand("bench", "Time the fused operator beside every other route");
+  auto* bench = app.add_subcommand("bench", "Time operator, layer, training step and generation");
   bench->footer("Example:\n  diffattn bench attention --seq 2048 --mask causal --dtype float32");
   bench->require_subcommand(1);
-  const Run run_module = add_bench_module(*bench);
+  const std::vector<std::pair<std::string, Run>> others{{"module", add_bench_module(*bench)},
+                                                        {"step", add_bench_step(*bench)},
+                                                        {"generate", add_bench_generate(*bench)}};
   auto* verb = bench->add_subcommand("attention", "One attention layer, every route, one run");
   verb->footer("Example:\n  diffattn bench attention --head-dim 64 --seq 2048,4096 --threads 1,2");
   auto s = std::make_shared<Settings>();
@@ -259,23 +277,24 @@ Run add_bench(CLI::App& app) {
   verb->add_option("--batch", s->batch, "Batch size")->check(CLI::Range(1, 65536));
   verb->add_option("--dtype", s->dtype, "float32, bfloat16, float16, float64")
       ->delimiter(',')
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16", "float64"}));
-  verb->add_option("--mask", s->mask, "causal, full")
+      ->check(CLI::IsMember(bench_dtypes()));
+  verb->add_option("--mask", s->mask, "causal, full, window (an eighth of the keys), tensor")
       ->delimiter(',')
-      ->check(CLI::IsMember({"causal", "full"}));
+      ->check(CLI::IsMember({"causal", "full", "window", "tensor"}));
   verb->add_option("--pass", s->pass, "forward, backward, decode")
       ->delimiter(',')
       ->check(CLI::IsMember({"forward", "backward", "decode"}));
   verb->add_option("--threads", s->threads, "Thread counts")
       ->delimiter(',')
       ->check(CLI::Range(1, 1024));
-  verb->add_option("--repeat", s->repeat, "Repetitions after a warm-up")
-      ->check(CLI::Range(1, 10000));
   verb->add_option("--device", s->device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
-  verb->add_flag("--json", s->json, "One JSON object on standard output");
-  verb->add_flag("--csv", s->csv, "Comma-separated values on standard output");
-  const auto* module = bench->get_subcommand("module");
-  return [s, module, run_module] { return module->parsed() ? run_module() : run(*s); };
+  add_bench_output(*verb, s->output);
+  return [s, bench, others] {
+    for (const auto& [name, run] : others) {
+      if (bench->get_subcommand(name)->parsed()) return run();
+    }
+    return run_attention(*s);
+  };
 }
 
 }  // namespace diffattn::app

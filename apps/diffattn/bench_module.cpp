@@ -4,25 +4,17 @@
 // head norm) by every route, time and memory, forward and backward, in one run. Routes take turns
 // within each repetition, so that a noisy neighbour hits all of them.
 
-#include "bench_module.h"
-
 #include <fmt/core.h>
 #include <torch/torch.h>
 
-#include <chrono>
-#include <map>
-#include <nlohmann/json.hpp>
-
-#include "bench_measure.h"
+#include "bench_frame.h"
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/nn/presets.h"
-#include "machine.h"
-#include "progress.h"
+#include "verbs.h"
 
 namespace diffattn::app {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using Layer = nn::MultiheadDiffAttentionImpl;
 using torch::Tensor;
 
@@ -31,16 +23,13 @@ struct ModuleSettings {
   std::vector<int64_t> seq{512, 2048};
   std::vector<std::string> dtype{"float32"}, mask{"causal"}, pass{"forward", "backward"}, route;
   int64_t embed_dim = 512, heads = 8, kv_heads = 0, batch = 1;  // kv_heads 0: as heads
-  int threads = 1, repeat = 5;
-  bool no_rotary = false, json = false, csv = false;
+  int threads = 1;
+  bool no_rotary = false;
+  BenchOutput output;
 
   bool on_gpu() const { return device == "cuda"; }
 };
 
-const std::map<std::string, torch::ScalarType> kModuleDtypes{{"float32", torch::kFloat32},
-                                                             {"bfloat16", torch::kBFloat16},
-                                                             {"float16", torch::kFloat16},
-                                                             {"float64", torch::kFloat64}};
 const std::vector<std::string> kModuleMasks{"causal",        "full",    "window",  "left_padding",
                                             "right_padding", "boolean", "additive"};
 
@@ -55,7 +44,7 @@ std::shared_ptr<Layer> make_layer(const ModuleSettings& s, const ModulePoint& p)
       preset_options(s.preset, nn::PresetOptions(s.embed_dim, s.heads).num_kv_heads(s.kv_heads));
   if (s.no_rotary) options.rotary({});
   const auto layer = std::make_shared<Layer>(options);
-  layer->to(torch::Device(s.device), kModuleDtypes.at(p.dtype));
+  layer->to(torch::Device(s.device), bench_dtype(p.dtype));
   return layer;
 }
 
@@ -74,38 +63,31 @@ nn::AttentionMask make_mask(const ModuleSettings& s, const ModulePoint& p) {
   return mask;
 }
 
-/// What one run of a route gave.
-struct Sample {
-  double seconds = 0.0;
-  int64_t memory = 0;
-  Tensor result;
-};
-
 class Measurement {
  public:
   Measurement(const ModuleSettings& settings, const ModulePoint& point)
       : s_(settings), p_(point), layer_(make_layer(settings, point)), mask_(make_mask(s_, p_)) {
-    const auto options = torch::TensorOptions().device(s_.device).dtype(kModuleDtypes.at(p_.dtype));
+    const auto options = torch::TensorOptions().device(s_.device).dtype(bench_dtype(p_.dtype));
     x_ = torch::randn({s_.batch, p_.seq, s_.embed_dim}, options).requires_grad_(true);
     if (p_.pass == "decode") fill_cache();
   }
 
-  Sample run(nn::Route route) {
+  BenchSample run(nn::Route route) {
     layer_->set_route(route);
     const PeakMemory peak(s_.on_gpu());
-    Sample sample;
+    BenchSample sample;
     if (p_.pass == "backward") {
       const Tensor out = forward();
       const auto parameters = layer_->parameters();
       std::vector<Tensor> leaves{x_};
       leaves.insert(leaves.end(), parameters.begin(), parameters.end());
       const Tensor dout = torch::ones_like(out);
-      sample.seconds =
-          timed([&] { sample.result = torch::autograd::grad({out}, leaves, {dout})[0]; });
+      sample.seconds = bench_seconds(
+          s_.on_gpu(), [&] { sample.result = torch::autograd::grad({out}, leaves, {dout})[0]; });
     } else {
       const torch::NoGradGuard no_grad;
       if (p_.pass == "decode") cache_.rewind(p_.seq - 1);
-      sample.seconds = timed([&] { sample.result = forward(); });
+      sample.seconds = bench_seconds(s_.on_gpu(), [&] { sample.result = forward(); });
     }
     sample.memory = peak.bytes();
     return sample;
@@ -124,16 +106,6 @@ class Measurement {
     layer_->forward({.x = x_, .cache = &cache_});
   }
 
-  template <class Work>
-  double timed(Work work) const {
-    using Clock = std::chrono::steady_clock;
-    if (s_.on_gpu()) torch::cuda::synchronize();
-    const auto start = Clock::now();
-    work();
-    if (s_.on_gpu()) torch::cuda::synchronize();
-    return std::chrono::duration<double>(Clock::now() - start).count();
-  }
-
   const ModuleSettings& s_;
   const ModulePoint& p_;
   std::shared_ptr<Layer> layer_;
@@ -145,34 +117,19 @@ class Measurement {
 Json measure_point(const ModuleSettings& s, const ModulePoint& p) {
   torch::manual_seed(0);
   Measurement measurement(s, p);
-  const size_t count = s.route.size();
-  std::vector<std::vector<double>> seconds(count);
-  std::vector<int64_t> memory(count);
-  std::vector<Tensor> results(count);
-  for (int repeat = -1; repeat < s.repeat; ++repeat) {  // the first one warms up
-    for (size_t i = 0; i < count; ++i) {
-      const Sample sample = measurement.run(nn::route_from_name(s.route[i]));
-      if (repeat < 0) {
-        results[i] = sample.result.to(torch::kFloat32);
-      } else {
-        seconds[i].push_back(sample.seconds);
-        memory[i] = std::max(memory[i], sample.memory);
-      }
-    }
-  }
+  const auto samples = take_turns(s.route.size(), s.output.repeat, [&](size_t i) {
+    return measurement.run(nn::route_from_name(s.route[i]));
+  });
+  const Tensor first = samples[0].result.to(torch::kFloat32);
   const double tokens = static_cast<double>(s.batch * (p.pass == "decode" ? 1 : p.seq));
   Json rows = Json::array();
-  for (size_t i = 0; i < count; ++i) {
-    const Timing timing = summarise(seconds[i]);
-    rows.push_back(
-        {{"route", s.route[i]},
-         {"ms", timing.median * 1e3},
-         {"ms_fastest", timing.fastest * 1e3},
-         {"ms_slowest", timing.slowest * 1e3},
-         {"tokens_per_second", tokens / timing.median},
-         {"peak_memory_mib", static_cast<double>(memory[i]) / (1 << 20)},
-         {"difference",
-          ((results[i] - results[0]).norm() / results[0].norm().clamp_min(1e-30)).item<double>()}});
+  for (size_t i = 0; i < samples.size(); ++i) {
+    Json row = bench_row(s.route[i], samples[i]);
+    row["tokens_per_second"] = tokens / samples[i].timing.median;
+    row["difference"] =
+        ((samples[i].result.to(torch::kFloat32) - first).norm() / first.norm().clamp_min(1e-30))
+            .item<double>();
+    rows.push_back(row);
   }
   return {{"preset", s.preset},       {"parameters", measurement.parameters()},
           {"pass", p.pass},           {"dtype", p.dtype},
@@ -194,13 +151,10 @@ void print_module_point(const Json& point) {
              "MiB", "vs " + first["route"].get<std::string>());
   for (const Json& row : point["routes"]) {
     fmt::print("  {:<20} {:>10.3f} {:>19} {:>11.0f} {:>9.1f} {:>8.2f}x\n",
-               row["route"].get<std::string>(), row["ms"].get<double>(),
-               fmt::format("{:.3f}-{:.3f}", row["ms_fastest"].get<double>(),
-                           row["ms_slowest"].get<double>()),
+               row["route"].get<std::string>(), row["ms"].get<double>(), spread_text(row),
                row["tokens_per_second"].get<double>(), row["peak_memory_mib"].get<double>(),
                row["ms"].get<double>() / first["ms"].get<double>());
   }
-  std::fflush(stdout);
 }
 
 void print_module_csv(const Json& points) {
@@ -243,28 +197,16 @@ int run(ModuleSettings s) {
   if (s.route.empty()) {
     for (const nn::Route route : nn::routes()) s.route.push_back(route_name(route));
   }
-  const Machine machine = this_machine();
-  Json report{{"cpu", machine.cpu},
-              {"gpus", machine.gpus},
-              {"torch", DIFFATTN_TORCH_VERSION},
-              {"points", Json::array()}};
-  const bool quiet = s.json || s.csv;
-  if (!quiet) {
-    fmt::print("{}, torch {}; medians of {} interleaved repetitions\n", machine.cpu,
-               DIFFATTN_TORCH_VERSION, s.repeat);
-  }
   const auto points = sweep(s);
-  Progress progress("bench", static_cast<int64_t>(points.size()));
-  for (const ModulePoint& p : points) {
-    report["points"].push_back(measure_point(s, p));
-    progress.clear();
-    if (!quiet) print_module_point(report["points"].back());
-    progress.step(fmt::format("N = {} {} {}", p.seq, p.mask, p.pass));
-  }
-  progress.clear();
-  if (s.json) fmt::print("{}\n", report.dump(2));
-  if (s.csv) print_module_csv(report["points"]);
-  return 0;
+  return run_sweep(s.output, {.points = points.size(),
+                              .label =
+                                  [&](size_t i) {
+                                    return fmt::format("N = {} {} {}", points[i].seq,
+                                                       points[i].mask, points[i].pass);
+                                  },
+                              .measure = [&](size_t i) { return measure_point(s, points[i]); },
+                              .print = print_module_point,
+                              .print_csv = print_module_csv});
 }
 
 /// A route's name in any spelling.
@@ -300,7 +242,7 @@ Run add_bench_module(CLI::App& bench) {
   verb->add_option("--seq", s->seq, "Sequence lengths")->delimiter(',')->check(positive);
   verb->add_option("--dtype", s->dtype, "float32, bfloat16, float16, float64")
       ->delimiter(',')
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16", "float64"}));
+      ->check(CLI::IsMember(bench_dtypes()));
   verb->add_option("--mask", s->mask,
                    "causal, full, window, left_padding, right_padding, boolean, additive")
       ->delimiter(',')
@@ -313,11 +255,8 @@ Run add_bench_module(CLI::App& bench) {
       ->check(CLI::Validator(check_route, "ROUTE"));
   verb->add_flag("--no-rotary", s->no_rotary, "Without the preset's rotary embedding");
   verb->add_option("--threads", s->threads, "Threads")->check(CLI::Range(1, 1024));
-  verb->add_option("--repeat", s->repeat, "Repetitions after a warm-up")
-      ->check(CLI::Range(1, 10000));
   verb->add_option("--device", s->device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
-  verb->add_flag("--json", s->json, "One JSON object on standard output");
-  verb->add_flag("--csv", s->csv, "Comma-separated values on standard output");
+  add_bench_output(*verb, s->output);
   return [s] { return run(*s); };
 }
 

@@ -25,14 +25,34 @@ struct LayerTensors {
 LayerTensors make_layer(int64_t batch, int64_t heads, int64_t seq, int64_t head_dim,
                         torch::TensorOptions options);
 
+/// Which kernels torch's attention may use. On a GPU it would pick by its own rules.
+enum class SdpaKernels { kAny, kCudnn, kFlash, kMemoryEfficient };
+
+/// Leaves torch's attention no other kernels while it lives; calls that they do not take throw.
+class ForcedKernels {
+ public:
+  explicit ForcedKernels(SdpaKernels kernels);
+  ~ForcedKernels();
+  ForcedKernels(const ForcedKernels&) = delete;
+  ForcedKernels& operator=(const ForcedKernels&) = delete;
+
+ private:
+  std::vector<bool> before_;
+};
+
 struct Route {
   std::string name;
   bool plain = false;  // ordinary attention of equal width: another function, for comparison
-  std::function<torch::Tensor(const LayerTensors&, bool causal)> compute;  // [B, H, N, 2D]
+  SdpaKernels kernels = SdpaKernels::kAny;
+  std::function<torch::Tensor(const LayerTensors&, const AttentionOptions&)> compute;
+
+  /// [B, H, N, 2D]
+  torch::Tensor operator()(const LayerTensors& tensors, const AttentionOptions& options) const;
 };
 
-/// "fused" first, "plain" last.
-const std::vector<Route>& routes();
+/// "fused" first, plain attention last. On a GPU each route of torch's attention comes once with
+/// each kind of kernels; not every kind takes every shape.
+const std::vector<Route>& routes(bool on_gpu);
 
 /// The fused operator for new queries against a cache, `diffattn::decode`: [B, H, M, 2D].
 torch::Tensor fused_decode(const LayerTensors& tensors);

@@ -10,9 +10,10 @@
 #include <nlohmann/json.hpp>
 
 #include "diffattn/io/tokenizer.h"
-#include "diffattn/train/evaluate.h"
+#include "diffattn/train/evaluator.h"
 #include "diffattn/train/language_data.h"
 #include "diffattn/train/model_folder.h"
+#include "diffattn/train/task_data.h"
 #include "progress.h"
 #include "verbs.h"
 
@@ -38,54 +39,165 @@ struct Statistics {
   }
 };
 
-int print(const train::Evaluation& total, const Statistics& statistics, bool json) {
-  const double rate = static_cast<double>(total.tokens) / total.seconds;
-  Json attention = Json::object();
-  for (const auto& [name, sum] : statistics.sums) {
-    attention[name] = sum / static_cast<double>(statistics.batches);
+/// What of the data was not measured.
+struct Unmeasured {
+  uint64_t skipped_lines = 0;  // bad ones
+  uint64_t truncated = 0;      // texts without their end
+
+  void print() const {
+    if (skipped_lines > 0) fmt::print(stderr, "diffattn: {} bad lines skipped\n", skipped_lines);
+    if (truncated > 0) {
+      fmt::print(stderr, "diffattn: {} texts were too long and lost their end\n", truncated);
+    }
   }
-  if (json) {
-    const Json result{{"loss", total.loss()},         {"perplexity", total.perplexity()},
-                      {"accuracy", total.accuracy()}, {"tokens", total.tokens},
-                      {"tokens_per_second", rate},    {"attention", attention}};
-    fmt::print("{}\n", result.dump(2));
-    return 0;
+};
+
+Json named_values(const train::Values& values) {
+  Json result = Json::object();
+  for (const auto& [name, value] : values) result[name] = value;
+  return result;
+}
+
+Json buckets_json(const train::Evaluator& evaluator) {
+  Json all = Json::array();
+  for (const train::LengthBucket& bucket : evaluator.buckets()) {
+    all.push_back({{"above", bucket.from},
+                   {"up_to", bucket.to},
+                   {"tokens", bucket.sums.tokens},
+                   {"loss", bucket.sums.loss()},
+                   {"perplexity", bucket.sums.perplexity()},
+                   {"accuracy", bucket.sums.accuracy()},
+                   {"attention", named_values(bucket.attention)}});
   }
+  return all;
+}
+
+void print_evaluation(const train::Evaluator& evaluator, const Json& attention) {
+  const train::Evaluation& total = evaluator.total();
   fmt::print(
       "loss        {:.5f}\nperplexity  {:.3f}\naccuracy    {:.4f}\ntokens      {}  ({:.0f}/s)\n",
-      total.loss(), total.perplexity(), total.accuracy(), total.tokens, rate);
+      total.loss(), total.perplexity(), total.accuracy(), total.tokens,
+      static_cast<double>(total.tokens) / total.seconds);
+  if (evaluator.confusion().classes() > 0) {
+    fmt::print("macro-F1    {:.4f}\n", evaluator.confusion().macro_f1());
+  }
+  fmt::print("\n{:>16}  {:>10}  {:>8}  {:>8}\n", "length", "labels", "loss", "accuracy");
+  for (const train::LengthBucket& bucket : evaluator.buckets()) {
+    fmt::print("{:>16}  {:>10}  {:>8.4f}  {:>8.4f}\n",
+               fmt::format("{} to {}", bucket.from + 1, bucket.to), bucket.sums.tokens,
+               bucket.sums.loss(), bucket.sums.accuracy());
+  }
   if (!attention.empty()) fmt::print("\n");
   for (const auto& [name, value] : attention.items()) {
     fmt::print("{:<28} {:>8.4f}\n", name, value.get<double>());
   }
+}
+
+int report_evaluation(const train::Evaluator& evaluator, const Statistics& statistics,
+                      const Unmeasured& unmeasured, bool json) {
+  const train::Evaluation& total = evaluator.total();
+  Json attention = named_values(evaluator.attention());
+  for (const auto& [name, sum] : statistics.sums) {
+    attention[name] = sum / static_cast<double>(statistics.batches);
+  }
+  if (!json) {
+    print_evaluation(evaluator, attention);
+    return 0;
+  }
+  Json result{{"loss", total.loss()},
+              {"perplexity", total.perplexity()},
+              {"accuracy", total.accuracy()},
+              {"tokens", total.tokens},
+              {"tokens_per_second", static_cast<double>(total.tokens) / total.seconds},
+              {"skipped_lines", unmeasured.skipped_lines},
+              {"truncated", unmeasured.truncated},
+              {"buckets", buckets_json(evaluator)},
+              {"attention", attention}};
+  if (evaluator.confusion().classes() > 0) result["macro_f1"] = evaluator.confusion().macro_f1();
+  fmt::print("{}\n", result.dump(2));
   return 0;
 }
 
-int run_eval(const EvalOptions& options) {
+/// Every batch of the data, one after the other; a batch without ids at the end.
+using NextBatch = std::function<train::Batch()>;
+
+struct Evaluated {
+  std::shared_ptr<train::TaskModel> model;
+  NextBatch next;
+  int64_t batches = 0;
+  Unmeasured unmeasured;
+};
+
+Evaluated language_evaluation(const EvalOptions& options, const io::Tokenizer& tokenizer) {
   nn::CausalLM model = train::load_causal_lm(options.model);
-  const io::Tokenizer tokenizer = io::Tokenizer::read(options.model);
-  model->to(torch::Device(options.device));
-  const data::Corpus corpus =
-      data::read_corpus(options.data, tokenizer, {.skip_bad = options.skip_bad, .progress = {}});
+  data::ReadReport report;
+  const data::Corpus corpus = data::read_corpus(
+      options.data, tokenizer, {.skip_bad = options.skip_bad, .progress = {}}, &report);
   data::RowOptions rows;
   rows.seq_len = options.seq_len > 0 ? options.seq_len : model->config.max_position_embeddings;
   rows.batch_size = options.batch_size;
   rows.shuffle = false;
   rows.endless = false;
-  train::CorpusBatches batches(corpus, rows);
-  train::Evaluation total;
-  Statistics statistics;
   const int64_t per_batch = rows.seq_len * rows.batch_size;
-  Progress progress("eval", (static_cast<int64_t>(corpus.tokens()) + per_batch - 1) / per_batch);
-  for (train::Batch batch = batches.next(); batch.ids.defined(); batch = batches.next()) {
-    total += train::evaluate(*model, batch, options.dtype);
-    if (statistics.batches < options.stats_batches) {
-      statistics.add(train::attention_statistics(*model, batch, options.dtype));
+  auto batches = std::make_shared<train::CorpusBatches>(corpus, rows);
+  return {train::language_model(std::move(model)),
+          [batches] { return batches->next(); },
+          (static_cast<int64_t>(corpus.tokens()) + per_batch - 1) / per_batch,
+          {.skipped_lines = report.skipped}};
+}
+
+/// Texts with classes, or documents with summaries.
+Evaluated example_evaluation(const EvalOptions& options, const nn::ModelConfig& config,
+                             const io::Tokenizer& tokenizer) {
+  const bool classes = config.kind != nn::ModelKind::kEncoderDecoder;
+  data::ExampleOptions reading;
+  reading.skip_bad = options.skip_bad;
+  reading.max_source_tokens =
+      static_cast<size_t>(options.seq_len > 0 ? options.seq_len : config.max_position_embeddings);
+  reading.max_target_tokens = static_cast<size_t>(config.max_position_embeddings);
+  reading.label_names = config.labels;
+  data::ReadReport report;
+  auto set = std::make_shared<data::ExampleSet>(data::read_examples(
+      options.data, classes ? io::RecordKind::kLabelled : io::RecordKind::kSummary, tokenizer,
+      reading, &report));
+  const auto size = std::ssize(set->examples), per_batch = options.batch_size;
+  const int64_t begin = config.decoder_start_token_id.value_or(0);
+  const NextBatch next = [set, size, per_batch, classes, begin, at = int64_t{0}]() mutable {
+    data::ExampleSet part;
+    for (; at < size && std::ssize(part.examples) < per_batch; ++at) {
+      part.examples.push_back(set->examples[static_cast<size_t>(at)]);
     }
-    progress.step(fmt::format("loss {:.4f}", total.loss()));
+    if (part.examples.empty()) return train::Batch{};
+    return classes ? train::classification_batch(part) : train::summarization_batch(part, begin);
+  };
+  auto model = classes ? train::classifier_model(train::load_classifier(options.model))
+                       : train::summarizer_model(train::load_encoder_decoder(options.model));
+  return {std::move(model),
+          next,
+          (size + per_batch - 1) / per_batch,
+          {.skipped_lines = report.skipped, .truncated = set->truncated}};
+}
+
+int run_eval(const EvalOptions& options) {
+  const nn::ModelConfig config = train::read_model_config(options.model);
+  const io::Tokenizer tokenizer = io::Tokenizer::read(options.model);
+  const bool language = config.kind == nn::ModelKind::kDecoder && config.labels.empty();
+  Evaluated evaluated = language ? language_evaluation(options, tokenizer)
+                                 : example_evaluation(options, config, tokenizer);
+  evaluated.unmeasured.print();
+  evaluated.model->module()->to(torch::Device(options.device));
+  train::Evaluator evaluator(*evaluated.model, options.dtype, options.stats_batches);
+  Statistics statistics;
+  Progress progress("eval", evaluated.batches);
+  for (train::Batch batch = evaluated.next(); batch.ids.defined(); batch = evaluated.next()) {
+    evaluator.add(batch);
+    if (statistics.batches < options.stats_batches) {
+      statistics.add(train::attention_statistics(*evaluated.model, batch, options.dtype));
+    }
+    progress.step(fmt::format("loss {:.4f}", evaluator.total().loss()));
   }
   progress.clear();
-  return print(total, statistics, options.json);
+  return report_evaluation(evaluator, statistics, evaluated.unmeasured, options.json);
 }
 
 }  // namespace
@@ -94,7 +206,9 @@ Run add_eval(CLI::App& app) {
   auto options = std::make_shared<EvalOptions>();
   CLI::App* verb = app.add_subcommand("eval", "Loss and accuracy of a model on a data set");
   verb->add_option("--model", options->model, "model folder with a tokenizer")->required();
-  verb->add_option("--data", options->data, "text file, folder, JSONL or token file")->required();
+  verb->add_option("--data", options->data,
+                   "text file, folder, JSONL or token file; for classifiers and summarisers JSONL")
+      ->required();
   verb->add_option("--seq-len", options->seq_len, "tokens per row (the model's maximum)")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
   verb->add_option("--batch-size", options->batch_size, "rows at a time (8)")

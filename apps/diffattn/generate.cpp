@@ -29,7 +29,7 @@ struct GenerateOptions {
   std::string model, prompt, input, device = "cpu", dtype = "float32";
   Ids prompt_ids;
   std::vector<std::string> stop;
-  int64_t max_new_tokens = 64, top_k = 0;
+  int64_t max_new_tokens = 64, top_k = 0, logprobs = 0;
   double temperature = 0.0, top_p = 1.0, repetition_penalty = 1.0;
   uint64_t seed = 0;
   bool json = false;
@@ -96,8 +96,29 @@ struct Row {
   bool stopped = false;
 };
 
+/// After each token of prompt and continuation the `count` likeliest next ones: [[id, log p], ...].
+Json logprobs_of(nn::CausalLM& model, Ids ids, const Ids& added, int64_t count) {
+  const torch::NoGradGuard no_grad;
+  ids.insert(ids.end(), added.begin(), added.end());
+  nn::DecoderInput input;
+  input.ids = torch::tensor(ids, torch::kLong).unsqueeze(0).to(model->head_weight().device());
+  const auto logits = model->logits(model->forward(input).last)[0].to(torch::kFloat32);
+  const auto [values, tokens] =
+      logits.log_softmax(-1).topk(std::min(count, logits.size(-1)), /*dim=*/-1);
+  const auto log_p = values.to(torch::kCPU), id = tokens.to(torch::kCPU);
+  Json places = Json::array();
+  for (int64_t place = 0; place < log_p.size(0); ++place) {
+    Json best = Json::array();
+    for (int64_t i = 0; i < log_p.size(1); ++i) {
+      best.push_back({id[place][i].item<int64_t>(), log_p[place][i].item<float>()});
+    }
+    places.push_back(best);
+  }
+  return places;
+}
+
 void print_json(const Prompts& prompts, const std::vector<Ids>& tokens,
-                const std::vector<Row>& rows, double seconds) {
+                const std::vector<Row>& rows, const Json& logprobs, double seconds) {
   Json all = Json::array();
   int64_t count = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -106,6 +127,7 @@ void print_json(const Prompts& prompts, const std::vector<Ids>& tokens,
     row["prompt_ids"] = prompts.ids[i];
     row["ids"] = tokens[i];
     if (rows[i].decoder) row["text"] = rows[i].text.all();
+    if (!logprobs.empty()) row["logprobs"] = logprobs[i];
     all.push_back(row);
     count += static_cast<int64_t>(tokens[i].size());
   }
@@ -161,7 +183,11 @@ int run_generate(const GenerateOptions& options) {
     if (row.decoder) show(row.text.finish(row.decoder->finish()));
   }
   if (options.json) {
-    print_json(prompts, tokens, rows, seconds.count());
+    Json logprobs = Json::array();
+    for (size_t i = 0; i < tokens.size() && options.logprobs > 0; ++i) {
+      logprobs.push_back(logprobs_of(model, prompts.ids[i], tokens[i], options.logprobs));
+    }
+    print_json(prompts, tokens, rows, logprobs, seconds.count());
   } else if (stream) {
     fmt::print("\n");
   } else {
@@ -199,7 +225,11 @@ Run add_generate(CLI::App& app) {
   verb->add_option("--dtype", options->dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   verb->add_option("--device", options->device, "cpu or cuda (cpu)");
-  verb->add_flag("--json", options->json, "one JSON object on standard output");
+  auto* json = verb->add_flag("--json", options->json, "one JSON object on standard output");
+  verb->add_option("--logprobs", options->logprobs,
+                   "log-probabilities of the k likeliest tokens at every place")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(json);
   verb->footer(
       "Example:\n  diffattn generate --model runs/a/model --prompt \"Once\" --temperature 0.8");
   return [options] { return run_generate(*options); };

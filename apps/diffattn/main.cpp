@@ -27,9 +27,12 @@ int run_program(int argc, char** argv) {
   app.require_subcommand(1);
 
   const std::vector<diffattn::app::Run> runs{
-      diffattn::app::add_info(app),  diffattn::app::add_selftest(app),
-      diffattn::app::add_bench(app), diffattn::app::add_train(app),
-      diffattn::app::add_eval(app),  diffattn::app::add_generate(app)};
+      diffattn::app::add_info(app),     diffattn::app::add_selftest(app),
+      diffattn::app::add_bench(app),    diffattn::app::add_train(app),
+      diffattn::app::add_eval(app),     diffattn::app::add_generate(app),
+      diffattn::app::add_convert(app),  diffattn::app::add_analyze(app),
+      diffattn::app::add_compare(app),  diffattn::app::add_classify(app),
+      diffattn::app::add_summarize(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -21,6 +21,11 @@ RunConfig load_run_config(const std::string& path, const std::vector<std::string
       }
     }
   }
+  set_overrides(config, overrides);
+  return config;
+}
+
+void set_overrides(RunConfig& config, const std::vector<std::string>& overrides) {
   for (const std::string& text : overrides) {
     const size_t equals = text.find('=');
     if (equals == std::string::npos) {
@@ -28,7 +33,6 @@ RunConfig load_run_config(const std::string& path, const std::vector<std::string
     }
     config.set(text.substr(0, equals), text.substr(equals + 1));
   }
-  return config;
 }
 
 }  // namespace diffattn::app

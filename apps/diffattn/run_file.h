@@ -13,4 +13,7 @@ namespace diffattn::app {
 train::RunConfig load_run_config(const std::string& path,
                                  const std::vector<std::string>& overrides);
 
+/// Sets each `key=value`; throws train::ConfigError.
+void set_overrides(train::RunConfig& config, const std::vector<std::string>& overrides);
+
 }  // namespace diffattn::app

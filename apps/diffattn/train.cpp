@@ -3,6 +3,7 @@
 // diffattn train: from a run file to a run folder.
 
 #include <fmt/core.h>
+#include <malloc.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -10,10 +11,10 @@
 #include <nlohmann/json.hpp>
 
 #include "diffattn/io/tokenizer.h"
-#include "diffattn/train/language_data.h"
 #include "diffattn/train/new_model.h"
 #include "diffattn/train/run.h"
 #include "diffattn/train/stop_signal.h"
+#include "diffattn/train/task_data.h"
 #include "progress.h"
 #include "run_file.h"
 #include "verbs.h"
@@ -36,36 +37,34 @@ std::string mebibytes(int64_t bytes) {
   return fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-int64_t count_parameters(const torch::nn::Module& model) {
-  int64_t count = 0;
-  for (const auto& parameter : model.parameters()) count += parameter.numel();
-  return count;
-}
-
 /// What a run would be, without starting it.
-int dry_run(const train::RunConfig& config, const train::LanguageData& data, bool json) {
-  const nn::CausalLM model = train::new_model(config);
-  const int64_t parameters = count_parameters(*model);
+int dry_run(const train::RunConfig& config, const train::TaskData& data, bool json) {
+  const int64_t parameters = train::new_task_model(config, data)->parameter_count();
   const train::MemoryEstimate memory = train::estimate_memory(config, parameters);
   const int64_t per_step = config.train.batch_size * config.train.accumulate * config.train.seq_len;
+  const Json train_tokens = data.train_tokens ? Json(*data.train_tokens) : Json();
   if (json) {
     const Json result{{"parameters", parameters},       {"steps", config.train.steps},
-                      {"tokens_per_step", per_step},    {"train_tokens", data.train_tokens()},
+                      {"tokens_per_step", per_step},    {"train_tokens", train_tokens},
                       {"memory_bytes", memory.total()}, {"config", config.to_toml()}};
     fmt::print("{}\n", result.dump(2));
     return 0;
   }
   fmt::print("{}\n", config.to_toml());
   fmt::print("parameters   {:>14}\n", parameters);
-  fmt::print("steps        {:>14}  of {} tokens, {:.2f} times through the {} of the data\n",
-             config.train.steps, per_step,
-             static_cast<double>(per_step * config.train.steps) /
-                 static_cast<double>(std::max<int64_t>(1, data.train_tokens())),
-             data.train_tokens());
+  fmt::print("steps        {:>14}  of {} tokens, {}\n", config.train.steps, per_step,
+             data.train_tokens
+                 ? fmt::format("{:.2f} times through the {} of the data",
+                               static_cast<double>(per_step * config.train.steps) /
+                                   static_cast<double>(std::max<int64_t>(1, *data.train_tokens)),
+                               *data.train_tokens)
+                 : "generated without end");
   fmt::print(
-      "memory       {:>14}  weights {}, gradients {}, optimiser {}, activations {}, logits {}\n",
-      mebibytes(memory.total()), mebibytes(memory.parameters), mebibytes(memory.gradients),
-      mebibytes(memory.optimizer), mebibytes(memory.activations), mebibytes(memory.logits));
+      "memory       {:>14}  weights {}, optimiser {}, then activations {} and work {}, or "
+      "gradients "
+      "{}\n",
+      mebibytes(memory.total()), mebibytes(memory.parameters), mebibytes(memory.optimizer),
+      mebibytes(memory.activations), mebibytes(memory.working), mebibytes(memory.gradients));
   return 0;
 }
 
@@ -76,10 +75,11 @@ class Reporter {
       : config_(config), bar_("train", config.train.steps - done) {}
 
   void step(const train::StepReport& report) {
-    const std::string line = fmt::format("loss {:.4f}  lr {:.2e}  |g| {:.2f}  {:.0f} tok/s{}",
-                                         report.loss, report.learning_rate, report.gradient_norm,
-                                         static_cast<double>(report.tokens) / report.seconds,
-                                         report.skipped ? "  skipped: not finite" : "");
+    const std::string line =
+        fmt::format("loss {:.4f}  lr {:.2e}  |g| {:.2f}  {:.0f} tok/s  MFU {:.0f} %{}", report.loss,
+                    report.learning_rate, report.gradient_norm,
+                    static_cast<double>(report.tokens) / report.seconds, 100.0 * report.utilisation,
+                    report.skipped ? "  skipped: not finite" : "");
     bar_.step(line);
     last_loss_ = report.loss;
     if (!bar_.shown() && (report.step % config_.train.log_every == 0 || report.skipped)) {
@@ -91,14 +91,16 @@ class Reporter {
     fmt::print(stderr, "step {}: validation loss {:.4f}, perplexity {:.2f}, accuracy {:.3f}{}\n",
                step, result.loss(), result.perplexity(), result.accuracy(), best ? "  (best)" : "");
     valid_loss_ = result.loss();
+    valid_accuracy_ = result.accuracy();
   }
   double last_loss() const { return last_loss_; }
   double valid_loss() const { return valid_loss_; }
+  double valid_accuracy() const { return valid_accuracy_; }
 
  private:
   const train::RunConfig& config_;
   Progress bar_;
-  double last_loss_ = std::nan(""), valid_loss_ = std::nan("");
+  double last_loss_ = std::nan(""), valid_loss_ = std::nan(""), valid_accuracy_ = std::nan("");
 };
 
 int finish(train::Outcome outcome, train::Run& run, const Reporter& reporter,
@@ -115,6 +117,7 @@ int finish(train::Outcome outcome, train::Run& run, const Reporter& reporter,
                       {"skipped", progress.skipped},
                       {"loss", number(reporter.last_loss())},
                       {"valid_loss", number(reporter.valid_loss())},
+                      {"valid_accuracy", number(reporter.valid_accuracy())},
                       {"folder", folder},
                       {"model", run.model_folder()}};
     fmt::print("{}\n", result.dump(2));
@@ -142,18 +145,23 @@ int run_train(const TrainOptions& options) {
   train::RunConfig config =
       load_run_config(resumed ? folder + "/config.toml" : options.config, options.set);
   if (options.skip_bad) config.data.skip_bad = true;
-  const io::Tokenizer tokenizer = train::tokenizer_for(config);
-  if (config.model.vocab_size == 0) {
-    config.model.vocab_size = static_cast<int64_t>(tokenizer.vocab_size());
+  const auto task = train::open_task(config);
+  const train::TaskData& data = *task;
+  if (data.skipped_lines > 0) {
+    fmt::print(stderr, "diffattn: {} bad lines skipped\n", data.skipped_lines);
   }
-  config.resolve();
-  train::LanguageData data(config, tokenizer);
-  if (data.skipped_lines() > 0) {
-    fmt::print(stderr, "diffattn: {} bad lines skipped\n", data.skipped_lines());
+  if (data.truncated > 0) {
+    fmt::print(stderr, "diffattn: {} texts were longer than {} tokens and lost their end\n",
+               data.truncated, config.train.seq_len);
   }
   if (options.dry_run) return dry_run(config, data, options.json);
-  train::Run run(folder, config, train::new_model(config),
-                 {{io::kTokenizerFile, tokenizer.to_json()}});
+  if (config.train.activation_checkpointing) {
+    // Who computes again to save memory wants freed blocks back at once, not kept for the next one.
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  }
+  std::vector<std::pair<std::string, std::string>> extra_files;
+  if (data.tokenizer) extra_files.emplace_back(io::kTokenizerFile, data.tokenizer->to_json());
+  train::Run run(folder, config, train::new_task_model(config, data), extra_files);
   const auto train_source = data.train_batches();
   const auto valid_source = data.valid_batches();
   const bool found = run.resume(*train_source);

@@ -13,9 +13,16 @@ using Run = std::function<int()>;
 Run add_info(CLI::App& app);
 Run add_selftest(CLI::App& app);
 Run add_bench(CLI::App& app);
-Run add_bench_module(CLI::App& bench);  // a part of bench
+Run add_bench_module(CLI::App& bench);  // parts of bench
+Run add_bench_step(CLI::App& bench);
+Run add_bench_generate(CLI::App& bench);
 Run add_train(CLI::App& app);
 Run add_eval(CLI::App& app);
 Run add_generate(CLI::App& app);
+Run add_analyze(CLI::App& app);
+Run add_classify(CLI::App& app);
+Run add_compare(CLI::App& app);
+Run add_convert(CLI::App& app);
+Run add_summarize(CLI::App& app);
 
 }  // namespace diffattn::app

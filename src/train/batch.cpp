@@ -16,7 +16,12 @@ Batch Batch::to(torch::Device device) const {
   const auto move = [&](const std::optional<torch::Tensor>& tensor) {
     return tensor ? std::optional(tensor->to(device)) : std::nullopt;
   };
-  Batch moved{ids.to(device), labels.to(device), mask, move(positions)};
+  Batch moved{ids.to(device),
+              labels.to(device),
+              mask,
+              move(positions),
+              move(answer_rows),
+              target_ids.defined() ? target_ids.to(device) : target_ids};
   moved.mask.mask(move(mask.mask()))
       .key_starts(move(mask.key_starts()))
       .key_lengths(move(mask.key_lengths()))

@@ -77,17 +77,28 @@ void sync_folder(const std::string& folder) {
 
 void replace_folder(const std::string& finished, const std::string& target) {
   const fs::path parent = fs::path(target).parent_path();
-  if (fs::exists(target)) {
-    // Exchanged in one step; the old content then lies under the temporary name.
-    if (renameat2(AT_FDCWD, finished.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0) {
+  const bool there = fs::exists(target);
+  // Exchanged in one step; the old content then lies under the temporary name.
+  const bool exchanged = there && renameat2(AT_FDCWD, finished.c_str(), AT_FDCWD, target.c_str(),
+                                            RENAME_EXCHANGE) == 0;
+  if (there && !exchanged) {
+    // Some file systems cannot exchange: the old folder steps aside, under a name that says so.
+    if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) {
       fail(target, "could not be replaced");
     }
-  } else if (rename(finished.c_str(), target.c_str()) != 0) {
+    const std::string aside = target + ".old";
+    fs::remove_all(aside);
+    if (rename(target.c_str(), aside.c_str()) != 0) fail(target, "could not be moved aside");
+  }
+  if (!exchanged && rename(finished.c_str(), target.c_str()) != 0) {
+    const int error_number = errno;
+    if (there) rename((target + ".old").c_str(), target.c_str());
+    errno = error_number;
     fail(target, "could not be put in place");
   }
   sync_folder(parent.empty() ? "." : parent.string());
   std::error_code ignored;
-  fs::remove_all(finished, ignored);
+  fs::remove_all(there && !exchanged ? target + ".old" : finished, ignored);
 }
 
 Checkpoints::Checkpoints(const std::string& run, int64_t keep)

@@ -2,30 +2,32 @@
 #include "diffattn/train/evaluate.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 
-#include "diffattn/nn/cross_entropy.h"
+#include "diffattn/analysis/attention_statistics.h"
 #include "train/mixed_precision.h"
 
 namespace diffattn::train {
 namespace {
 
-using torch::Tensor;
+/// Means over the heads of one call, of every statistic that it has.
+void append_statistics(const nn::HeadTensors& call, const std::string& prefix, Values& values) {
+  analysis::AttentionStatistics statistics;
+  statistics.add({call});
+  const analysis::StatisticsTable table = statistics.table();
+  for (size_t i = 0; i < table.names.size(); ++i) {
+    double sum = 0;
+    for (const auto& row : table.rows) sum += row.values[i];
+    const double mean = sum / static_cast<double>(table.rows.size());
+    if (!std::isnan(mean)) values.emplace_back(prefix + table.names[i].key, mean);
+  }
+}
 
-constexpr std::array<std::pair<Stat, const char*>, 8> kLogged{{
-    {kStatSparse, "sparsity"},
-    {kStatFocus, "focus"},
-    {kStatAbsSum, "abs_sum"},
-    {kStatNegativeMass, "negative_mass"},
-    {kStatMax, "row_max"},
-    {kStatEntropy, "entropy"},
-    {kStatSinkMass, "sink_mass"},
-    {kStatCancelled, "noise_cancelled"},
-}};
-
-torch::Device device_of(const nn::CausalLMImpl& model) { return model.head_weight().device(); }
+std::shared_ptr<TaskModel> as_task(nn::CausalLMImpl& model) {
+  return language_model(
+      nn::CausalLM(std::dynamic_pointer_cast<nn::CausalLMImpl>(model.shared_from_this())));
+}
 
 }  // namespace
 
@@ -37,55 +39,51 @@ Evaluation& Evaluation::operator+=(const Evaluation& other) {
   return *this;
 }
 
-double Evaluation::loss() const {
-  return loss_sum / static_cast<double>(std::max<int64_t>(1, tokens));
-}
+// Without a label both are NaN: nothing was measured.
+double Evaluation::loss() const { return loss_sum / static_cast<double>(tokens); }
 double Evaluation::perplexity() const { return std::exp(loss()); }
 double Evaluation::accuracy() const {
-  return static_cast<double>(right) / static_cast<double>(std::max<int64_t>(1, tokens));
+  return static_cast<double>(right) / static_cast<double>(tokens);
 }
 
-Evaluation evaluate(nn::CausalLMImpl& model, const Batch& given, const std::string& dtype) {
+Evaluation evaluate(TaskModel& model, const Batch& given, const std::string& dtype) {
   const auto start = std::chrono::steady_clock::now();
-  const torch::NoGradGuard no_grad;
-  const Batch batch = given.to(device_of(model));
-  const MixedPrecision region(device_of(model), dtype);
-  const Tensor hidden = model.forward(batch.model_input()).last;
-  const nn::TokenLoss loss = nn::linear_cross_entropy(hidden, model.head_weight(), batch.labels);
+  const Batch batch = given.to(model.device());
+  const MixedPrecision region(model.device(), dtype);
+  const Predictions made = model.predict(batch);
   Evaluation result;
-  result.tokens = loss.count.item<int64_t>();
-  result.loss_sum = loss.mean.item<double>() * static_cast<double>(result.tokens);
-  result.right = nn::count_correct(hidden, model.head_weight(), batch.labels);
+  result.tokens = made.labels.numel();
+  result.loss_sum = made.loss.sum(torch::kFloat64).item<double>();
+  result.right = (made.predicted == made.labels).sum().item<int64_t>();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }
 
-Values attention_statistics(nn::CausalLMImpl& model, const Batch& given, const std::string& dtype) {
+Evaluation evaluate(nn::CausalLMImpl& model, const Batch& batch, const std::string& dtype) {
+  return evaluate(*as_task(model), batch, dtype);
+}
+
+Values attention_statistics(TaskModel& model, const Batch& given, const std::string& dtype) {
   const torch::NoGradGuard no_grad;
-  const Batch batch = given.to(device_of(model));
+  const Batch batch = given.to(model.device());
   std::vector<nn::AttentionTrace> traces;
-  nn::DecoderInput input = batch.model_input();
-  input.traces = &traces;
   {
-    const MixedPrecision region(device_of(model), dtype);
-    model.forward(input);
+    const MixedPrecision region(model.device(), dtype);
+    model.predict(batch, &traces);
   }
   Values values;
   for (size_t layer = 0; layer < traces.size(); ++layer) {
-    const std::string prefix = "layer." + std::to_string(layer) + ".";
-    for (const nn::HeadTensors& heads : traces[layer].calls) {
-      const Tensor stats =
-          attention_stats(heads.q1, heads.q2, heads.k1, heads.k2, heads.lambda, heads.options)
-              .flatten(0, -2)
-              .mean(0)
-              .to(torch::kCPU);
-      values.emplace_back(prefix + "lambda", heads.lambda.mean().item<double>());
-      for (const auto& [stat, name] : kLogged) {
-        values.emplace_back(prefix + name, stats[stat].item<double>());
-      }
+    const auto& calls = traces[layer].calls;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const std::string path = i == 0 ? "" : "path." + std::to_string(i) + ".";
+      append_statistics(calls[i], "layer." + std::to_string(layer) + "." + path, values);
     }
   }
   return values;
+}
+
+Values attention_statistics(nn::CausalLMImpl& model, const Batch& batch, const std::string& dtype) {
+  return attention_statistics(*as_task(model), batch, dtype);
 }
 
 }  // namespace diffattn::train

@@ -18,6 +18,8 @@ using nn::ModelConfig;
 
 constexpr int64_t kMaxWidth = 1 << 20;
 constexpr int64_t kMaxCount = 1 << 16;
+constexpr char kEncoderType[] = "diff_encoder";
+constexpr char kEncoderDecoderType[] = "diff_encoder_decoder";
 
 /// Keys with no bearing on the numbers, or checked by `refuse_unsupported`.
 constexpr std::array<std::string_view, 24> kOtherKeys = {"architectures",
@@ -71,13 +73,47 @@ struct Reader {
   }
 };
 
-std::string attention_of(const JsonValue& root) {
+void read_type(const JsonValue& root, ModelConfig& config) {
   const JsonValue type = root.at("model_type");
   const std::string name = type.to_string();
-  if (name == "diffllama") return "diffllama";
-  if (name == "llama") return "transformer";
-  if (name == "diffattn") return root.at("attention").to_string(64);
-  type.fail("\"diffllama\", \"llama\" or \"diffattn\"");
+  if (name == "llama") {
+    config.attention = "transformer";
+    return;
+  }
+  if (name == "diffllama") return;
+  if (name == kEncoderType) {
+    config.kind = nn::ModelKind::kEncoder;
+  } else if (name == kEncoderDecoderType) {
+    config.kind = nn::ModelKind::kEncoderDecoder;
+  } else if (name != "diffattn") {
+    type.fail(
+        "\"diffllama\", \"llama\", \"diffattn\", \"diff_encoder\" or \"diff_encoder_decoder\"");
+  }
+  config.attention = root.at("attention").to_string(64);
+}
+
+/// `id2label`: {"0": name, "1": name, ...}, every number once.
+void read_labels(const JsonValue& root, ModelConfig& config) {
+  const auto names = root.find("id2label");
+  if (!names) return;
+  const size_t count = names->keys().size();
+  if (count > static_cast<size_t>(kMaxCount)) names->fail("at most 65536 labels");
+  for (size_t id = 0; id < count; ++id) {
+    config.labels.push_back(names->at(std::to_string(id)).to_string(4096));
+  }
+}
+
+void read_classifier(Reader& reader, ModelConfig& config) {
+  read_labels(reader.root, config);
+  if (const auto pooling = reader.find("classifier_pooling")) {
+    config.classifier_pooling = pooling->to_string(16);
+    constexpr std::array<std::string_view, 3> kKnown{"cls", "last", "mean"};
+    if (std::ranges::find(kKnown, config.classifier_pooling) == kKnown.end()) {
+      pooling->fail("\"cls\", \"last\" or \"mean\"");
+    }
+  }
+  reader.read("classifier_dropout", config.classifier_dropout, 0.0, 0.999);
+  reader.read("classifier_hidden_size", config.classifier_hidden_size, 0, kMaxWidth);
 }
 
 void refuse_unsupported(const JsonValue& root) {
@@ -150,6 +186,39 @@ std::string dtype_text(torch::ScalarType dtype) {
   }
 }
 
+/// What says which model it is, under the names that transformers knows where it has the model.
+void add_type(nlohmann::json& json, const ModelConfig& c) {
+  if (c.mlp_bias || c.attention == "transformer") json["mlp_bias"] = c.mlp_bias;
+  if (c.attention != "transformer") json["lambda_std_dev"] = c.lambda_std_dev;
+  const bool decoder = c.kind == nn::ModelKind::kDecoder;
+  if (decoder && c.attention == "transformer") {
+    json["model_type"] = "llama";
+    json["architectures"] = {"LlamaForCausalLM"};
+  } else if (decoder && c.attention == "diffllama" && !c.ablated()) {
+    json["model_type"] = "diffllama";
+    json["architectures"] = {"DiffLlamaForCausalLM"};
+  } else {
+    json["model_type"] = decoder                             ? "diffattn"
+                         : c.kind == nn::ModelKind::kEncoder ? kEncoderType
+                                                             : kEncoderDecoderType;
+    json["attention"] = c.attention;
+    if (!c.head_norm) json["head_norm"] = false;
+    if (c.lambda_init) json["lambda_init"] = *c.lambda_init;
+  }
+  if (c.kind == nn::ModelKind::kEncoderDecoder) json["num_encoder_layers"] = c.num_encoder_layers;
+}
+
+void add_classifier(nlohmann::json& json, const ModelConfig& c) {
+  if (c.labels.empty()) return;
+  for (size_t id = 0; id < c.labels.size(); ++id) {
+    json["id2label"][std::to_string(id)] = c.labels[id];
+    json["label2id"][c.labels[id]] = id;
+  }
+  json["classifier_pooling"] = c.classifier_pooling;
+  json["classifier_dropout"] = c.classifier_dropout;
+  json["classifier_hidden_size"] = c.classifier_hidden_size;
+}
+
 }  // namespace
 
 ModelConfig read_model_config(const std::string& folder) {
@@ -157,7 +226,7 @@ ModelConfig read_model_config(const std::string& folder) {
   const nlohmann::json json = io::read_json(path);
   const JsonValue root(json, path);
   ModelConfig c;
-  c.attention = attention_of(root);
+  read_type(root, c);
   refuse_unsupported(root);
   Reader reader{root, {"attention"}};
   reader.read("vocab_size", c.vocab_size, 1, 1 << 24);
@@ -179,6 +248,11 @@ ModelConfig read_model_config(const std::string& folder) {
   reader.read("pad_token_id", c.pad_token_id, c.vocab_size);
   reader.read("bos_token_id", c.bos_token_id, c.vocab_size);
   reader.read("eos_token_id", c.eos_token_id, c.vocab_size);
+  reader.read("num_encoder_layers", c.num_encoder_layers, 0, kMaxCount);
+  reader.read("decoder_start_token_id", c.decoder_start_token_id, c.vocab_size);
+  reader.read("head_norm", c.head_norm);
+  if (const auto value = reader.find("lambda_init")) c.lambda_init = value->to_double(-10.0, 10.0);
+  read_classifier(reader, c);
   read_rotary(root, c);
   warn_of_unknown(root, reader.known);
   return c;
@@ -204,24 +278,17 @@ std::string model_config_text(const ModelConfig& c, torch::ScalarType dtype) {
       {"dtype", dtype_text(dtype)},
       {"rope_parameters", rotary_json(c.rotary)},
   };
-  if (c.attention == "transformer") {
-    json["model_type"] = "llama";
-    json["architectures"] = {"LlamaForCausalLM"};
-    json["mlp_bias"] = c.mlp_bias;
-  } else {
-    json["lambda_std_dev"] = c.lambda_std_dev;
-    const bool hugging_face = c.attention == "diffllama";
-    json["model_type"] = hugging_face ? "diffllama" : "diffattn";
-    if (hugging_face) json["architectures"] = {"DiffLlamaForCausalLM"};
-    if (!hugging_face) json["attention"] = c.attention;
-    if (c.mlp_bias) json["mlp_bias"] = true;
-  }
+  add_type(json, c);
+  add_classifier(json, c);
   const auto token = [&](const char* key, const std::optional<int64_t>& id) {
     json[key] = id ? nlohmann::json(*id) : nlohmann::json(nullptr);
   };
   token("pad_token_id", c.pad_token_id);
   token("bos_token_id", c.bos_token_id);
   token("eos_token_id", c.eos_token_id);
+  if (c.kind == nn::ModelKind::kEncoderDecoder) {
+    token("decoder_start_token_id", c.decoder_start_token_id);
+  }
   return json.dump(2) + "\n";
 }
 

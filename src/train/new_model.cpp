@@ -6,6 +6,14 @@
 #include "diffattn/nn/cross_entropy.h"
 
 namespace diffattn::train {
+namespace {
+
+// Measured: the libraries as far as they are touched, and what the C library's heap does not find
+// a use for between large blocks of many sizes.
+constexpr int64_t kRuntimeBytes = int64_t{140} << 20;
+constexpr int64_t kHeapWastePercent = 12;
+
+}  // namespace
 
 nn::ModelConfig model_config_of(const RunConfig& config) {
   const RunConfig::Model& m = config.model;
@@ -24,6 +32,8 @@ nn::ModelConfig model_config_of(const RunConfig& config) {
   c.lambda_std_dev = m.lambda_std_dev;
   c.tie_word_embeddings = m.tie_word_embeddings;
   c.rotary.theta(m.rope_theta);
+  c.head_norm = m.head_norm;
+  if (m.lambda_init >= 0.0) c.lambda_init = m.lambda_init;
   return c;
 }
 
@@ -32,27 +42,66 @@ nn::CausalLM new_model(const RunConfig& config) {
   return nn::CausalLM(model_config_of(config));
 }
 
+namespace {
+
+/// Bytes per token that a layer saves for its backward pass, and that one layer's backward pass
+/// takes beside them.
+struct LayerBytes {
+  int64_t saved, working;
+};
+
+LayerBytes layer_bytes(const RunConfig& config) {
+  const RunConfig::Model& m = config.model;
+  const bool mixed = config.train.dtype == "bfloat16";
+  const bool gpu = config.train.device != "cpu";
+  const int64_t hidden = m.hidden_size, inner = m.intermediate_size;
+  const int64_t heads = m.num_attention_heads * m.head_dim, kv = m.num_key_value_heads * m.head_dim;
+  const int64_t bytes = mixed ? 2 : 4;
+  // The residual stream before and after the attention, in float32; both norms' results; q, k, v;
+  // the attention's result and, of differential heads, what it was made of.
+  const int64_t parts = m.attention == "transformer" ? 1 : 3;
+  const int64_t rest = mixed && gpu && parts == 3 ? 2 * heads : 0;  // a byte of each rounding
+  const int64_t attention =
+      2 * hidden * 4 + bytes * (2 * hidden + heads + 2 * kv + parts * heads) + rest;
+  // gate, up, their product; silu(gate) where it is torch's.
+  const int64_t feed_forward = bytes * inner * (mixed && !gpu ? 4 : 3);
+  // Gradients of the feed-forward layer's three wide tensors and of the residual stream; on a GPU
+  // the norms' float32 rows and the attention's workspace count too (fitted to measurements).
+  const int64_t gradients = bytes * 3 * inner + 2 * hidden * 4;
+  return {attention + feed_forward, gradients + (gpu ? 14 * hidden * 4 + 6 * heads * bytes : 0)};
+}
+
+}  // namespace
+
 MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count) {
   const RunConfig::Model& m = config.model;
+  const bool mixed = config.train.dtype == "bfloat16";
+  const bool gpu = config.train.device != "cpu";
   const int64_t tokens = config.train.batch_size * config.train.seq_len;
-  const int64_t activation_bytes = config.train.dtype == "bfloat16" ? 2 : 4;
-  const int64_t heads = m.num_attention_heads * m.head_dim;
-  const int64_t kv = m.num_key_value_heads * m.head_dim;
-  // Per token and layer: both norms' inputs and outputs; q, k before and after rotation, v; output
-  // of the attention and, for differential heads, its second map; gate, up and their product.
-  const int64_t layer = 4 * m.hidden_size + 2 * heads + 2 * kv + kv + 2 * heads + m.hidden_size +
-                        4 * m.intermediate_size;
-  const int64_t layers = config.train.activation_checkpointing ? 1 : m.num_hidden_layers;
-  const int64_t inputs = config.train.activation_checkpointing ? m.num_hidden_layers : 0;
+  const LayerBytes layer = layer_bytes(config);
+  const int64_t hidden_rows = tokens * m.hidden_size * 4;
+  const int64_t head = m.vocab_size * m.hidden_size * 4;
   MemoryEstimate estimate;
-  estimate.parameters = parameter_count * 4;
-  estimate.gradients = parameter_count * 4;
+  estimate.parameters = parameter_count * (mixed ? 6 : 4);
   estimate.optimizer = parameter_count * 8;
-  estimate.activations =
-      tokens * (layer * layers * activation_bytes + (inputs + 3) * m.hidden_size * 4);
-  const int64_t chunk =
-      std::min(nn::CrossEntropyOptions().chunk_bytes(), tokens * m.vocab_size * int64_t{4});
-  estimate.logits = 2 * chunk + m.vocab_size * m.hidden_size * 4;
+  estimate.gradients = parameter_count * 4 + tokens * layer.working;
+  estimate.activations = config.train.activation_checkpointing
+                             ? m.num_hidden_layers * hidden_rows + tokens * layer.saved
+                             : m.num_hidden_layers * tokens * layer.saved;
+  estimate.activations += 2 * hidden_rows;  // before and after the last norm
+  const int64_t chunk = std::min(nn::default_chunk_bytes(torch::Device(config.train.device)),
+                                 tokens * m.vocab_size * int64_t{4});
+  // Logits and their softmax, in mixed precision each twice; gradients of hidden states and head.
+  const int64_t loss = (mixed ? 3 : 2) * chunk + hidden_rows + head;
+  const int64_t backward = 2 * head + 2 * hidden_rows + tokens * layer.working;
+  estimate.working = std::max(loss, backward);
+  if (gpu) return estimate;
+  estimate.runtime = kRuntimeBytes;
+  // With activation checkpointing the program keeps large blocks out of the heap.
+  const int64_t needed = estimate.total() - kRuntimeBytes;
+  if (!config.train.activation_checkpointing) {
+    estimate.runtime += needed * kHeapWastePercent / 100;
+  }
   return estimate;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/train/run.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <sys/resource.h>
 
 #include <cmath>
@@ -51,8 +52,14 @@ std::string state_text(const Progress& progress, const std::string& position) {
   return json.dump(2) + "\n";
 }
 
-/// Peak resident memory of the process in MiB.
-double peak_memory() {
+/// Peak memory in MiB: what torch allocated on a GPU, else resident memory of the process.
+double peak_memory(torch::Device device) {
+  if (!device.is_cpu()) {
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto stats =
+        c10::getDeviceAllocator(device.type())->getDeviceStats(std::max<int>(0, device.index()));
+    return static_cast<double>(stats.allocated_bytes[kAll].peak) / (1 << 20);
+  }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<double>(usage.ru_maxrss) / 1024.0;
@@ -66,6 +73,10 @@ std::string read_run_file(const std::string& folder) {
 
 Run::Run(const std::string& folder, const RunConfig& config, nn::CausalLM model,
          std::vector<std::pair<std::string, std::string>> extra_files)
+    : Run(folder, config, language_model(std::move(model)), std::move(extra_files)) {}
+
+Run::Run(const std::string& folder, const RunConfig& config, std::shared_ptr<TaskModel> model,
+         std::vector<std::pair<std::string, std::string>> extra_files)
     : folder_(folder),
       lock_(folder),
       config_(config),
@@ -75,7 +86,7 @@ Run::Run(const std::string& folder, const RunConfig& config, nn::CausalLM model,
 
 void Run::save(const BatchSource& train) {
   checkpoints_.save(trainer_.progress.step, [&](const std::string& folder) {
-    save_causal_lm(folder, *trainer_.model());
+    trainer_.task().save(folder);
     write_tensor_file(folder + kOptimizerFile, trainer_.optimizer().state());
     write_tensor_file(folder + kRandomFile, random_state(torch::Device(config_.train.device)));
     io::write_text(folder + kStateFile, state_text(trainer_.progress, train.position()));
@@ -106,7 +117,7 @@ void Run::save_model() {
   const std::string temporary = folder_ + "/.writing-model";
   fs::remove_all(temporary);
   fs::create_directories(temporary);
-  save_causal_lm(temporary, *trainer_.model());
+  trainer_.task().save(temporary);
   for (const auto& [name, text] : extra_files_) io::write_text(temporary + "/" + name, text);
   sync_folder(temporary);
   replace_folder(temporary, model_folder());
@@ -119,7 +130,7 @@ void Run::log_statistics(BatchSource& source) {
   const Batch batch = source.next();
   source.seek(here);
   metrics_->write(trainer_.progress.step,
-                  attention_statistics(*trainer_.model(), batch, config_.train.dtype));
+                  attention_statistics(trainer_.task(), batch, config_.train.dtype));
 }
 
 void Run::evaluate(BatchSource& valid, const RunEvents& events) {
@@ -127,11 +138,13 @@ void Run::evaluate(BatchSource& valid, const RunEvents& events) {
   trainer_.model()->eval();
   Evaluation result;
   for (int64_t i = 0; i < config_.train.eval_batches; ++i) {
-    result += train::evaluate(*trainer_.model(), valid.next(), config_.train.dtype);
+    result += train::evaluate(trainer_.task(), valid.next(), config_.train.dtype);
   }
   valid.seek(here);
   Progress& progress = trainer_.progress;
-  const bool best = result.loss() < progress.best_valid_loss;
+  // A saved model computes with lambda whole, so one of the warm-up would be another.
+  const bool whole = progress.step > config_.train.lambda_warmup_steps;
+  const bool best = whole && result.loss() < progress.best_valid_loss;
   if (best) {
     progress.best_valid_loss = result.loss();
     save_model();
@@ -149,8 +162,9 @@ void Run::log(const StepReport& report) {
                    {"learning_rate", report.learning_rate},
                    {"tokens", static_cast<double>(trainer_.progress.tokens)},
                    {"tokens_per_second", static_cast<double>(report.tokens) / report.seconds},
+                   {"model_flop_utilisation", report.utilisation},
                    {"skipped", static_cast<double>(trainer_.progress.skipped)},
-                   {"memory_mib", peak_memory()}});
+                   {"memory_mib", peak_memory(torch::Device(config_.train.device))}});
 }
 
 Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events) {

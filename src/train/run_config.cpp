@@ -11,11 +11,14 @@
 #include <numeric>
 #include <variant>
 
+#include "train/sections.h"
+
 namespace diffattn::train {
 namespace {
 
 constexpr double kHuge = std::numeric_limits<double>::max();
 constexpr int64_t kMany = int64_t{1} << 40;
+constexpr int64_t kTaskMost = int64_t{1} << 24;
 
 struct IntField {
   int64_t* value;
@@ -39,7 +42,7 @@ std::vector<Field> fields(RunConfig& c) {
   auto& d = c.data;
   auto& t = c.train;
   return {
-      {"task", TextField{&c.task, {"lm"}}},
+      {"task", TextField{&c.task, {"lm", "needle", "recall", "classify", "summarize"}}},
       {"seed", IntField{&c.seed, 0, std::numeric_limits<int64_t>::max()}},
       {"model.attention", TextField{&m.attention, {}}},
       {"model.vocab_size", IntField{&m.vocab_size, 0, 1 << 24}},
@@ -55,11 +58,46 @@ std::vector<Field> fields(RunConfig& c) {
       {"model.initializer_range", DoubleField{&m.initializer_range, 0.0, 10.0}},
       {"model.lambda_std_dev", DoubleField{&m.lambda_std_dev, 0.0, 10.0}},
       {"model.tie_word_embeddings", &m.tie_word_embeddings},
+      {"model.head_norm", &m.head_norm},
+      {"model.lambda_init", DoubleField{&m.lambda_init, -1.0, 10.0}},
       {"data.train", TextField{&d.train, {}}},
       {"data.valid", TextField{&d.valid, {}}},
       {"data.valid_fraction", DoubleField{&d.valid_fraction, 0.0, 0.5}},
       {"data.tokenizer", TextField{&d.tokenizer, {}}},
       {"data.skip_bad", &d.skip_bad},
+      {"needle.length", IntField{&c.needle.length, 2, kTaskMost}},
+      {"needle.needles", IntField{&c.needle.needles, 1, kTaskMost}},
+      {"needle.min_needles", IntField{&c.needle.min_needles, 0, kTaskMost}},
+      {"needle.asked", IntField{&c.needle.asked, 1, kTaskMost}},
+      {"needle.questions", IntField{&c.needle.questions, 1, kTaskMost}},
+      {"needle.keys", IntField{&c.needle.keys, 1, kTaskMost}},
+      {"needle.values", IntField{&c.needle.values, 2, kTaskMost}},
+      {"needle.noise", IntField{&c.needle.noise, 1, kTaskMost}},
+      {"curriculum.steps", IntField{&c.curriculum.steps, 0, kMany}},
+      {"curriculum.length", IntField{&c.curriculum.length, 2, kTaskMost}},
+      {"recall.pairs", IntField{&c.recall.pairs, 1, kTaskMost}},
+      {"recall.distractors", IntField{&c.recall.distractors, 0, kTaskMost}},
+      {"recall.questions", IntField{&c.recall.questions, 1, kTaskMost}},
+      {"recall.key_parts", IntField{&c.recall.key_parts, 1, kTaskMost}},
+      {"recall.values", IntField{&c.recall.values, 2, kTaskMost}},
+      {"classify.backbone", TextField{&c.classify.backbone, {"decoder", "encoder"}}},
+      {"classify.pooling", TextField{&c.classify.pooling, {"cls", "last", "mean"}}},
+      {"classify.head_size", IntField{&c.classify.head_size, 0, 1 << 20}},
+      {"classify.dropout", DoubleField{&c.classify.dropout, 0.0, 0.99}},
+      {"classify.class_weights", TextField{&c.classify.class_weights, {"none", "balanced"}}},
+      {"classify.classes", IntField{&c.classify.text.classes, 2, 1 << 16}},
+      {"classify.length", IntField{&c.classify.text.length, 1, kTaskMost}},
+      {"classify.signal", IntField{&c.classify.text.signal, 1, kTaskMost}},
+      {"classify.misleading", IntField{&c.classify.text.misleading, 0, kTaskMost}},
+      {"classify.words_per_class", IntField{&c.classify.text.words_per_class, 1, 1 << 16}},
+      {"classify.noise", IntField{&c.classify.text.noise, 1, kTaskMost}},
+      {"summarize.decoder_layers", IntField{&c.summarize.decoder_layers, 0, 4096}},
+      {"summarize.max_summary", IntField{&c.summarize.max_summary, 1, kTaskMost}},
+      {"summarize.sentences", IntField{&c.summarize.select.sentences, 1, 1 << 16}},
+      {"summarize.selected", IntField{&c.summarize.select.selected, 1, 1 << 16}},
+      {"summarize.words", IntField{&c.summarize.select.words, 1, 1 << 16}},
+      {"summarize.cues", IntField{&c.summarize.select.cues, 2, 1 << 16}},
+      {"summarize.vocabulary", IntField{&c.summarize.select.vocabulary, 1, kTaskMost}},
       {"train.steps", IntField{&t.steps, 1, kMany}},
       {"train.batch_size", IntField{&t.batch_size, 1, 1 << 20}},
       {"train.accumulate", IntField{&t.accumulate, 1, 1 << 20}},
@@ -68,6 +106,7 @@ std::vector<Field> fields(RunConfig& c) {
       {"train.final_fraction", DoubleField{&t.final_fraction, 0.0, 1.0}},
       {"train.warmup_steps", IntField{&t.warmup_steps, -1, kMany}},
       {"train.schedule", TextField{&t.schedule, {"cosine", "linear", "constant"}}},
+      {"train.lambda_warmup_steps", IntField{&t.lambda_warmup_steps, 0, kMany}},
       {"train.beta1", DoubleField{&t.beta1, 0.0, 0.999999}},
       {"train.beta2", DoubleField{&t.beta2, 0.0, 0.999999}},
       {"train.eps", DoubleField{&t.eps, 0.0, 1.0}},
@@ -86,6 +125,7 @@ std::vector<Field> fields(RunConfig& c) {
       {"train.stats_every", IntField{&t.stats_every, 0, kMany}},
       {"train.checkpoint_every", IntField{&t.checkpoint_every, 1, kMany}},
       {"train.keep_checkpoints", IntField{&t.keep_checkpoints, 2, 1 << 20}},
+      {"train.peak_tflops", DoubleField{&t.peak_tflops, 0.0, 1e9}},
       {"train.max_skipped_steps", IntField{&t.max_skipped_steps, 1, kMany}},
   };
 }
@@ -140,6 +180,14 @@ struct Setter {
       throw ConfigError(
           fmt::format("{}: expected one of {}, got '{}'", key, fmt::join(f.choices, ", "), text));
     }
+    const auto unwritable = [](unsigned char c) {
+      return (c < 0x20 && c != '\n' && c != '\t' && c != '\r') || c == 0x7f;
+    };
+    if (const auto at = std::ranges::find_if(text, unwritable); at != text.end()) {
+      throw ConfigError(
+          fmt::format("{}: expected text, got the control character {:#04x} at byte {}", key,
+                      static_cast<int>(*at), at - text.begin()));
+    }
     *f.value = text;
   }
   void operator()(bool* value) const {
@@ -154,8 +202,14 @@ struct Setter {
 std::string toml_string(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
+    switch (c) {
+      case '"': out += "\\\""; break;
+      case '\\': out += "\\\\"; break;
+      case '\n': out += "\\n"; break;
+      case '\t': out += "\\t"; break;
+      case '\r': out += "\\r"; break;
+      default: out += c;
+    }
   }
   return out + "\"";
 }
@@ -169,6 +223,15 @@ struct Printer {
 
 void require(bool holds, const std::string& message) {
   if (!holds) throw ConfigError(message);
+}
+
+/// The first haystacks must hold as many needles and may not be longer than the others.
+void check_curriculum(int64_t length, data::NeedleOptions needle) {
+  require(length <= needle.length,
+          fmt::format("curriculum.length: expected at most needle.length = {}, got {}",
+                      needle.length, length));
+  needle.length = length;
+  with_section("curriculum", [&] { return data::needle_task(needle); });
 }
 
 }  // namespace
@@ -199,11 +262,25 @@ void RunConfig::resolve() {
                       "got {}",
                       m.num_attention_heads, m.num_key_value_heads));
   if (m.intermediate_size == 0) m.intermediate_size = (m.hidden_size * 8 / 3 + 63) / 64 * 64;
+  if (task == "needle") {
+    train.seq_len = with_section("needle", [&] { return data::needle_task(needle)->length(); });
+    if (curriculum.steps > 0) check_curriculum(curriculum.length, needle);
+  }
+  if (task == "recall") {
+    train.seq_len = with_section("recall", [&] { return data::recall_task(recall)->length(); });
+  }
+  if (task == "classify" && data.train.empty()) train.seq_len = classify.text.length;
+  if (task == "summarize" && data.train.empty()) {
+    train.seq_len = summarize.select.sentences * (summarize.select.words + 2);
+  }
   if (m.max_position_embeddings == 0) m.max_position_embeddings = train.seq_len;
   require(!train.activation_checkpointing ||
               (train.sparsity_weight == 0.0 && train.focus_weight == 0.0),
           "train.activation_checkpointing: expected false with train.sparsity_weight or "
           "train.focus_weight, which read what the layers computed, got true");
+  require(train.lambda_warmup_steps < train.steps,
+          fmt::format("train.lambda_warmup_steps: expected fewer than train.steps ({}), got {}",
+                      train.steps, train.lambda_warmup_steps));
   if (train.warmup_steps < 0) train.warmup_steps = std::min<int64_t>(100, train.steps / 20);
 }
 

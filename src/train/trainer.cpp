@@ -27,34 +27,38 @@ Schedule schedule_of(const RunConfig::Train& t) {
           .decay = decay_from_name(t.schedule)};
 }
 
-nn::CausalLM on_device(nn::CausalLM model, torch::Device device, bool checkpointing) {
-  model->to(device);
-  model->train();
-  model->model->checkpoint_activations(checkpointing);
+std::shared_ptr<TaskModel> on_device(std::shared_ptr<TaskModel> model, torch::Device device,
+                                     bool checkpointing) {
+  model->module()->to(device);
+  model->module()->train();
+  model->checkpoint_activations(checkpointing);
   return model;
 }
 
 }  // namespace
 
 Trainer::Trainer(nn::CausalLM model, const RunConfig& config)
+    : Trainer(language_model(std::move(model)), config) {}
+
+Trainer::Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config)
     : config_(config),
       device_(config.train.device),
       model_(on_device(std::move(model), device_, config.train.activation_checkpointing)),
-      optimizer_(*model_, {config.train.beta1, config.train.beta2, config.train.eps,
-                           config.train.weight_decay}),
-      schedule_(schedule_of(config.train)) {}
+      optimizer_(*model_->module(), {config.train.beta1, config.train.beta2, config.train.eps,
+                                     config.train.weight_decay}),
+      schedule_(schedule_of(config.train)),
+      flops_(*model_->module(), model_->config()),
+      peak_flops_(config.train.peak_tflops > 0.0 ? config.train.peak_tflops * 1e12
+                                                 : product_speed(device_, config.train.dtype)) {}
 
 Trainer::Loss Trainer::loss_of(const Batch& batch) {
   const RunConfig::Train& t = config_.train;
   const MixedPrecision region(device_, t.dtype);
   const bool penalized = t.sparsity_weight != 0.0 || t.focus_weight != 0.0;
   std::vector<nn::AttentionTrace> traces;
-  nn::DecoderInput input = batch.model_input();
-  if (penalized && torch::GradMode::is_enabled()) input.traces = &traces;
-  const nn::DecoderOutput output = model_->forward(input);
-  const nn::TokenLoss loss = nn::linear_cross_entropy(
-      output.last, model_->head_weight(), batch.labels,
-      nn::CrossEntropyOptions().label_smoothing(t.label_smoothing).z_loss(t.z_loss));
+  const nn::TokenLoss loss = model_->loss(
+      batch, nn::CrossEntropyOptions().label_smoothing(t.label_smoothing).z_loss(t.z_loss),
+      penalized && torch::GradMode::is_enabled() ? &traces : nullptr);
   Tensor value = loss.mean;
   if (!traces.empty()) {
     const nn::AttentionPenalty penalty = nn::attention_penalty(traces);
@@ -63,24 +67,41 @@ Trainer::Loss Trainer::loss_of(const Batch& batch) {
   return {value, loss.count};
 }
 
+/// lambda is 0 in the first update and itself after the last of the warm-up.
+void Trainer::warm_up_lambda() {
+  const int64_t steps = config_.train.lambda_warmup_steps;
+  if (steps == 0 || progress.step > steps) return;
+  nn::scale_lambda(*model_->module(),
+                   static_cast<double>(progress.step) / static_cast<double>(steps));
+}
+
 StepReport Trainer::step(BatchSource& source) {
   const auto start = std::chrono::steady_clock::now();
   const RunConfig::Train& t = config_.train;
   StepReport report;
   report.learning_rate = schedule_.at(progress.step);
-  model_->train();
+  model_->module()->train();
   optimizer_.zero_grad();
+  warm_up_lambda();
+  Tensor sums = torch::zeros({2}, torch::TensorOptions().device(device_).dtype(torch::kFloat64));
   for (int64_t micro = 0; micro < t.accumulate; ++micro) {
-    const Loss loss = loss_of(source.next().to(device_));
+    const Batch batch = source.next();
+    report.flops += flops_.training(batch);
+    const Loss loss = loss_of(batch.to(device_));
     (loss.value / static_cast<double>(t.accumulate)).backward();
-    report.loss += loss.value.item<double>() / static_cast<double>(t.accumulate);
-    report.tokens += loss.count.item<int64_t>();
+    sums += torch::stack({loss.value.detach().to(torch::kFloat64), loss.count.to(torch::kFloat64)});
   }
   const Tensor norm = optimizer_.gradient_norm();
-  report.gradient_norm = norm.item<double>();
+  // The one place where the host waits for the device.
+  const Tensor read = torch::cat({sums, norm.to(torch::kFloat64).reshape({1})}).to(torch::kCPU);
+  report.loss = read[0].item<double>() / static_cast<double>(t.accumulate);
+  report.tokens = read[1].item<int64_t>();
+  report.gradient_norm = read[2].item<double>();
   report.skipped = !std::isfinite(report.loss) || !std::isfinite(report.gradient_norm);
   if (!report.skipped) {
-    if (t.clip_norm > 0.0) optimizer_.clip_gradients(norm, t.clip_norm);
+    if (t.clip_norm > 0.0 && report.gradient_norm > t.clip_norm) {
+      optimizer_.clip_gradients(norm, t.clip_norm);
+    }
     optimizer_.step(report.learning_rate);
   }
   ++progress.step;
@@ -89,6 +110,7 @@ StepReport Trainer::step(BatchSource& source) {
   progress.skipped_in_row = report.skipped ? progress.skipped_in_row + 1 : 0;
   report.step = progress.step;
   report.seconds = seconds_since(start);
+  report.utilisation = report.flops / report.seconds / peak_flops_;
   return report;
 }
 

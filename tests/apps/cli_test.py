@@ -6,7 +6,8 @@ import subprocess
 import unittest
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
-VERBS = ("info", "selftest", "bench", "train", "eval", "generate")
+VERBS = ("info", "selftest", "bench", "train", "eval", "generate", "convert", "classify", "compare",
+         "summarize")
 
 
 def run(*arguments, **kwargs):

@@ -78,6 +78,20 @@ class Training(unittest.TestCase):
                      "checkpoints/step-24/state.json", "model/model.safetensors"):
             self.assertEqual((self.whole / name).read_bytes(), (run / name).read_bytes(), name)
 
+    def test_the_estimate_of_memory_is_near_what_a_run_takes(self):
+        out = self.folder / "memory"
+        sizes = ["--set", "model.hidden_size=256", "--set", "model.num_hidden_layers=4",
+                 "--set", "train.batch_size=4", "--set", "train.seq_len=512",
+                 "--set", "train.eval_every=0", "--set", "train.steps=2"]
+        told = program("train", "--config", self.config, "--dry-run", "--json", *sizes)
+        self.assertEqual(told.returncode, 0, told.stderr)
+        estimate = json.loads(told.stdout)["memory_bytes"] / 2**20
+        result = program("train", "--config", self.config, "--out", out, *sizes)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+        measured = json.loads(lines[-1])["memory_mib"]
+        self.assertLess(abs(estimate / measured - 1), 0.1, f"{estimate} MiB told, {measured} taken")
+
     def test_run_folder_has_what_is_promised(self):
         self.assertEqual(self.report["outcome"], "done")
         self.assertEqual(self.report["step"], 24)

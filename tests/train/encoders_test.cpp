@@ -17,7 +17,7 @@
 #include "diffattn/train/model_folder.h"
 #include "io/test_files.h"
 
-namespace diffattn::train {
+namespace diffattn::train::encoders_test {
 namespace {
 
 using io::testing::TempFolder;
@@ -240,7 +240,7 @@ TEST(EncoderDecoder, RecomputationGivesTheSameGradients) {
   torch::manual_seed(10);
   nn::EncoderDecoder model(tiny_config(nn::ModelKind::kEncoderDecoder, "diffllama"));
   const auto plain = gradients_of(model, false), again = gradients_of(model, true);
-  for (size_t i = 0; i < plain.size(); ++i) EXPECT_LT(distance(plain[i], again[i]), 1e-6) << i;
+  for (size_t i = 0; i < plain.size(); ++i) EXPECT_LT(distance(plain[i], again[i]), 1e-5) << i;
 }
 
 TEST(Stack, RefusesTracesOfRecomputedBlocks) {
@@ -334,4 +334,4 @@ TEST(ModelFolder, EncodersAndEncoderDecodersRoundTrip) {
 }
 
 }  // namespace
-}  // namespace diffattn::train
+}  // namespace diffattn::train::encoders_test

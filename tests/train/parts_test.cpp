@@ -10,6 +10,7 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
+#include "diffattn/io/settings.h"
 #include "diffattn/train/adamw.h"
 #include "diffattn/train/checkpoints.h"
 #include "diffattn/train/event_file.h"
@@ -126,6 +127,48 @@ TEST(RunConfig, SetsAndRefuses) {
   EXPECT_EQ(message("train.schedule", "exp"),
             "train.schedule: expected one of cosine, linear, constant, got 'exp'");
   EXPECT_NE(message("model.tie_word_embeddings", "1").find("true or false"), std::string::npos);
+  EXPECT_EQ(message("data.train", "a\x1b[0m"),
+            "data.train: expected text, got the control character 0x1b at byte 1");
+}
+
+TEST(RunConfig, TextsComeBackFromRunFiles) {
+  const std::string odd = "a \"b\" \\n c\nd\te\rf = 'g' # \xc3\xa9";
+  RunConfig config, again;
+  config.set("data.train", odd);
+  for (const io::Setting& setting : io::parse_settings(config.to_toml(), "config.toml")) {
+    again.set(setting.key, setting.value);
+  }
+  EXPECT_EQ(again.data.train, odd);
+  EXPECT_EQ(again.to_toml(), config.to_toml());
+}
+
+TEST(RunConfig, NamesTheKeysOfTasksThatCannotBe) {
+  const auto message = [](std::vector<std::pair<std::string, std::string>> settings) {
+    RunConfig config;
+    config.set_all(settings);
+    try {
+      config.resolve();
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was thrown");
+  };
+  EXPECT_TRUE(message({{"task", "needle"}, {"needle.needles", "5000"}, {"needle.length", "100"}})
+                  .starts_with("needle.length: expected a number in [10000, "));
+  EXPECT_TRUE(message({{"task", "needle"},
+                       {"needle.needles", "4"},
+                       {"needle.length", "100"},
+                       {"curriculum.steps", "1"},
+                       {"curriculum.length", "2"}})
+                  .starts_with("curriculum.length: expected a number in [8, "));
+  const auto longer = [&](const std::string& steps) {
+    return message({{"task", "needle"},
+                    {"needle.length", "100"},
+                    {"curriculum.steps", steps},
+                    {"curriculum.length", "101"}});
+  };
+  EXPECT_EQ(longer("1"), "curriculum.length: expected at most needle.length = 100, got 101");
+  EXPECT_EQ(longer("0"), "nothing was thrown");
 }
 
 TEST(RunConfig, ResolvesSizesAndNamesContradictions) {

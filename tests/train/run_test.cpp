@@ -213,5 +213,54 @@ TEST(Run, AttentionPenaltyChangesTheLossOnlyWhenAskedFor) {
   EXPECT_LT(with, without + 0.5);
 }
 
+TEST(Run, LambdaWarmsUpFromZero) {
+  RunConfig config = small_run(8);
+  config.set("train.lambda_warmup_steps", "4");
+  config.set("train.learning_rate", "0");
+  nn::CausalLM model = new_model(config);
+  const auto lambda = [&] {
+    const torch::NoGradGuard no_grad;
+    std::vector<nn::AttentionTrace> traces;
+    nn::DecoderInput input;
+    input.ids = torch::arange(5).unsqueeze(0);
+    input.traces = &traces;
+    model->forward(input);
+    return traces[1].calls[0].lambda.item<double>();
+  };
+  const double full = lambda();
+  Trainer trainer(model, config);
+  Counting source(3);
+  for (const double factor : {0.0, 0.25, 0.5, 0.75, 1.0, 1.0}) {
+    trainer.step(source);
+    EXPECT_NEAR(lambda(), factor * full, 1e-6);
+  }
+}
+
+TEST(Run, LambdaWarmUpEndsBeforeTheRun) {
+  RunConfig config = small_run(8);
+  config.set("train.lambda_warmup_steps", "8");
+  EXPECT_THROW(config.resolve(), ConfigError);
+}
+
+TEST(FlopCounter, CountsMatricesAndVisiblePairs) {
+  const RunConfig config = small_run(1);
+  const nn::CausalLM model = new_model(config);
+  const nn::ModelConfig& c = model->config;
+  const FlopCounter counter(*model, c);
+  const double matrices = 2.0 * (4 * 16 * 16 + 3 * 16 * double(c.intermediate_size)) + 13 * 16;
+  Batch rows, packed;
+  rows.ids = torch::zeros({4, 16}, torch::kLong);
+  packed.ids = torch::zeros({64}, torch::kLong);
+  packed.mask.cu_seqlens_q(torch::tensor({0, 60, 64}, torch::kInt));
+  EXPECT_DOUBLE_EQ(counter.training(rows), 6 * matrices * 64 + 2 * 12 * 16 * (4.0 * 16 * 17 / 2));
+  EXPECT_DOUBLE_EQ(counter.training(packed),
+                   6 * matrices * 64 + 2 * 12 * 16 * (60.0 * 61 / 2 + 4.0 * 5 / 2));
+  Trainer trainer(model, config);
+  Counting source(3);
+  const StepReport report = trainer.step(source);
+  EXPECT_GT(report.utilisation, 0.0);
+  EXPECT_LT(report.utilisation, 1.0);
+}
+
 }  // namespace
 }  // namespace diffattn::train::run_test

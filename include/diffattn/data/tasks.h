@@ -54,6 +54,9 @@ struct NeedleOptions {
   /// Where the needle of the first question lies, from 0 (front) to 1; anywhere without it.
   std::optional<double> depth;
   std::int64_t keys = 64, values = 64, noise = 128;  // kinds of tokens
+  /// Each sequence has between min_needles and needles of them; 0: always needles. Fewer needles
+  /// than `asked`: all are asked for.
+  std::int64_t min_needles = 0;
 };
 std::unique_ptr<SequenceTask> needle_task(const NeedleOptions& options);
 
@@ -118,6 +121,22 @@ struct SelectOptions {
   std::int64_t cues = 8, vocabulary = 128;
 };
 std::unique_ptr<ExampleTask> select_task(const SelectOptions& options);
+
+/// Batches of an ExampleTask. Its position is the number of examples.
+class ExampleRows {
+ public:
+  /// batch_size, seed, rank and world_size of options count.
+  ExampleRows(std::shared_ptr<const ExampleTask> task, Split split, const RowOptions& options);
+  ExampleSet next();
+  std::string position() const;
+  void seek(const std::string& position);
+
+ private:
+  std::shared_ptr<const ExampleTask> task_;
+  Split split_;
+  RowOptions options_;
+  std::uint64_t taken_ = 0;
+};
 
 /// Tokens that every generated task has; kinds of its own follow.
 enum TaskToken : std::int64_t {

@@ -10,12 +10,18 @@
 
 namespace diffattn::train {
 
-/// One micro-batch: what a model reads, and the token that should follow each of them.
+/// One micro-batch: what a model reads and what it should say.
 struct Batch {
-  torch::Tensor ids;     // [B, N] int64; packed [total]
-  torch::Tensor labels;  // the same shape; -100: not counted
+  torch::Tensor ids;  // [B, N] int64; packed [total]
+  /// The token that should follow each of `ids`, in their shape; classes [B]; with target_ids
+  /// [B, M], the token that should follow each of those. -100: not counted.
+  torch::Tensor labels;
   nn::AttentionMask mask;
   std::optional<torch::Tensor> positions;
+  /// [n] int64: which labels count, as rows of the flattened ones, where that is known. Only these
+  /// pass through the head.
+  std::optional<torch::Tensor> answer_rows = {};
+  torch::Tensor target_ids = {};  // [B, M] int64: what an encoder-decoder's decoder reads
 
   nn::DecoderInput model_input() const;
   Batch to(torch::Device device) const;

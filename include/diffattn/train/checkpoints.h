@@ -51,7 +51,8 @@ class Checkpoints {
 /// Syncs a folder, so that the names in it survive a power cut.
 void sync_folder(const std::string& folder);
 
-/// Gives a finished folder its name, replacing what is there; afterwards one or the other exists.
+/// Gives a finished folder its name, replacing what is there in one step; where the file system
+/// cannot do that, what was there lies at `target`.old for a moment.
 void replace_folder(const std::string& finished, const std::string& target);
 
 }  // namespace diffattn::train

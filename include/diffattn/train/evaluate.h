@@ -8,6 +8,7 @@
 
 #include "diffattn/nn/decoder.h"
 #include "diffattn/train/batch.h"
+#include "diffattn/train/task_model.h"
 
 namespace diffattn::train {
 
@@ -25,11 +26,14 @@ struct Evaluation {
 
 /// Loss and right answers of a model on one batch, on the model's device, in `dtype` ("float32" or
 /// "bfloat16": mixed precision). The model must be in evaluation mode.
+Evaluation evaluate(TaskModel& model, const Batch& batch, const std::string& dtype);
 Evaluation evaluate(nn::CausalLMImpl& model, const Batch& batch, const std::string& dtype);
 
 using Values = std::vector<std::pair<std::string, double>>;
 
-/// Mean of every attention statistic per layer on one batch, and lambda: "layer.0.focus", ...
+/// Mean of every statistic of `analysis::attention_statistics()` per layer on one batch:
+/// "layer.0.focus", ...; "layer.0.path.1.focus" of a layer's further maps.
+Values attention_statistics(TaskModel& model, const Batch& batch, const std::string& dtype);
 Values attention_statistics(nn::CausalLMImpl& model, const Batch& batch, const std::string& dtype);
 
 }  // namespace diffattn::train

@@ -7,10 +7,13 @@
 #include <string>
 
 #include "diffattn/nn/decoder.h"
+#include "diffattn/nn/encoder.h"
+#include "diffattn/nn/encoder_decoder.h"
 
 /// Models as Hugging Face folders: config.json and model.safetensors (or shards with an index).
-/// Folders with the attentions "diffllama" and "transformer" are what transformers writes and
-/// reads; other attentions of the family have `model_type` "diffattn" and the key `attention`.
+/// Decoders with the attentions "diffllama" and "transformer" are what transformers writes and
+/// reads; other attentions of the family have `model_type` "diffattn", encoders "diff_encoder",
+/// encoder-decoders "diff_encoder_decoder", and these three the key `attention`.
 namespace diffattn::train {
 
 /// Reads `<folder>/config.json`. Every key is checked for type and range; values that would change
@@ -24,9 +27,20 @@ std::string model_config_text(const nn::ModelConfig& config, torch::ScalarType d
 /// The model with its weights, on the CPU, in `dtype` whatever the file has.
 nn::CausalLM load_causal_lm(const std::string& folder, torch::ScalarType dtype = torch::kFloat32);
 
+nn::Encoder load_encoder(const std::string& folder, torch::ScalarType dtype = torch::kFloat32);
+nn::EncoderDecoder load_encoder_decoder(const std::string& folder,
+                                        torch::ScalarType dtype = torch::kFloat32);
+
+/// Copies a folder's weights into any module with the same parameters. Throws io::Error when one is
+/// missing, has another shape, or is too many; nothing has been copied then.
+void load_weights(const std::string& folder, const torch::nn::Module& model,
+                  const nn::ModelConfig& config);
+
 inline constexpr std::uint64_t kDefaultShardBytes = std::uint64_t{50} << 30;  // as transformers
 
 /// Writes config.json and weights into an existing folder, each file complete or not at all.
+void save_model(const std::string& folder, const torch::nn::Module& model,
+                const nn::ModelConfig& config, std::uint64_t max_shard_bytes = kDefaultShardBytes);
 void save_causal_lm(const std::string& folder, const nn::CausalLMImpl& model,
                     std::uint64_t max_shard_bytes = kDefaultShardBytes);
 

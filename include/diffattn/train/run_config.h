@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "diffattn/data/tasks.h"
+
 namespace diffattn::train {
 
 /// A value in a run file, or in `--set`, that cannot be: names the key.
@@ -17,7 +19,7 @@ struct ConfigError : std::invalid_argument {
 /// Everything that decides a run. Keys in a run file are `task`, `seed`, `model.hidden_size` and so
 /// on; those of [model] have the names they have in config.json.
 struct RunConfig {
-  std::string task = "lm";
+  std::string task = "lm";  // lm, needle, recall, classify, summarize
   int64_t seed = 11;
 
   struct Model {
@@ -35,6 +37,8 @@ struct RunConfig {
     double initializer_range = 0.02;
     double lambda_std_dev = 0.1;
     bool tie_word_embeddings = false;
+    bool head_norm = true;      // false: an ablation
+    double lambda_init = -1.0;  // of every layer; -1: as the preset has it
   } model;
 
   struct Data {
@@ -45,6 +49,33 @@ struct RunConfig {
     bool skip_bad = false;
   } data;
 
+  data::NeedleOptions needle;  // generated: task = "needle"
+  data::RecallOptions recall;  // generated: task = "recall"
+
+  /// Needles only: the first `steps` updates see haystacks of `length` tokens, in larger batches of
+  /// as many tokens.
+  struct Curriculum {
+    int64_t steps = 0;
+    int64_t length = 256;
+  } curriculum;
+
+  /// Without data.train the texts are generated.
+  struct Classify {
+    std::string backbone = "decoder";  // or "encoder"
+    std::string pooling = "last";      // of valid tokens; "mean", "cls": the first
+    int64_t head_size = 0;             // of the hidden layer of the head; 0: half of hidden_size
+    double dropout = 0.1;
+    std::string class_weights = "none";  // "balanced": texts / (classes * texts of the class)
+    data::NoisyTextOptions text;
+  } classify;
+
+  /// Without data.train the documents are generated.
+  struct Summarize {
+    int64_t decoder_layers = 0;  // 0: as num_hidden_layers, which the encoder has
+    int64_t max_summary = 256;   // tokens
+    data::SelectOptions select;
+  } summarize;
+
   struct Train {
     int64_t steps = 2000;
     int64_t batch_size = 8;
@@ -54,6 +85,7 @@ struct RunConfig {
     double final_fraction = 0.1;
     int64_t warmup_steps = -1;  // -1: a twentieth of steps, at most 100
     std::string schedule = "cosine";
+    int64_t lambda_warmup_steps = 0;  // lambda grows from 0 to what it is over so many updates
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
     double clip_norm = 1.0;
     double label_smoothing = 0.0, z_loss = 0.0;
@@ -64,6 +96,7 @@ struct RunConfig {
     int64_t eval_every = 200, eval_batches = 16;
     int64_t log_every = 10, stats_every = 0;
     int64_t checkpoint_every = 200, keep_checkpoints = 3;
+    double peak_tflops = 0.0;       // what utilisation refers to; 0: large products, measured
     int64_t max_skipped_steps = 8;  // non-finite updates in a row before the run stops
   } train;
 

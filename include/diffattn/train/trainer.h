@@ -5,12 +5,15 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 
 #include "diffattn/nn/decoder.h"
 #include "diffattn/train/adamw.h"
 #include "diffattn/train/batch.h"
+#include "diffattn/train/flops.h"
 #include "diffattn/train/run_config.h"
 #include "diffattn/train/schedule.h"
+#include "diffattn/train/task_model.h"
 
 namespace diffattn::train {
 
@@ -30,6 +33,8 @@ struct StepReport {
   bool skipped = false;
   int64_t tokens = 0;  // of this update
   double seconds = 0;
+  double flops = 0;        // that the model needs for it, see FlopCounter
+  double utilisation = 0;  // share of what the device can do that went into these
 };
 
 /// Model, optimiser and schedule: one update at a time, on the device and in the type the config
@@ -37,13 +42,15 @@ struct StepReport {
 class Trainer {
  public:
   /// The model is moved to the config's device. The config is resolved.
+  Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config);
   Trainer(nn::CausalLM model, const RunConfig& config);
 
   /// config.train.accumulate micro-batches and one update. When the loss or the gradient is not
   /// finite, parameters and optimiser stay as they were and the report says `skipped`.
   StepReport step(BatchSource& source);
 
-  nn::CausalLM& model() { return model_; }
+  TaskModel& task() { return *model_; }
+  std::shared_ptr<torch::nn::Module> model() { return model_->module(); }
   AdamW& optimizer() { return optimizer_; }
   Progress progress;
 
@@ -53,12 +60,15 @@ class Trainer {
     torch::Tensor count;  // labels that counted
   };
   Loss loss_of(const Batch& batch);
+  void warm_up_lambda();
 
   RunConfig config_;
   torch::Device device_;
-  nn::CausalLM model_;
+  std::shared_ptr<TaskModel> model_;
   AdamW optimizer_;
   Schedule schedule_;
+  FlopCounter flops_;
+  double peak_flops_;
 };
 
 }  // namespace diffattn::train

@@ -26,6 +26,7 @@ class NeedleTask final : public SequenceTask {
     expect_option("needles", o_.needles, 1, kMostOfATask);
     expect_option("length", o_.length, 2 * o_.needles, kMostOfATask);
     expect_option("asked", o_.asked, 1, o_.needles);
+    expect_option("min_needles", o_.min_needles, 0, o_.needles);
     expect_option("questions", o_.questions, 1, kMostOfATask);
     expect_option("keys", o_.keys, o_.needles, kMostOfATask);
     expect_option("values", o_.values, 2, kMostOfATask);
@@ -43,26 +44,30 @@ class NeedleTask final : public SequenceTask {
     for (std::int64_t i = 0; i < o_.length; ++i) {
       sequence.ids.push_back(kTaskTokens + o_.keys + o_.values + draw(random, o_.noise));
     }
-    const std::vector<std::int64_t> keys = draw_different(random, o_.keys, o_.needles);
-    const std::vector<std::int64_t> places = needle_places(random);
-    for (std::int64_t n = 0; n < o_.needles; ++n) {
+    const std::int64_t needles =
+        o_.min_needles == 0 ? o_.needles
+                            : o_.min_needles + draw(random, o_.needles - o_.min_needles + 1);
+    const std::int64_t asked = std::min(o_.asked, needles);
+    const std::vector<std::int64_t> keys = draw_different(random, o_.keys, needles);
+    const std::vector<std::int64_t> places = needle_places(random, needles);
+    for (std::int64_t n = 0; n < needles; ++n) {
       const auto at = static_cast<std::size_t>(places[static_cast<std::size_t>(n)]);
       sequence.ids[at] = kTaskTokens + keys[static_cast<std::size_t>(n)];
       sequence.ids[at + 1] = kTaskTokens + o_.keys + draw(random, o_.values);
     }
     // Needle 0 comes first: it is the one whose depth can be set.
     for (std::int64_t q = 0; q < o_.questions; ++q) {
-      const auto needle = static_cast<std::size_t>(q < o_.asked ? q : draw(random, o_.asked));
+      const auto needle = static_cast<std::size_t>(q < asked ? q : draw(random, asked));
       ask(sequence, {kTaskTokens + keys[needle]}, places[needle] + 1);
     }
     return sequence;
   }
 
   /// Where needles begin: two tokens each, none on another.
-  std::vector<std::int64_t> needle_places(Random& random) const {
+  std::vector<std::int64_t> needle_places(Random& random, std::int64_t needles) const {
     // Among length - needles slots each needle takes one, and behind it everything moves on by one.
-    const std::int64_t slots = o_.length - o_.needles;
-    std::vector<std::int64_t> drawn = draw_different(random, slots, o_.needles);
+    const std::int64_t slots = o_.length - needles;
+    std::vector<std::int64_t> drawn = draw_different(random, slots, needles);
     if (o_.depth) {
       const auto wanted =
           static_cast<std::int64_t>(std::llround(*o_.depth * static_cast<double>(slots - 1)));

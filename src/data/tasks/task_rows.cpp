@@ -6,24 +6,37 @@
 namespace diffattn::data {
 namespace {
 
-constexpr char kKind[] = "task rows";
+constexpr char kSequenceRows[] = "task rows";
+constexpr char kExampleRows[] = "task examples";
 
-std::vector<PositionField> identity(const SequenceTask& task, Split split,
-                                    const RowOptions& options) {
+std::vector<PositionField> rows_identity(const SequenceTask& task, Split split,
+                                         const RowOptions& options) {
   return {{"seed", options.seed},
           {"split", static_cast<std::uint64_t>(split)},
           {"length", static_cast<std::uint64_t>(task.length())},
           {"vocab_size", static_cast<std::uint64_t>(task.vocab_size())}};
 }
 
+std::vector<PositionField> rows_identity(const ExampleTask& task, Split split,
+                                         const RowOptions& options) {
+  return {{"seed", options.seed},
+          {"split", static_cast<std::uint64_t>(split)},
+          {"classes", static_cast<std::uint64_t>(task.classes())},
+          {"vocab_size", static_cast<std::uint64_t>(task.vocab_size())}};
+}
+
+void expect_ranks(const RowOptions& options) {
+  expect_option("batch_size", options.batch_size, 1, kMostOfATask);
+  expect_option("world_size", options.world_size, 1, kMostOfATask);
+  expect_option("rank", options.rank, 0, options.world_size - 1);
+}
+
 }  // namespace
 
 TaskRows::TaskRows(std::shared_ptr<const SequenceTask> task, Split split, const RowOptions& options)
     : task_(std::move(task)), split_(split), options_(options) {
-  expect_option("batch_size", options.batch_size, 1, kMostOfATask);
+  expect_ranks(options);
   expect_option("batch_size times length", options.batch_size * task_->length(), 1, 0x7fffffff);
-  expect_option("world_size", options.world_size, 1, kMostOfATask);
-  expect_option("rank", options.rank, 0, options.world_size - 1);
 }
 
 RowBatch TaskRows::next() {
@@ -44,11 +57,39 @@ RowBatch TaskRows::next() {
 }
 
 std::string TaskRows::position() const {
-  return write_position(kKind, {{"taken", taken_}}, identity(*task_, split_, options_));
+  return write_position(kSequenceRows, {{"taken", taken_}},
+                        rows_identity(*task_, split_, options_));
 }
 
 void TaskRows::seek(const std::string& position) {
-  taken_ = read_position(position, kKind, {"taken"}, identity(*task_, split_, options_)).at(0);
+  taken_ =
+      read_position(position, kSequenceRows, {"taken"}, rows_identity(*task_, split_, options_))
+          .at(0);
+}
+
+ExampleRows::ExampleRows(std::shared_ptr<const ExampleTask> task, Split split,
+                         const RowOptions& options)
+    : task_(std::move(task)), split_(split), options_(options) {
+  expect_ranks(options);
+}
+
+ExampleSet ExampleRows::next() {
+  ExampleSet set = task_->examples(options_.seed, split_, 0, 0);
+  const auto ranks = static_cast<std::uint64_t>(options_.world_size);
+  for (std::int64_t row = 0; row < options_.batch_size; ++row, taken_ += ranks) {
+    set.examples.push_back(
+        task_->example(options_.seed, split_, taken_ + static_cast<std::uint64_t>(options_.rank)));
+  }
+  return set;
+}
+
+std::string ExampleRows::position() const {
+  return write_position(kExampleRows, {{"taken", taken_}}, rows_identity(*task_, split_, options_));
+}
+
+void ExampleRows::seek(const std::string& position) {
+  taken_ = read_position(position, kExampleRows, {"taken"}, rows_identity(*task_, split_, options_))
+               .at(0);
 }
 
 }  // namespace diffattn::data

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_model.h"
+
+#include <torch/torch.h>
+
+#include "diffattn/nn/presets.h"
+
+namespace diffattn::app {
+
+train::RunConfig BenchModel::run_config(const std::string& name, int64_t batch, int64_t seq) const {
+  train::RunConfig config;
+  config.model.attention = name;
+  config.model.vocab_size = vocab;
+  config.model.hidden_size = hidden;
+  config.model.intermediate_size = intermediate;
+  config.model.num_hidden_layers = layers;
+  config.model.num_attention_heads = heads;
+  config.model.num_key_value_heads = kv_heads;
+  config.train.batch_size = batch;
+  config.train.seq_len = seq;
+  config.train.dtype = dtype;
+  config.train.device = device;
+  config.train.warmup_steps = 0;
+  config.resolve();
+  return config;
+}
+
+nlohmann::ordered_json BenchModel::description() const {
+  return {{"hidden_size", hidden},
+          {"intermediate_size", intermediate},
+          {"num_hidden_layers", layers},
+          {"num_attention_heads", heads},
+          {"num_key_value_heads", kv_heads == 0 ? heads : kv_heads},
+          {"vocab_size", vocab},
+          {"dtype", dtype},
+          {"device", device},
+          {"threads", threads}};
+}
+
+void add_bench_model(CLI::App& verb, BenchModel& model) {
+  model.threads = torch::get_num_threads();
+  const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
+  verb.add_option("--attention", model.attention, "Which models (diffllama,transformer)")
+      ->delimiter(',')
+      ->check(CLI::IsMember(nn::preset_names()));
+  verb.add_option("--hidden", model.hidden, "Width (384)")->check(size);
+  verb.add_option("--intermediate", model.intermediate, "Width of the feed-forward layer (1024)")
+      ->check(size);
+  verb.add_option("--layers", model.layers, "Layers (8)")->check(size);
+  verb.add_option("--heads", model.heads, "Heads of the equal-size Transformer (6)")->check(size);
+  verb.add_option("--kv-heads", model.kv_heads, "Its kv heads (as --heads)")->check(size);
+  verb.add_option("--vocab", model.vocab, "Tokens (8192)")->check(size);
+  verb.add_option("--dtype", model.dtype, "float32, or bfloat16: mixed precision")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  verb.add_option("--device", model.device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
+  verb.add_option("--threads", model.threads, "Threads")->check(CLI::Range(1, 1024));
+}
+
+}  // namespace diffattn::app

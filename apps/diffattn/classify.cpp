@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// diffattn classify: labels for lines of text.
+
+#include <fmt/core.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "diffattn/data/metrics.h"
+#include "diffattn/ops.h"
+#include "diffattn/train/classifier.h"
+#include "line_items.h"
+#include "verbs.h"
+
+namespace diffattn::app {
+namespace {
+
+using ClassifyJson = nlohmann::ordered_json;
+
+struct ClassifyOptions {
+  std::string model, input, device = "cpu";
+  int64_t batch_size = 32, top_tokens = 10;
+  bool json = false, explain = false, truncate = false;
+};
+
+constexpr int64_t kMapEntries = int64_t{1} << 22;  // of one map that are held at a time
+
+/// Row `b` of the batch of a call, alone.
+nn::HeadTensors one_text(const nn::HeadTensors& call, int64_t b) {
+  nn::HeadTensors one = call;
+  for (torch::Tensor* t : {&one.q1, &one.q2, &one.k1, &one.k2}) *t = t->narrow(0, b, 1);
+  if (one.lambda.dim() == 3) one.lambda = one.lambda.narrow(0, b, 1);
+  AttentionOptions& o = one.options;
+  if (o.key_starts()) o.key_starts(o.key_starts()->narrow(0, b, 1));
+  if (o.key_lengths()) o.key_lengths(o.key_lengths()->narrow(0, b, 1));
+  if (o.mask() && o.mask()->dim() == 4 && o.mask()->size(0) > 1) {
+    o.mask(o.mask()->narrow(0, b, 1));
+  }
+  return one;
+}
+
+class Classify {
+ public:
+  explicit Classify(const ClassifyOptions& options)
+      : options_(options),
+        model_(train::load_classifier(options.model)),
+        tokenizer_(tokenizer_in(options.model)),
+        confusion_(std::ssize(model_->config.labels)) {
+    model_->to(torch::Device(options.device));
+  }
+
+  int run() {
+    const nn::ModelConfig& config = model_->config;
+    LineItems lines(options_.input, tokenizer_,
+                    {.text_key = "text",
+                     .expected_key = "label",
+                     .max_tokens = config.max_position_embeddings,
+                     .vocab_size = config.vocab_size});
+    std::vector<LineItem> batch;
+    for (LineItem item; lines.next(item);) {
+      check_label(item);
+      batch.push_back(std::move(item));
+      if (std::ssize(batch) == options_.batch_size) flush(batch);
+    }
+    flush(batch);
+    return finish();
+  }
+
+ private:
+  void check_label(LineItem& item) const {
+    const auto& labels = model_->config.labels;
+    if (!item.expected || !item.error.empty()) return;
+    if (std::ranges::find(labels, *item.expected) == labels.end()) {
+      item.error = fmt::format("key 'label': expected one of the model's {} labels, got '{}'",
+                               labels.size(), *item.expected);
+    }
+  }
+
+  /// Labels of a batch, in the order of lines.
+  void flush(std::vector<LineItem>& batch) {
+    std::vector<size_t> good;
+    for (size_t i = 0; i < batch.size(); ++i) {
+      if (batch[i].error.empty()) good.push_back(i);
+    }
+    std::vector<ClassifyJson> results(batch.size());
+    if (!good.empty()) predict(batch, good, results);
+    for (size_t i = 0; i < batch.size(); ++i) {
+      if (!batch[i].error.empty()) {
+        results[i] = {{"line", batch[i].line}, {"error", batch[i].error}};
+      }
+      emit(batch[i], results[i]);
+    }
+    batch.clear();
+  }
+
+  void predict(const std::vector<LineItem>& batch, const std::vector<size_t>& good,
+               std::vector<ClassifyJson>& results) {
+    const torch::NoGradGuard no_grad;
+    const torch::Device device(options_.device);
+    size_t longest = 0;
+    for (const size_t i : good) longest = std::max(longest, batch[i].ids.size());
+    std::vector<int64_t> flat, lengths;
+    for (const size_t i : good) {
+      flat.insert(flat.end(), batch[i].ids.begin(), batch[i].ids.end());
+      flat.resize(flat.size() + longest - batch[i].ids.size(), 0);
+      lengths.push_back(std::ssize(batch[i].ids));
+    }
+    nn::ModelInput input;
+    input.ids =
+        torch::tensor(flat).view({std::ssize(good), static_cast<int64_t>(longest)}).to(device);
+    input.mask.key_lengths(torch::tensor(lengths).to(device));
+    std::vector<nn::AttentionTrace> traces;
+    if (options_.explain) input.traces = &traces;
+    const torch::Tensor chances =
+        model_->forward(input).logits.softmax(-1).to(torch::kCPU, torch::kFloat64);
+    for (size_t row = 0; row < good.size(); ++row) {
+      const auto r = static_cast<int64_t>(row);
+      results[good[row]] = result_of(batch[good[row]], chances[r]);
+      if (options_.explain) {
+        results[good[row]]["tokens"] =
+            explained(batch[good[row]], token_weights(traces.back(), r, lengths[row]));
+      }
+    }
+  }
+
+  ClassifyJson result_of(const LineItem& item, const torch::Tensor& chances) {
+    const auto& labels = model_->config.labels;
+    const auto best = chances.argmax().item<int64_t>();
+    ClassifyJson probabilities = ClassifyJson::object();
+    for (size_t i = 0; i < labels.size(); ++i) {
+      probabilities[labels[i]] = chances[static_cast<int64_t>(i)].item<double>();
+    }
+    ClassifyJson result{{"line", item.line},
+                        {"label", labels[static_cast<size_t>(best)]},
+                        {"probabilities", probabilities}};
+    if (item.truncated()) result["truncated_from"] = item.tokens;
+    if (item.expected) {
+      const auto wanted = std::ranges::find(labels, *item.expected) - labels.begin();
+      result["expected"] = *item.expected;
+      confusion_.add(wanted, best);
+    }
+    return result;
+  }
+
+  /// [N]: what the tokens of text `b` that were pooled took from each token, in the last layer,
+  /// with its sign; mean over heads.
+  torch::Tensor token_weights(const nn::AttentionTrace& layer, int64_t b, int64_t length) const {
+    const nn::HeadTensors h = one_text(layer.calls.front(), b);
+    const std::string& pooling = model_->config.classifier_pooling;
+    const int64_t begin = pooling == "last" ? length - 1 : 0;
+    const int64_t end = pooling == "cls" ? 1 : length;
+    // A block of rows at a time: a whole map is quadratic in the length.
+    const int64_t block = std::max<int64_t>(1, kMapEntries / (h.q1.size(2) * h.k1.size(1)));
+    torch::Tensor sum = torch::zeros({h.k1.size(1)}, torch::kFloat64);
+    for (int64_t row = begin; row < end; row += block) {
+      const auto rows = MapOptions().row_begin(row).row_end(std::min(end, row + block));
+      sum += attention_map(h.q1, h.q2, h.k1, h.k2, h.lambda, h.options, rows)
+                 .select(2, 2)
+                 .mean(1)[0]
+                 .to(torch::kCPU, torch::kFloat64)
+                 .sum(0);  // of [rows, N]
+    }
+    return sum / (end - begin);
+  }
+
+  ClassifyJson explained(const LineItem& item, const torch::Tensor& weights) const {
+    std::vector<std::pair<double, size_t>> all;
+    for (size_t i = 0; i < item.ids.size(); ++i) {
+      all.emplace_back(weights[static_cast<int64_t>(i)].item<double>(), i);
+    }
+    const auto larger = [](const auto& a, const auto& b) {
+      return std::abs(a.first) > std::abs(b.first);
+    };
+    std::ranges::stable_sort(all, larger);
+    all.resize(std::min(all.size(), static_cast<size_t>(options_.top_tokens)));
+    ClassifyJson tokens = ClassifyJson::array();
+    for (const auto& [weight, place] : all) {
+      const auto id = static_cast<io::TokenId>(item.ids[place]);
+      ClassifyJson token{{"index", place}, {"id", id}, {"weight", weight}};
+      if (tokenizer_) token["token"] = tokenizer_->decode({&id, 1}, false);
+      tokens.push_back(std::move(token));
+    }
+    return tokens;
+  }
+
+  void emit(const LineItem& item, const ClassifyJson& result) {
+    if (!item.error.empty()) {
+      fmt::print(stderr, "diffattn: line {}: {}\n", item.line, item.error);
+      ++faults_;
+    } else if (item.truncated() && !options_.truncate) {
+      fmt::print(stderr,
+                 "diffattn: line {}: expected at most {} tokens, got {}: the end was cut off "
+                 "(--truncate says that this is right)\n",
+                 item.line, item.ids.size(), item.tokens);
+      ++faults_;
+    }
+    if (options_.json) {
+      all_.push_back(result);
+    } else {
+      fmt::print("{}\n", result.dump(-1, ' ', false, ClassifyJson::error_handler_t::replace));
+      std::fflush(stdout);
+    }
+  }
+
+  int finish() {
+    ClassifyJson metrics = ClassifyJson::object();
+    if (confusion_.total() > 0) {
+      metrics = {{"labelled", confusion_.total()},
+                 {"accuracy", confusion_.accuracy()},
+                 {"macro_f1", confusion_.macro_f1()}};
+      ClassifyJson table = ClassifyJson::array();
+      for (int64_t label = 0; label < confusion_.classes(); ++label) {
+        ClassifyJson row = ClassifyJson::array();
+        for (int64_t p = 0; p < confusion_.classes(); ++p)
+          row.push_back(confusion_.count(label, p));
+        table.push_back(row);
+      }
+      metrics["confusion"] = table;
+      fmt::print(stderr, "{} labelled lines: accuracy {:.4f}, macro-F1 {:.4f}\n",
+                 confusion_.total(), confusion_.accuracy(), confusion_.macro_f1());
+    }
+    if (options_.json) {
+      const ClassifyJson result{{"results", all_},
+                                {"labels", model_->config.labels},
+                                {"metrics", metrics},
+                                {"faults", faults_}};
+      fmt::print("{}\n", result.dump(2, ' ', false, ClassifyJson::error_handler_t::replace));
+    }
+    if (faults_ > 0) fmt::print(stderr, "diffattn: {} lines with faults\n", faults_);
+    return faults_ > 0 ? 1 : 0;
+  }
+
+  const ClassifyOptions& options_;
+  train::Classifier model_;
+  std::optional<io::Tokenizer> tokenizer_;
+  data::Confusion confusion_;
+  ClassifyJson all_ = ClassifyJson::array();
+  int64_t faults_ = 0;
+};
+
+}  // namespace
+
+Run add_classify(CLI::App& app) {
+  auto options = std::make_shared<ClassifyOptions>();
+  CLI::App* verb = app.add_subcommand("classify", "Label lines of text: JSONL in, JSONL out");
+  verb->add_option("--model", options->model, "folder of a classifier")->required();
+  verb->add_option("--input", options->input,
+                   "lines {\"text\": ...}, with \"label\" to measure; - reads standard input")
+      ->required();
+  verb->add_option("--batch-size", options->batch_size, "texts at a time (32)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+  verb->add_flag("--explain", options->explain,
+                 "also the tokens that attention took most from, with sign");
+  verb->add_option("--top-tokens", options->top_tokens, "how many of them (10)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  verb->add_flag("--truncate", options->truncate, "texts longer than the model are no fault");
+  verb->add_option("--device", options->device, "cpu or cuda (cpu)");
+  verb->add_flag("--json", options->json, "one JSON object on standard output");
+  verb->footer("Example:\n  diffattn classify --model runs/a/model --input in.jsonl --explain");
+  return [options] { return Classify(*options).run(); };
+}
+
+}  // namespace diffattn::app

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// diffattn compare: DIFF and its variants beside the Transformer of equal size.
+
+#include "diffattn/compare/compare.h"
+
+#include <fmt/core.h>
+#include <torch/torch.h>
+
+#include <nlohmann/json.hpp>
+
+#include "diffattn/compare/recipes.h"
+#include "diffattn/compare/results.h"
+#include "diffattn/train/stop_signal.h"
+#include "progress.h"
+#include "run_file.h"
+#include "verbs.h"
+
+namespace diffattn::app {
+namespace {
+
+struct CompareArguments {
+  std::string task, config, out;
+  std::vector<std::string> set, models = {"diffllama", "transformer"};
+  std::vector<int64_t> seeds = {11};
+  std::vector<double> learning_rates;
+  int64_t jobs = 0, samples = 64, threads = 0;
+  bool json = false, keep_models = false, as_given = false;
+};
+
+const std::vector<std::string> kIntroduction{
+    "A differential head computes two softmax maps and subtracts one from the other, so that what "
+    "both look at by mistake cancels.",
+    "A head of the Transformer has one map, which always spreads some of its weight over noise.",
+    "The models here saw the same sequences in the same order; the table has their sizes.",
+};
+
+train::RunConfig base_config(const CompareArguments& arguments) {
+  train::RunConfig config;
+  if (!arguments.config.empty()) {
+    config = load_run_config(arguments.config, {});
+    if (!arguments.task.empty()) config.set("task", arguments.task);
+  } else {
+    config.set_all(compare::recipe(arguments.task.empty() ? "needle" : arguments.task));
+  }
+  set_overrides(config, arguments.set);
+  return config;
+}
+
+/// What to type next, with the reason.
+std::vector<std::string> next_steps(const CompareArguments& arguments) {
+  const std::string task = arguments.task.empty() ? "needle" : arguments.task;
+  std::vector<std::string> steps{
+      "build/release/diffattn compare --task " + task +
+          " --seeds 11,12,13,14,15 --out runs/seeds    # is it luck?",
+      "build/release/diffattn compare --task " + task +
+          " --models transformer,diffllama,diffllama:head_norm=false --out runs/ablation    # "
+          "which "
+          "part does it?",
+      "build/release/diffattn train --config examples/language.toml --out runs/language    # a "
+      "model of your own text"};
+  if (arguments.keep_models && task == "needle" && arguments.models.front() == "diffllama") {
+    steps[1] = fmt::format(
+        "build/release/diffattn analyze --model {}/models/diffllama-seed{}/model --task needle "
+        "--out {}/maps.html    # every map of every head",
+        arguments.out, arguments.seeds.front(), arguments.out);
+  }
+  return steps;
+}
+
+int run_compare(const CompareArguments& arguments) {
+  if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
+  const train::RunConfig base = base_config(arguments);
+  compare::CompareOptions options;
+  for (const std::string& model : arguments.models) {
+    options.models.push_back(compare::contender(model, base));
+  }
+  options.seeds = arguments.seeds;
+  options.jobs = arguments.jobs;
+  options.learning_rates = arguments.learning_rates;
+  options.samples = arguments.samples;
+  options.match_parameters = !arguments.as_given;
+  if (arguments.keep_models && !arguments.out.empty()) {
+    options.models_folder = arguments.out + "/models";
+  }
+  Progress bar("compare", compare::total_steps(options));
+  const train::StopSignal signal;
+  compare::CompareEvents events;
+  events.on_step = [&](const std::string& what) { bar.step(what); };
+  events.on_message = [&](const std::string& line) {
+    bar.clear();
+    fmt::print(stderr, "{}\n", line);
+  };
+  events.on_point = [&](const std::string& run, const compare::CurvePoint& point) {
+    if (bar.shown()) return;
+    fmt::print(stderr, "{} step {}: loss {:.4f}, validation loss {:.4f}, accuracy {:.3f}\n", run,
+               point.step, point.loss, point.valid_loss, point.valid_accuracy);
+  };
+  events.stop = [&] { return signal.received() != 0; };
+  const compare::Comparison comparison = compare::compare(options, events);
+  bar.clear();
+  if (!arguments.out.empty()) {
+    compare::write_results(arguments.out, comparison, kIntroduction, next_steps(arguments));
+  }
+  if (arguments.json) {
+    fmt::print("{}", compare::to_json(comparison));
+    return 0;
+  }
+  fmt::print("{}\n", compare::to_text(comparison));
+  for (const std::string& sentence : compare::verdicts(comparison)) fmt::print("{}\n", sentence);
+  if (!arguments.out.empty()) {
+    fmt::print("\nreport in {}/report.html\nnext:\n", arguments.out);
+    for (const std::string& step : next_steps(arguments)) fmt::print("  {}\n", step);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Run add_compare(CLI::App& app) {
+  auto arguments = std::make_shared<CompareArguments>();
+  CLI::App* verb =
+      app.add_subcommand("compare", "DIFF beside a Transformer of equal size, same data and seed");
+  verb->add_option("--task", arguments->task,
+                   "needle, recall, classify, summarize (needle), or lm with --config");
+  verb->add_option("--config", arguments->config, "run file (TOML) in place of the task's recipe");
+  verb->add_option("--models", arguments->models,
+                   "presets, each with keys of its own: diffllama:head_norm=false "
+                   "(diffllama,transformer)")
+      ->delimiter(',');
+  verb->add_option("--seeds", arguments->seeds, "one run per model and seed (11)")->delimiter(',');
+  verb->add_option("--learning-rates", arguments->learning_rates,
+                   "each model tries these on a seed apart and takes the best for it")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 10.0));
+  verb->add_option("--set", arguments->set, "override a key: train.steps=20")
+      ->allow_extra_args(false);
+  CLI::Option* out =
+      verb->add_option("--out", arguments->out, "folder for report.html, results.json and CSV");
+  verb->add_option("--samples", arguments->samples,
+                   "sequences per number of needles and depth (64)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  verb->add_option("--jobs", arguments->jobs, "runs at a time (one per thread)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+  verb->add_option("--threads", arguments->threads, "threads in all (those of the machine)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+  verb->add_flag("--keep-models", arguments->keep_models, "save trained models in OUT/models")
+      ->needs(out);
+  verb->add_flag("--as-given", arguments->as_given,
+                 "leave widths as they are where parameter counts differ");
+  verb->add_flag("--json", arguments->json, "one JSON object on standard output");
+  verb->footer("Example:\n  diffattn compare --task needle --seeds 11,12,13 --out runs/c");
+  return [arguments] { return run_compare(*arguments); };
+}
+
+}  // namespace diffattn::app

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// diffattn summarize: a summary for each document.
+
+#include <fmt/core.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "diffattn/data/metrics.h"
+#include "diffattn/train/model_folder.h"
+#include "diffattn/train/summarizer.h"
+#include "line_items.h"
+#include "verbs.h"
+
+namespace diffattn::app {
+namespace {
+
+using SummaryJson = nlohmann::ordered_json;
+
+struct SummarizeOptions {
+  std::string model, input, device = "cpu";
+  train::WritingOptions writing;
+  int64_t batch_size = 16;
+  bool json = false, truncate = false;
+};
+
+class Summarize {
+ public:
+  explicit Summarize(const SummarizeOptions& options)
+      : options_(options),
+        model_(train::load_encoder_decoder(options.model)),
+        tokenizer_(tokenizer_in(options.model)) {
+    model_->to(torch::Device(options.device));
+    model_->eval();
+  }
+
+  int run() {
+    LineItems lines(options_.input, tokenizer_,
+                    {.text_key = "document",
+                     .expected_key = "summary",
+                     .max_tokens = model_->config.max_position_embeddings,
+                     .vocab_size = model_->config.vocab_size});
+    std::vector<LineItem> batch;
+    for (LineItem item; lines.next(item);) {
+      batch.push_back(std::move(item));
+      if (std::ssize(batch) == options_.batch_size) flush(batch);
+    }
+    flush(batch);
+    return finish();
+  }
+
+ private:
+  void flush(std::vector<LineItem>& batch) {
+    std::vector<std::vector<int64_t>> sources;
+    for (const LineItem& item : batch) {
+      if (item.error.empty()) sources.push_back(item.ids);
+    }
+    const auto texts = train::write_texts(*model_, sources, options_.writing);
+    size_t next = 0;
+    for (const LineItem& item : batch) {
+      SummaryJson result{{"line", item.line}};
+      if (item.error.empty()) {
+        add_summary(item, texts[next++], result);
+      } else {
+        result["error"] = item.error;
+      }
+      emit(item, result);
+    }
+    batch.clear();
+  }
+
+  void add_summary(const LineItem& item, const std::vector<int64_t>& ids, SummaryJson& result) {
+    std::string text;
+    if (tokenizer_) {
+      text = tokenizer_->decode(std::vector<io::TokenId>(ids.begin(), ids.end()));
+      result["summary"] = text;
+    }
+    result["ids"] = ids;
+    if (item.truncated()) result["truncated_from"] = item.tokens;
+    if (!item.expected || !tokenizer_) return;
+    const data::Rouge r = data::rouge(text, *item.expected);
+    result["rouge1"] = r.rouge1;
+    result["rouge2"] = r.rouge2;
+    result["rouge_l"] = r.rouge_l;
+    sum_ += r;
+    ++measured_;
+  }
+
+  void emit(const LineItem& item, const SummaryJson& result) {
+    if (!item.error.empty()) {
+      fmt::print(stderr, "diffattn: line {}: {}\n", item.line, item.error);
+      ++faults_;
+    } else if (item.truncated() && !options_.truncate) {
+      fmt::print(stderr,
+                 "diffattn: line {}: the model was trained on documents of at most {} tokens, got "
+                 "{}: only its beginning was read (--truncate says that this is right)\n",
+                 item.line, item.ids.size(), item.tokens);
+      ++faults_;
+    }
+    if (options_.json) {
+      all_.push_back(result);
+    } else {
+      fmt::print("{}\n", result.dump(-1, ' ', false, SummaryJson::error_handler_t::replace));
+      std::fflush(stdout);
+    }
+  }
+
+  int finish() {
+    SummaryJson metrics = SummaryJson::object();
+    if (measured_ > 0) {
+      const auto n = static_cast<double>(measured_);
+      metrics = {{"measured", measured_},
+                 {"rouge1", sum_.rouge1 / n},
+                 {"rouge2", sum_.rouge2 / n},
+                 {"rouge_l", sum_.rouge_l / n}};
+      fmt::print(stderr, "{} summaries: ROUGE-1 {:.4f}, ROUGE-2 {:.4f}, ROUGE-L {:.4f}\n",
+                 measured_, sum_.rouge1 / n, sum_.rouge2 / n, sum_.rouge_l / n);
+    }
+    if (options_.json) {
+      const SummaryJson result{{"results", all_}, {"metrics", metrics}, {"faults", faults_}};
+      fmt::print("{}\n", result.dump(2, ' ', false, SummaryJson::error_handler_t::replace));
+    }
+    if (faults_ > 0) fmt::print(stderr, "diffattn: {} lines with faults\n", faults_);
+    return faults_ > 0 ? 1 : 0;
+  }
+
+  const SummarizeOptions& options_;
+  nn::EncoderDecoder model_;
+  std::optional<io::Tokenizer> tokenizer_;
+  data::Rouge sum_;
+  int64_t measured_ = 0, faults_ = 0;
+  SummaryJson all_ = SummaryJson::array();
+};
+
+}  // namespace
+
+Run add_summarize(CLI::App& app) {
+  auto options = std::make_shared<SummarizeOptions>();
+  CLI::App* verb = app.add_subcommand("summarize", "Summarise documents: JSONL in, JSONL out");
+  verb->add_option("--model", options->model, "folder of an encoder-decoder")->required();
+  verb->add_option("--input", options->input,
+                   "lines {\"document\": ...}, with \"summary\" to measure; - reads standard input")
+      ->required();
+  verb->add_option("--max-new-tokens", options->writing.max_new_tokens, "of a summary (256)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  verb->add_option("--beams", options->writing.beams, "1: greedy (1)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+  verb->add_option("--length-penalty", options->writing.length_penalty,
+                   "log-probability is divided by length to this power (1)")
+      ->check(CLI::Range(-10.0, 10.0));
+  verb->add_option("--no-repeat-ngram", options->writing.no_repeat_ngram,
+                   "no run of n tokens twice; 0: off (0)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20));
+  verb->add_option("--batch-size", options->batch_size, "documents at a time (16)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+  verb->add_flag("--truncate", options->truncate, "documents longer than the model are no fault");
+  verb->add_option("--device", options->device, "cpu or cuda (cpu)");
+  verb->add_flag("--json", options->json, "one JSON object on standard output");
+  verb->footer("Example:\n  diffattn summarize --model runs/a/model --input in.jsonl --beams 4");
+  return [options] { return Summarize(*options).run(); };
+}
+
+}  // namespace diffattn::app

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+
+#include "diffattn/compare/compare.h"
+#include "diffattn/train/task_data.h"
+
+namespace diffattn::compare {
+namespace {
+
+std::vector<std::string> parts_of(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(':', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+}  // namespace
+
+Contender contender(const std::string& text, const train::RunConfig& config) {
+  Contender result{text, config};
+  const auto parts = parts_of(text);
+  result.config.set("model.attention", parts.front());
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const size_t equals = parts[i].find('=');
+    if (equals == std::string::npos) {
+      throw train::ConfigError("--models: expected preset:key=value, got '" + text + "'");
+    }
+    const std::string key = parts[i].substr(0, equals);
+    result.config.set(key.find('.') == std::string::npos ? "model." + key : key,
+                      parts[i].substr(equals + 1));
+  }
+  return result;
+}
+
+MeanSpread mean_and_spread(const std::vector<double>& values) {
+  MeanSpread result;
+  if (values.empty()) return {std::nan(""), std::nan("")};
+  for (const double value : values) result.mean += value / static_cast<double>(values.size());
+  double squares = 0;
+  for (const double value : values) squares += (value - result.mean) * (value - result.mean);
+  if (values.size() > 1)
+    result.spread = std::sqrt(squares / static_cast<double>(values.size() - 1));
+  return result;
+}
+
+namespace {
+
+double needle_number(const RunResult& run, const std::string& name) {
+  double sum = 0, weight = 0;
+  const bool count = name.starts_with("needles.");
+  for (const NeedleCell& cell : run.needles) {
+    if (count && name != "needles." + std::to_string(cell.needles)) continue;
+    const double one = name == "answer"             ? cell.answer
+                       : name == "noise"            ? cell.noise
+                       : name == "strongest_answer" ? cell.strongest_answer
+                                                    : static_cast<double>(cell.right);
+    sum += one;
+    weight += count ? static_cast<double>(cell.questions) : 1.0;
+  }
+  return weight == 0 ? std::nan("") : sum / weight;
+}
+
+double outlier_number(const Outliers& outliers, const std::string& what) {
+  if (outliers.median == 0) return std::nan("");
+  return what == "top1" ? outliers.top1 : what == "median" ? outliers.median : std::nan("");
+}
+
+}  // namespace
+
+double number_of(const RunResult& run, const std::string& name) {
+  if (name == "loss") return run.loss;
+  if (name == "valid_loss") return run.valid.loss();
+  if (name == "accuracy") return run.valid.accuracy();
+  for (const auto& [known, value] : run.metrics) {
+    if (known == name) return value;
+  }
+  if (name.starts_with("logits_")) return outlier_number(run.attention_logits, name.substr(7));
+  if (name.starts_with("hidden_")) return outlier_number(run.hidden_states, name.substr(7));
+  return needle_number(run, name);
+}
+
+MeanSpread number_of(const ModelResult& model, const std::string& name) {
+  std::vector<double> values;
+  for (const RunResult& run : model.runs) values.push_back(number_of(run, name));
+  return mean_and_spread(values);
+}
+
+std::vector<std::string> number_names(const Comparison& comparison) {
+  std::vector<std::string> names{"loss", "valid_loss", "accuracy"};
+  const auto add = [&](const std::string& name) {
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  };
+  for (const ModelResult& model : comparison.models) {
+    for (const RunResult& run : model.runs) {
+      for (const auto& [name, value] : run.metrics) add(name);
+      for (const NeedleCell& cell : run.needles) add("needles." + std::to_string(cell.needles));
+    }
+  }
+  for (const char* name : {"answer", "strongest_answer", "noise", "logits_top1", "logits_median",
+                           "hidden_top1", "hidden_median"}) {
+    add(name);
+  }
+  std::erase_if(names, [&](const std::string& name) {
+    return std::ranges::all_of(comparison.models, [&](const ModelResult& model) {
+      return std::isnan(number_of(model, name).mean);
+    });
+  });
+  return names;
+}
+
+}  // namespace diffattn::compare

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "compare/measure.h"
+
+namespace diffattn::compare {
+namespace {
+
+constexpr int64_t kExampleLength = 256;  // of a haystack: longer maps show no more
+
+/// A token of the needle task as it is read by people.
+std::string needle_token(int64_t id, const data::NeedleOptions& options) {
+  const int64_t kind = id - data::kTaskTokens;
+  if (kind < 0) return id == data::kTaskMark ? "?" : "<" + std::to_string(id) + ">";
+  if (kind < options.keys) return "key" + std::to_string(kind);
+  if (kind < options.keys + options.values) return "val" + std::to_string(kind - options.keys);
+  return "n" + std::to_string(kind - options.keys - options.values);
+}
+
+analysis::Sequence named_tokens(const data::TaskSequence& sequence,
+                                const data::NeedleOptions& options) {
+  analysis::Sequence result;
+  result.name = std::to_string(options.needles) + " needles, question about the one in the middle";
+  for (const int64_t id : sequence.ids) result.rows.push_back(needle_token(id, options));
+  const int64_t answer = sequence.questions.front().answer;
+  result.regions.push_back({"answer", "answer", answer - 1, answer + 1});
+  for (int64_t i = 0; i + 1 < options.length; ++i) {
+    const int64_t kind = sequence.ids[static_cast<size_t>(i)] - data::kTaskTokens;
+    if (kind >= 0 && kind < options.keys && i != answer - 1) {
+      result.regions.push_back({"other needle", "other", i, i + 2});
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+void draw_example(std::vector<Trained>& trained, Comparison& comparison) {
+  if (comparison.task != "needle") return;
+  data::NeedleOptions options = trained.front().config.needle;
+  options.length = std::min(options.length, kExampleLength);
+  options.needles = std::min(options.needles, options.length / 2);
+  options.asked = std::min(options.asked, options.needles);
+  options.min_needles = 0;
+  options.questions = 1;
+  options.depth = 0.5;
+  const auto seed = static_cast<uint64_t>(trained.front().config.seed);
+  const data::TaskSequence sequence =
+      data::needle_task(options)->example(seed, data::Split::kValidation, 0);
+  for (size_t i = 0; i < trained.size(); ++i) {
+    const torch::NoGradGuard no_grad;
+    train::TaskModel& model = trained[i].trainer->task();
+    model.module()->eval();
+    train::Batch batch;
+    batch.ids = torch::tensor(sequence.ids).unsqueeze(0);
+    batch.labels = torch::tensor(sequence.labels).unsqueeze(0);
+    train::TaskModel::Traces traces;
+    const train::Predictions made = model.predict(batch.to(model.device()), &traces);
+    const bool right = (made.predicted == made.labels).all().item<bool>();
+    std::vector<analysis::LayerCalls> calls = analysis::calls_of(traces);
+    for (size_t call = 0; call < calls.size(); ++call) {
+      analysis::ModelAttention attention;
+      attention.name = comparison.models[i].name;
+      if (calls.size() > 1) attention.name += ", path " + std::to_string(call + 1);
+      attention.description =
+          std::string(right ? "answers this question rightly" : "answers this question wrongly");
+      attention.sequence = named_tokens(sequence, options);
+      attention.calls = std::move(calls[call]);
+      analysis::describe(attention);
+      comparison.attention.push_back(std::move(attention));
+    }
+  }
+}
+
+}  // namespace diffattn::compare

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/compare/recipes.h"
+
+#include "diffattn/train/run_config.h"
+
+namespace diffattn::compare {
+namespace {
+
+const Settings& small_model() {
+  static const Settings settings{
+      {"model.hidden_size", "64"},
+      {"model.num_hidden_layers", "2"},
+      {"model.num_attention_heads", "8"},
+      {"model.intermediate_size", "128"},
+      {"model.initializer_range", "0.1"},
+      {"train.batch_size", "32"},
+      {"train.learning_rate", "0.003"},
+      {"train.weight_decay", "0.01"},
+      {"train.beta2", "0.98"},
+      {"train.warmup_steps", "50"},
+      {"train.eval_batches", "4"},
+  };
+  return settings;
+}
+
+Settings with(Settings settings, const Settings& more) {
+  settings.insert(settings.end(), more.begin(), more.end());
+  return settings;
+}
+
+}  // namespace
+
+Settings recipe(const std::string& task) {
+  if (task == "lm") return {};
+  if (task == "needle") {
+    return with(small_model(), {{"task", "needle"},
+                                {"needle.length", "64"},
+                                {"needle.needles", "4"},
+                                {"needle.asked", "4"},
+                                {"needle.questions", "8"},
+                                {"needle.keys", "16"},
+                                {"needle.values", "16"},
+                                {"needle.noise", "32"},
+                                {"model.num_attention_heads", "4"},
+                                {"model.rope_theta", "100"},
+                                {"train.learning_rate", "0.005"},
+                                {"train.steps", "3000"},
+                                {"train.eval_every", "100"}});
+  }
+  if (task == "recall") {
+    return with(small_model(), {{"task", "recall"},
+                                {"recall.pairs", "8"},
+                                {"recall.key_parts", "16"},
+                                {"recall.values", "16"},
+                                {"train.steps", "2000"},
+                                {"train.eval_every", "100"}});
+  }
+  if (task == "classify") {
+    return with(small_model(),
+                {{"task", "classify"}, {"train.steps", "600"}, {"train.eval_every", "50"}});
+  }
+  if (task == "summarize") {
+    return with(small_model(),
+                {{"task", "summarize"}, {"train.steps", "2000"}, {"train.eval_every", "100"}});
+  }
+  throw train::ConfigError(
+      "--task: expected one of lm, needle, recall, classify, summarize, got '" + task + "'");
+}
+
+}  // namespace diffattn::compare

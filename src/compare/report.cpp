@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/core.h>
+
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "diffattn/compare/results.h"
+#include "diffattn/io/file.h"
+
+namespace diffattn::compare {
+namespace {
+
+using analysis::Curves;
+using analysis::Series;
+using analysis::Table;
+using analysis::TableColumn;
+using Better = TableColumn::Better;
+
+Curves empty_curves(const std::string& name, const std::string& x, const std::string& y) {
+  Curves curves;
+  curves.name = name;
+  curves.x_label = x;
+  curves.y_label = y;
+  return curves;
+}
+
+Series empty_series(const std::string& name) {
+  Series series;
+  series.name = name;
+  return series;
+}
+
+/// A curve per model: mean over seeds, and the band of their smallest and largest.
+Curves curves_of(const Comparison& comparison, const std::string& name, const std::string& y_label,
+                 double CurvePoint::*value) {
+  Curves curves = empty_curves(name, "step", y_label);
+  for (const ModelResult& model : comparison.models) {
+    Series series = empty_series(model.name);
+    for (size_t i = 0; i < model.runs.front().curve.size(); ++i) {
+      std::vector<double> values;
+      for (const RunResult& run : model.runs) values.push_back(run.curve[i].*value);
+      series.x.push_back(static_cast<double>(model.runs.front().curve[i].step));
+      series.y.push_back(mean_and_spread(values).mean);
+      if (model.runs.size() > 1) {
+        series.low.push_back(*std::min_element(values.begin(), values.end()));
+        series.high.push_back(*std::max_element(values.begin(), values.end()));
+      }
+    }
+    curves.series.push_back(std::move(series));
+  }
+  return curves;
+}
+
+TableColumn text_column(const std::string& label) {
+  return {.label = label, .number = false, .digits = 4, .better = Better::kNeither};
+}
+TableColumn number_column(const std::string& label, Better better) {
+  return {.label = label, .number = true, .digits = 4, .better = better};
+}
+
+Table overview(const Comparison& comparison) {
+  Table table;
+  table.name = "Models";
+  table.note = comparison.seeds.size() == 1
+                   ? std::string("One seed: nothing is known about the spread.")
+                   : fmt::format("Means over {} seeds; ±: their standard deviation.",
+                                 comparison.seeds.size());
+  table.columns = {text_column("model"),
+                   number_column("parameters", Better::kNeither),
+                   number_column("validation loss", Better::kLower),
+                   number_column("accuracy", Better::kHigher),
+                   number_column("± accuracy", Better::kNeither),
+                   number_column("ms per step", Better::kLower),
+                   number_column("MiB of tensors", Better::kLower)};
+  for (const ModelResult& m : comparison.models) {
+    const MeanSpread accuracy = number_of(m, "accuracy");
+    table.rows.push_back({m.name, static_cast<double>(m.parameters),
+                          number_of(m, "valid_loss").mean, accuracy.mean, accuracy.spread,
+                          1e3 * m.step_seconds, static_cast<double>(m.step_bytes) / (1 << 20)});
+  }
+  return table;
+}
+
+Table all_numbers(const Comparison& comparison) {
+  Table table;
+  table.name = "Every number";
+  const bool several = comparison.seeds.size() > 1;
+  table.note = several ? "Mean and standard deviation over seeds." : "";
+  table.columns = {text_column("number")};
+  for (const ModelResult& m : comparison.models) {
+    table.columns.push_back(number_column(m.name, Better::kNeither));
+    if (several) table.columns.push_back(number_column("±", Better::kNeither));
+  }
+  for (const std::string& name : number_names(comparison)) {
+    std::vector<std::variant<std::string, double>> row{name};
+    for (const ModelResult& m : comparison.models) {
+      row.emplace_back(number_of(m, name).mean);
+      if (several) row.emplace_back(number_of(m, name).spread);
+    }
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+using Row = std::vector<std::variant<std::string, double>>;
+
+/// Right answers by number of needles, as Table 2 of the paper has them, and the same as curves.
+void add_accuracy(const Comparison& comparison, const std::set<int64_t>& counts,
+                  analysis::Report& report) {
+  Table table;
+  table.name = "Accuracy by number of needles";
+  table.note = "Two of them are asked for (one where there is one); five depths together.";
+  table.columns = {text_column("model")};
+  for (const int64_t n : counts) {
+    table.columns.push_back(
+        number_column(std::to_string(n) + (n == 1 ? " needle" : " needles"), Better::kHigher));
+  }
+  Curves curves = empty_curves("accuracy by needles", "needles", "accuracy");
+  for (const ModelResult& m : comparison.models) {
+    Row row{m.name};
+    Series series = empty_series(m.name);
+    for (const int64_t n : counts) {
+      const MeanSpread accuracy = number_of(m, "needles." + std::to_string(n));
+      row.emplace_back(accuracy.mean);
+      series.x.push_back(static_cast<double>(n));
+      series.y.push_back(accuracy.mean);
+      series.low.push_back(accuracy.mean - accuracy.spread);
+      series.high.push_back(accuracy.mean + accuracy.spread);
+    }
+    table.rows.push_back(std::move(row));
+    curves.series.push_back(std::move(series));
+  }
+  report.tables.push_back(std::move(table));
+  report.curves.push_back(std::move(curves));
+}
+
+/// Means of a model over all cells of one depth.
+struct DepthMeans {
+  double answer = 0, noise = 0, accuracy = 0;
+};
+
+DepthMeans means_at(const ModelResult& model, double depth) {
+  DepthMeans means;
+  double right = 0, questions = 0, cells = 0;
+  for (const RunResult& run : model.runs) {
+    for (const NeedleCell& cell : run.needles) {
+      if (cell.depth != depth) continue;
+      means.answer += cell.answer;
+      means.noise += cell.noise;
+      right += static_cast<double>(cell.first_right);
+      questions += static_cast<double>(cell.first_questions);
+      cells += 1;
+    }
+  }
+  return {means.answer / cells, means.noise / cells, right / questions};
+}
+
+/// Attention to answer and noise by depth, as Table 3 of the paper has it, and accuracy by depth.
+void add_depths(const Comparison& comparison, const std::set<double>& depths,
+                analysis::Report& report) {
+  Table table;
+  table.name = "Attention by depth of the answer";
+  table.note =
+      "Share of |A| in the question's row that falls on the needle asked for and on noise; mean "
+      "over heads, layers, numbers of needles and seeds.";
+  table.columns = {text_column("model"), text_column("falls on")};
+  for (const double depth : depths) {
+    table.columns.push_back(
+        number_column(fmt::format("depth {:.0f} %", 100 * depth), Better::kNeither));
+  }
+  Curves curves = empty_curves("accuracy by depth", "depth", "accuracy");
+  for (const ModelResult& m : comparison.models) {
+    Row answer{m.name, std::string("answer")}, noise{m.name, std::string("noise")};
+    Series series = empty_series(m.name);
+    for (const double depth : depths) {
+      const DepthMeans means = means_at(m, depth);
+      answer.emplace_back(means.answer);
+      noise.emplace_back(means.noise);
+      series.x.push_back(depth);
+      series.y.push_back(means.accuracy);
+    }
+    table.rows.push_back(std::move(answer));
+    table.rows.push_back(std::move(noise));
+    curves.series.push_back(std::move(series));
+  }
+  report.tables.push_back(std::move(table));
+  report.curves.push_back(std::move(curves));
+}
+
+void add_needles(const Comparison& comparison, analysis::Report& report) {
+  std::set<int64_t> counts;
+  std::set<double> depths;
+  for (const NeedleCell& cell : comparison.models.front().runs.front().needles) {
+    counts.insert(cell.needles);
+    depths.insert(cell.depth);
+  }
+  if (counts.empty()) return;
+  add_accuracy(comparison, counts, report);
+  add_depths(comparison, depths, report);
+}
+
+void add_outliers(const Comparison& comparison, analysis::Report& report) {
+  Table table;
+  table.name = "Largest activations";
+  table.note = "Magnitudes; mean over seeds. Large ones beside a small median are outliers.";
+  table.columns = {text_column("model"),
+                   text_column("of"),
+                   number_column("top 1", Better::kNeither),
+                   number_column("top 10", Better::kNeither),
+                   number_column("top 100", Better::kNeither),
+                   number_column("median", Better::kNeither),
+                   number_column("top 1 / median", Better::kNeither)};
+  for (const ModelResult& m : comparison.models) {
+    for (const auto& [name, member] : {std::pair{"attention logits", &RunResult::attention_logits},
+                                       std::pair{"hidden states", &RunResult::hidden_states}}) {
+      Outliers mean;
+      const auto runs = static_cast<double>(m.runs.size());
+      for (const RunResult& run : m.runs) {
+        const Outliers& o = run.*member;
+        mean.top1 += o.top1 / runs;
+        mean.top10 += o.top10 / runs;
+        mean.top100 += o.top100 / runs;
+        mean.median += o.median / runs;
+      }
+      if (mean.median == 0) continue;
+      table.rows.push_back({m.name, std::string(name), mean.top1, mean.top10, mean.top100,
+                            mean.median, mean.top1 / mean.median});
+    }
+  }
+  if (!table.rows.empty()) report.tables.push_back(std::move(table));
+}
+
+std::vector<analysis::HeadIndex> heads_to_open(const Comparison& comparison) {
+  std::vector<analysis::HeadIndex> shown;
+  for (const analysis::ModelAttention& model : comparison.attention) {
+    shown.push_back(analysis::strongest_head(model.statistics, {"noise_cancelled", "focus"}));
+    // The head whose row of the question gives most to the answer.
+    const analysis::Region& answer = model.sequence.regions.front();
+    const int64_t row = model.sequence.row_count() - 2;
+    double most = -1;
+    for (int64_t layer = 0; layer < model.layers(); ++layer) {
+      const auto mass = analysis::mass_on(model.calls[static_cast<size_t>(layer)], row,
+                                          {{answer.begin, answer.end}});
+      for (size_t head = 0; head < mass.size(); ++head) {
+        if (mass[head] <= most) continue;
+        most = mass[head];
+        shown.back() = {layer, static_cast<int64_t>(head)};
+      }
+    }
+  }
+  return shown;
+}
+
+}  // namespace
+
+void write_results(const std::string& folder, const Comparison& comparison,
+                   const std::vector<std::string>& introduction,
+                   const std::vector<std::string>& next) {
+  std::filesystem::create_directories(folder);
+  io::write_text(folder + "/results.json", to_json(comparison));
+  io::write_text(folder + "/numbers.csv", numbers_csv(comparison));
+  io::write_text(folder + "/curves.csv", curves_csv(comparison));
+  analysis::Report report;
+  report.title = "Differential attention beside a Transformer of equal size";
+  report.subtitle =
+      fmt::format("task {}, {} steps, {} seeds", comparison.task,
+                  comparison.models.front().config.train.steps, comparison.seeds.size());
+  report.notes = introduction;
+  for (const std::string& sentence : verdicts(comparison)) report.notes.push_back(sentence);
+  for (const std::string& step : next) report.notes.push_back("Next: " + step);
+  report.curves.push_back(
+      curves_of(comparison, "validation accuracy", "accuracy", &CurvePoint::valid_accuracy));
+  report.curves.push_back(
+      curves_of(comparison, "validation loss", "loss", &CurvePoint::valid_loss));
+  report.curves.push_back(curves_of(comparison, "training loss", "loss", &CurvePoint::loss));
+  report.tables.push_back(overview(comparison));
+  add_needles(comparison, report);
+  add_outliers(comparison, report);
+  report.tables.push_back(all_numbers(comparison));
+  const std::string path = folder + "/report.html";
+  if (comparison.attention.empty()) {
+    analysis::ReportWriter(path, report).commit();
+    return;
+  }
+  analysis::ReportOptions options;
+  options.shown = heads_to_open(comparison);
+  analysis::write_report(path, report, comparison.attention, options);
+}
+
+}  // namespace diffattn::compare

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/compare/results.h"
+
+#include <fmt/core.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace diffattn::compare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json finite_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(); }
+
+Json summary_of(const ModelResult& model, const std::string& name) {
+  const MeanSpread all = number_of(model, name);
+  Json values = Json::array();
+  for (const RunResult& run : model.runs) values.push_back(finite_or_null(number_of(run, name)));
+  return {{"mean", finite_or_null(all.mean)},
+          {"spread", finite_or_null(all.spread)},
+          {"values", values}};
+}
+
+Json cells_of(const RunResult& run) {
+  Json cells = Json::array();
+  for (const NeedleCell& cell : run.needles) {
+    cells.push_back({{"needles", cell.needles},
+                     {"asked", cell.asked},
+                     {"depth", cell.depth},
+                     {"right", cell.right},
+                     {"questions", cell.questions},
+                     {"right_at_depth", cell.first_right},
+                     {"questions_at_depth", cell.first_questions},
+                     {"answer", finite_or_null(cell.answer)},
+                     {"strongest_answer", finite_or_null(cell.strongest_answer)},
+                     {"noise", finite_or_null(cell.noise)}});
+  }
+  return cells;
+}
+
+Json outliers_json(const Outliers& o) {
+  return {{"top1", finite_or_null(o.top1)},
+          {"top10", finite_or_null(o.top10)},
+          {"top100", finite_or_null(o.top100)},
+          {"median", finite_or_null(o.median)}};
+}
+
+Json run_json(const RunResult& run) {
+  Json curve = Json::array();
+  for (const CurvePoint& point : run.curve) {
+    curve.push_back({{"step", point.step},
+                     {"loss", finite_or_null(point.loss)},
+                     {"valid_loss", finite_or_null(point.valid_loss)},
+                     {"valid_accuracy", finite_or_null(point.valid_accuracy)}});
+  }
+  return {{"seed", run.seed},
+          {"finite", run.finite},
+          {"train_seconds", run.train_seconds},
+          {"curve", curve},
+          {"needles", cells_of(run)},
+          {"attention_logits", outliers_json(run.attention_logits)},
+          {"hidden_states", outliers_json(run.hidden_states)}};
+}
+
+std::string mean_text(const MeanSpread& value, bool with_spread) {
+  if (std::isnan(value.mean)) return "–";
+  const int digits = std::abs(value.mean) < 10 ? 3 : 1;
+  return with_spread ? fmt::format("{:.{}f} ± {:.{}f}", value.mean, digits, value.spread, digits)
+                     : fmt::format("{:.{}f}", value.mean, digits);
+}
+
+/// Width on a terminal: bytes that begin a character.
+size_t shown_width(const std::string& text) {
+  size_t width = 0;
+  for (const char c : text) width += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  return width;
+}
+
+std::string right_aligned(const std::string& text, size_t width) {
+  const size_t shown = shown_width(text);
+  return std::string(shown < width ? width - shown : 0, ' ') + text;
+}
+
+}  // namespace
+
+std::string to_json(const Comparison& comparison) {
+  const auto names = number_names(comparison);
+  Json models = Json::object();
+  const ModelResult& base = comparison.models[comparison.baseline];
+  for (const ModelResult& model : comparison.models) {
+    Json metrics = Json::object();
+    for (const std::string& name : names) metrics[name] = summary_of(model, name);
+    Json runs = Json::array();
+    for (const RunResult& run : model.runs) runs.push_back(run_json(run));
+    models[model.name] = {{"parameters", model.parameters},
+                          {"parameters_of_baseline", static_cast<double>(model.parameters) /
+                                                         static_cast<double>(base.parameters)},
+                          {"learning_rate", model.config.train.learning_rate},
+                          {"loss", summary_of(model, "loss")},
+                          {"valid_loss", summary_of(model, "valid_loss")},
+                          {"accuracy", summary_of(model, "accuracy")},
+                          {"metrics", metrics},
+                          {"times",
+                           {{"step_seconds", model.step_seconds},
+                            {"steps_per_second", 1.0 / model.step_seconds},
+                            {"of_baseline", model.step_seconds / base.step_seconds}}},
+                          {"memory_bytes", model.step_bytes},
+                          {"runs", runs},
+                          {"config", model.config.to_toml()}};
+  }
+  const Json all{{"task", comparison.task},       {"seeds", comparison.seeds},
+                 {"baseline", base.name},         {"steps", base.config.train.steps},
+                 {"found", verdicts(comparison)}, {"models", models}};
+  return all.dump(2) + "\n";
+}
+
+std::string numbers_csv(const Comparison& comparison) {
+  std::string text = "model,seed,name,value\n";
+  const auto names = number_names(comparison);
+  for (const ModelResult& model : comparison.models) {
+    text += fmt::format("\"{}\",,parameters,{}\n\"{}\",,step_seconds,{}\n\"{}\",,step_bytes,{}\n",
+                        model.name, model.parameters, model.name, model.step_seconds, model.name,
+                        model.step_bytes);
+    for (const RunResult& run : model.runs) {
+      for (const std::string& name : names) {
+        const double value = number_of(run, name);
+        if (!std::isfinite(value)) continue;
+        text += fmt::format("\"{}\",{},{},{}\n", model.name, run.seed, name, value);
+      }
+    }
+  }
+  return text;
+}
+
+std::string curves_csv(const Comparison& comparison) {
+  std::string text = "model,seed,step,loss,valid_loss,valid_accuracy\n";
+  for (const ModelResult& model : comparison.models) {
+    for (const RunResult& run : model.runs) {
+      for (const CurvePoint& p : run.curve) {
+        text += fmt::format("\"{}\",{},{},{},{},{}\n", model.name, run.seed, p.step, p.loss,
+                            p.valid_loss, p.valid_accuracy);
+      }
+    }
+  }
+  return text;
+}
+
+std::string to_text(const Comparison& comparison) {
+  constexpr size_t kNameWidth = 18;
+  size_t width = 16;
+  for (const ModelResult& model : comparison.models) width = std::max(width, model.name.size());
+  std::string text = fmt::format("{:<{}}", "", kNameWidth);
+  const auto line = [&](const std::string& name, const auto& cell) {
+    text += fmt::format("{:<{}}", name, kNameWidth);
+    for (const ModelResult& model : comparison.models) {
+      text += "  " + right_aligned(cell(model), width);
+    }
+    text += "\n";
+  };
+  for (const ModelResult& model : comparison.models)
+    text += "  " + right_aligned(model.name, width);
+  text += "\n";
+  const double base = static_cast<double>(comparison.models[comparison.baseline].parameters);
+  line("parameters", [&](const ModelResult& m) {
+    const double change = 100.0 * (static_cast<double>(m.parameters) / base - 1.0);
+    return fmt::format("{} ({:+.2f} %)", m.parameters, change);
+  });
+  line("learning rate",
+       [](const ModelResult& m) { return fmt::format("{:g}", m.config.train.learning_rate); });
+  const bool several = comparison.seeds.size() > 1;
+  for (const std::string& name : number_names(comparison)) {
+    line(name, [&](const ModelResult& m) { return mean_text(number_of(m, name), several); });
+  }
+  line("ms per step",
+       [](const ModelResult& m) { return fmt::format("{:.1f}", 1e3 * m.step_seconds); });
+  line("MiB of tensors", [](const ModelResult& m) {
+    return fmt::format("{:.1f}", static_cast<double>(m.step_bytes) / (1 << 20));
+  });
+  return text;
+}
+
+std::vector<std::string> verdicts(const Comparison& comparison) {
+  std::vector<std::string> sentences;
+  const ModelResult& base = comparison.models[comparison.baseline];
+  const MeanSpread of_base = number_of(base, "accuracy");
+  const size_t seeds = comparison.seeds.size();
+  for (size_t i = 0; i < comparison.models.size(); ++i) {
+    if (i == comparison.baseline) continue;
+    const ModelResult& model = comparison.models[i];
+    const MeanSpread mine = number_of(model, "accuracy");
+    const double change = mine.mean - of_base.mean;
+    const double spread = std::max(mine.spread, of_base.spread);
+    const char* what = seeds < 2                    ? "one seed says nothing about the spread"
+                       : std::abs(change) <= spread ? "no difference beyond the spread of seeds"
+                       : change > 0                 ? "better by more than the spread of seeds"
+                                                    : "worse by more than the spread of seeds";
+    sentences.push_back(
+        fmt::format("{}: accuracy {:.3f} beside {:.3f} of {} after {} steps ({} seed{}): {}.",
+                    model.name, mine.mean, of_base.mean, base.name, model.config.train.steps, seeds,
+                    seeds == 1 ? "" : "s", what));
+  }
+  return sentences;
+}
+
+}  // namespace diffattn::compare

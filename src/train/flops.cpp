@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/train/flops.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <mutex>
+
+namespace diffattn::train {
+namespace {
+
+using torch::Tensor;
+
+/// Pairs of tokens of which the first may see the second.
+double visible_pairs(const Tensor& ids, const std::optional<Tensor>& cu_seqlens, bool causal) {
+  const auto of_length = [causal](double n) { return causal ? n * (n + 1.0) / 2.0 : n * n; };
+  if (!cu_seqlens) {
+    return static_cast<double>(ids.size(0)) * of_length(static_cast<double>(ids.size(1)));
+  }
+  const Tensor lengths = cu_seqlens->diff().to(torch::kCPU, torch::kFloat64);
+  const double squares = lengths.square().sum().item<double>();
+  return causal ? (squares + static_cast<double>(ids.numel())) / 2.0 : squares;
+}
+
+double measure_product(torch::Device device, torch::ScalarType type) {
+  using Clock = std::chrono::steady_clock;
+  const torch::NoGradGuard no_grad;
+  const int64_t size = device.is_cpu() ? 1024 : 4096;
+  const Tensor a = torch::ones({size, size}, torch::TensorOptions().device(device).dtype(type));
+  const auto run = [&](int count) {
+    const auto start = Clock::now();
+    for (int i = 0; i < count; ++i) torch::mm(a, a);
+    if (!device.is_cpu()) torch::cuda::synchronize();
+    return std::chrono::duration<double>(Clock::now() - start).count() / count;
+  };
+  run(device.is_cpu() ? 1 : 5);
+  double fastest = run(1);
+  for (int i = 0; i < 2; ++i) fastest = std::min(fastest, run(device.is_cpu() ? 1 : 10));
+  const auto n = static_cast<double>(size);
+  return 2.0 * n * n * n / fastest;
+}
+
+}  // namespace
+
+FlopCounter::FlopCounter(const torch::nn::Module& model, const nn::ModelConfig& config)
+    : config_(config) {
+  for (const auto& item : model.named_parameters()) {
+    const bool looked_up =
+        item.key().ends_with("embed_tokens.weight") && !config.tie_word_embeddings;
+    if (item.value().dim() < 2 || looked_up) continue;
+    const bool of_encoder = item.key().starts_with("encoder.");
+    (of_encoder ? encoder_elements_ : elements_) += static_cast<double>(item.value().numel());
+  }
+}
+
+double FlopCounter::training(const Batch& batch) const {
+  const double width = 12.0 * static_cast<double>(config_.num_attention_heads * config_.head_dim);
+  const auto layers = static_cast<double>(config_.num_hidden_layers);
+  const auto tokens = static_cast<double>(batch.ids.numel());
+  const auto& packed = batch.mask.cu_seqlens_q();
+  if (config_.kind != nn::ModelKind::kEncoderDecoder) {
+    const bool causal = config_.kind == nn::ModelKind::kDecoder;
+    return 6.0 * elements_ * tokens + width * layers * visible_pairs(batch.ids, packed, causal);
+  }
+  const auto written = static_cast<double>(batch.target_ids.numel());
+  const auto encoder_layers = static_cast<double>(config_.num_encoder_layers);
+  const auto sources = static_cast<double>(batch.ids.size(0));
+  return 6.0 * (encoder_elements_ * tokens + elements_ * written) +
+         width * (encoder_layers * visible_pairs(batch.ids, packed, false) +
+                  layers * (visible_pairs(batch.target_ids, {}, true) +
+                            written * tokens / std::max(1.0, sources)));
+}
+
+double product_speed(torch::Device device, const std::string& dtype) {
+  static std::mutex mutex;
+  static std::map<std::string, double> measured;
+  const std::scoped_lock lock(mutex);
+  const auto [entry, missing] = measured.try_emplace(device.str() + " " + dtype, 0.0);
+  if (missing) {
+    entry->second =
+        measure_product(device, dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32);
+  }
+  return entry->second;
+}
+
+}  // namespace diffattn::train

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "diffattn/io/error.h"
+#include "diffattn/train/run_config.h"
+
+namespace diffattn::train {
+
+/// What `make` gives. Options of a task that cannot be are named by their keys, with the section.
+template <class Make>
+auto with_section(const std::string& section, const Make& make) {
+  try {
+    return make();
+  } catch (const io::Error& error) {
+    throw ConfigError(section + "." + error.what());
+  }
+}
+
+}  // namespace diffattn::train

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks, comparisons, classification and summaries as a person meets them, with tiny models."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+PROGRAM = os.environ["DIFFATTN_PROGRAM"]
+
+TINY = ["model.hidden_size=16", "model.num_hidden_layers=1", "model.num_attention_heads=4",
+        "train.batch_size=8", "train.eval_batches=1", "train.eval_every=10", "train.warmup_steps=1",
+        "train.learning_rate=1e-2"]
+NEEDLE = TINY + ["needle.length=16", "needle.keys=6", "needle.values=4", "needle.noise=4",
+                 "needle.questions=2", "train.steps=20"]
+
+
+def program(*arguments, **kwargs):
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, timeout=120,
+                          encoding="utf-8", **kwargs)
+
+
+def settings(*texts):
+    return [word for text in texts for word in ("--set", text)]
+
+
+class Compare(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.holder.name)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    def test_needles(self):
+        out = self.folder / "needles"
+        result = program("compare", "--task", "needle", *settings(*NEEDLE), "--seeds", "1,2", "--models",
+                         "transformer,diffllama,microsoft_v2,diffllama:head_norm=false:lambda_init=0.5",
+                         "--samples", 4, "--out", out, "--keep-models", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertEqual(report, json.loads((out / "results.json").read_text()))
+        self.assertEqual(report["baseline"], "transformer")
+        self.assertEqual(len(report["models"]), 4)
+        base = report["models"]["transformer"]
+        for name, model in report["models"].items():
+            self.assertLess(abs(model["parameters"] / base["parameters"] - 1), 0.005, name)
+            self.assertEqual(len(model["loss"]["values"]), 2)
+            self.assertGreater(model["times"]["step_seconds"], 0)
+            self.assertGreater(model["memory_bytes"], 4 * model["parameters"])
+            for run in model["runs"]:
+                self.assertEqual([point["step"] for point in run["curve"]], [10, 20])
+                self.assertEqual({cell["needles"] for cell in run["needles"]}, {1, 2, 4, 6})
+                for cell in run["needles"]:
+                    self.assertLessEqual(cell["answer"] + cell["noise"], 1 + 1e-6)
+            self.assertGreater(model["metrics"]["logits_top1"]["mean"],
+                               model["metrics"]["logits_median"]["mean"])
+        self.assertEqual(base["metrics"]["negative_mass"]["mean"], 0)
+        self.assertNotEqual(report["models"]["diffllama"]["loss"]["values"], base["loss"]["values"])
+        page = (out / "report.html").read_text()
+        self.assertIn("Accuracy by number of needles", page)
+        self.assertEqual(len((out / "curves.csv").read_text().splitlines()), 1 + 4 * 2 * 2)
+        self.assertEqual(len(list((out / "models").glob("*/model/config.json"))), 8)
+
+    def test_same_arguments_give_the_same_numbers(self):
+        runs = [program("compare", *settings(*NEEDLE), "--samples", 2, "--jobs", jobs, "--threads", 2,
+                        "--json") for jobs in (1, 2)]
+        losses = [[m["loss"]["values"] for m in json.loads(run.stdout)["models"].values()]
+                  for run in runs]
+        self.assertEqual(losses[0], losses[1])
+
+    def test_each_model_gets_its_best_learning_rate(self):
+        result = program("compare", *settings(*NEEDLE), "--models", "transformer", "--samples", 1,
+                         "--learning-rates", "1e-9,1e-2", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(json.loads(result.stdout)["models"]["transformer"]["learning_rate"], 0.01)
+
+    def test_table(self):
+        result = program("compare", "--task", "recall", *settings(*TINY, "recall.pairs=2",
+                                                                  "train.steps=5"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for word in ("parameters", "valid_loss", "accuracy", "ms per step", "one seed"):
+            self.assertIn(word, result.stdout)
+
+    def test_wrong_use_names_the_argument(self):
+        for arguments, word in ((["--task", "dance"], "--task"),
+                                (["--models", "nothing", *settings(*NEEDLE)], "nothing"),
+                                (["--models", "diffllama:head_norm"], "key=value"),
+                                (["--models", "diffllama,diffllama"], "twice"),
+                                (["--models", "transformer:head_norm=false", *settings(*NEEDLE)],
+                                 "head_norm"),
+                                (["--set", "needle.needle=3"], "needle.needles"),
+                                (["--set", "needle.needles=6", "--set", "needle.keys=4"],
+                                 "needle.keys")):
+            result = program("compare", *arguments)
+            self.assertIn(result.returncode, (1, 2), arguments)
+            self.assertIn(word, result.stderr, arguments)
+            self.assertNotIn("terminate called", result.stderr)
+
+
+class Texts(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.holder.name)
+        cls.texts = cls.folder / "texts.jsonl"
+        cls.texts.write_text("".join(json.dumps({"text": text * 2, "label": label}) + "\n"
+                                     for text, label in [("aab", "good"), ("xyx", "bad")] * 20))
+        cls.documents = cls.folder / "documents.jsonl"
+        cls.documents.write_text("".join(
+            json.dumps({"document": f"{word} and more", "summary": word}) + "\n"
+            for word in ["one", "two", "six"] * 10))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    def train(self, name, *texts):
+        out = self.folder / name
+        result = program("train", "--out", out, *settings(*TINY, *texts), "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return out / "model", json.loads(result.stdout)
+
+    def test_classification(self):
+        model, report = self.train("classify", "task=classify", f"data.train={self.texts}",
+                                   f"data.valid={self.texts}", "train.seq_len=16", "train.steps=40",
+                                   "classify.class_weights=balanced")
+        self.assertEqual(report["valid_accuracy"], 1.0)
+        config = json.loads((model / "config.json").read_text())
+        self.assertEqual(config["id2label"], {"0": "bad", "1": "good"})
+        lines = [b'{"text": "aabaab", "label": "good"}', b'{"text": ""}', b'{"txt": "a"}', b'no',
+                 b'{"text": "aab\xff"}', b'{"text": "aab", "label": "never"}',
+                 b'{"text": "' + b"x" * 40 + b'"}', b'', b'{"text": "xyx", "label": "bad"}']
+        (self.folder / "in.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+        result = program("classify", "--model", model, "--input", self.folder / "in.jsonl", "--explain")
+        self.assertEqual(result.returncode, 1)
+        answers = {}
+        for line in result.stdout.splitlines():
+            answer = json.loads(line)
+            answers[answer["line"]] = answer
+        self.assertEqual(sorted(answers), [1, 2, 3, 4, 5, 6, 7, 9])
+        self.assertEqual(answers[1]["label"], "good")
+        self.assertAlmostEqual(sum(answers[1]["probabilities"].values()), 1)
+        self.assertEqual(answers[9]["label"], "bad")
+        self.assertEqual(answers[7]["truncated_from"], 40)
+        self.assertEqual(len(answers[1]["tokens"]), 6)
+        self.assertIn("weight", answers[1]["tokens"][0])
+        for line, word in ((2, "text"), (3, "text"), (4, "byte"), (5, "UTF-8"), (6, "never")):
+            self.assertIn(word, answers[line]["error"], line)
+            self.assertIn(f"line {line}:", result.stderr)
+        whole = program("classify", "--model", model, "--input", "-", "--json", input='{"text": "aab"}\n')
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        self.assertEqual(json.loads(whole.stdout)["results"][0]["label"], "good")
+        measured = program("eval", "--model", model, "--data", self.texts, "--json")
+        self.assertEqual(measured.returncode, 0, measured.stderr)
+        self.assertEqual(json.loads(measured.stdout)["macro_f1"], 1.0)
+        self.assertEqual([json.loads(measured.stdout)[key] for key in ("skipped_lines", "truncated")],
+                         [0, 0])
+        (self.folder / "faulty.jsonl").write_bytes(b"\n".join([lines[0], lines[3], lines[6].replace(
+            b"}", b', "label": "bad"}')]) + b"\n")
+        faulty = program("eval", "--model", model, "--data", self.folder / "faulty.jsonl",
+                         "--skip-bad", "--json")
+        self.assertEqual(faulty.returncode, 0, faulty.stderr)
+        self.assertEqual([json.loads(faulty.stdout)[key] for key in ("skipped_lines", "truncated")],
+                         [1, 1])
+        self.assertIn("1 bad lines skipped", faulty.stderr)
+        self.assertIn("1 texts were too long", faulty.stderr)
+        self.refuses_ids_that_the_model_does_not_know(model)
+
+    def refuses_ids_that_the_model_does_not_know(self, model):
+        tokenizer = json.loads((model / "tokenizer.json").read_text())
+        tokenizer["added_tokens"].append({
+            "id": 300, "content": "ZZ", "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False, "special": False})
+        other = self.folder / "other"
+        shutil.copytree(model, other)
+        (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+        result = program("classify", "--model", other, "--input", "-",
+                         input='{"text": "aZZ"}\n{"text": "aab"}\n')
+        self.assertEqual(result.returncode, 1, result.stderr)
+        first, second = map(json.loads, result.stdout.splitlines())
+        self.assertIn("got 300", first["error"])
+        self.assertEqual(second["label"], "good")
+
+    def test_summaries(self):
+        model, report = self.train("summarize", "task=summarize", f"data.train={self.documents}",
+                                   f"data.valid={self.documents}", "train.seq_len=20", "train.steps=60",
+                                   "data.skip_bad=true")
+        lines = [json.dumps({"document": "two and more", "summary": "two"}), "{}",
+                 json.dumps({"document": "six " * 10})]
+        for beams in (1, 3):
+            result = program("summarize", "--model", model, "--input", "-", "--beams", beams,
+                             "--max-new-tokens", 6, "--no-repeat-ngram", 3, "--json",
+                             input="\n".join(lines))
+            self.assertEqual(result.returncode, 1, result.stderr)
+            answer = json.loads(result.stdout)
+            self.assertEqual(answer["faults"], 2)
+            first, second, third = answer["results"]
+            self.assertIn("document", second["error"])
+            self.assertEqual(third["truncated_from"], 40)
+            self.assertLessEqual(len(third["ids"]), 6)
+            self.assertGreaterEqual(first["rouge1"], 0)
+            self.assertEqual(answer["metrics"]["measured"], 1)
+        fine = program("summarize", "--model", model, "--input", "-", "--truncate", input=lines[2])
+        self.assertEqual(fine.returncode, 0, fine.stderr)
+
+    def test_models_of_other_tasks_are_refused(self):
+        model, _ = self.train("needle", "task=needle", *[s for s in NEEDLE if "=" in s][len(TINY):])
+        self.assertFalse((model / "tokenizer.json").exists())
+        for verb, word in (("classify", "id2label"), ("summarize", "model_type")):
+            result = program(verb, "--model", model, "--input", "-", input="{}")
+            self.assertEqual(result.returncode, 1, verb)
+            self.assertIn(word, result.stderr)
+
+    def test_dry_run_of_a_generated_task(self):
+        result = program("train", "--dry-run", "--json", *settings("task=needle", *NEEDLE))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIsNone(json.loads(result.stdout)["train_tokens"])
+
+
+if __name__ == "__main__":
+    unittest.main()
