@@ -16,20 +16,21 @@ build: configure  ## build build/release/diffattn
 
 test: build  ## build everything and run all tests
 	@scripts/setup_browser
+	@scripts/setup_python_tests $(PYTHON)
 	@$(CTEST) --preset $(PRESET) -j $(JOBS)
 
 # A first demo on a machine without an NVIDIA driver does not wait for the CUDA kernels; `make` and
 # `make test` build them wherever nvcc is.
-demo: setup  ## what this machine has, and a check of its numerics
+demo: setup  ## train DIFF and a Transformer of equal size side by side; a table and demo/report.html
 	@test -f build/release/build.ninja || $(CMAKE) --preset release -DDIFFATTN_PYTHON=$(PYTHON) \
 	  $(if $(wildcard /proc/driver/nvidia/version),,-DDIFFATTN_CUDA=OFF)
 	@$(CMAKE) --build --preset release -j $(JOBS) --target diffattn_program
 	@build/release/diffattn info
-	@build/release/diffattn selftest
+	@build/release/diffattn compare --task needle --keep-models --out demo
 
-python: configure  ## install the Python package into the Python that has torch
-	@$(CMAKE) --build --preset release -j $(JOBS) --target diffattn
-	@tools/install_python $(PYTHON) build/release/libdiffattn.so
+python: configure  ## install the Python package and the program into the Python that has torch
+	@$(CMAKE) --build --preset release -j $(JOBS) --target diffattn diffattn_program
+	@tools/install_python $(PYTHON) build/release
 
 bench: build  ## time the fused kernels beside every other route on this machine
 	@build/release/diffattn bench attention

@@ -33,15 +33,21 @@ RULES = {
     "src/ops": (r"diffattn/|ops/|" + TORCH, r"^kernels/|nlohmann/|" + CUDA),
     "src/nn": (r"diffattn/(nn|ops)|nn/|" + TORCH, r"kernels/|nlohmann/"),
     "include/diffattn/data": (r"diffattn/(data|io)/|torch/torch.h", r"kernels/|nlohmann/"),
+    "include/diffattn/convert": (r"diffattn/(convert|io)/", TORCH + "|kernels/|nlohmann/"),
+    "src/convert": (r"diffattn/(convert|io)/|convert/|nlohmann/|diffattn/kernels/half.h",
+                    TORCH + r"|diffattn/(ops|nn|train|data)|kernels/(?!half\.h)"),
     "src/data": (r"diffattn/(data|io)/|data/|nlohmann/", TORCH + "|kernels/"),
-    "src/train": (r"diffattn/(nn|ops|io|data|train)|train/|" + TORCH + r"|nlohmann/", r"kernels/"),
+    "src/train": (r"diffattn/(nn|ops|io|data|analysis|train)|train/|" + TORCH + r"|nlohmann/", r"kernels/"),
+    "src/compare": (r"diffattn/(nn|ops|io|data|train|analysis|compare)|compare/|" + TORCH + r"|nlohmann/", r"kernels/"),
     "src": (r"diffattn/(nn|ops|io|data|train|analysis)|" + TORCH + r"|nlohmann/", r"kernels/"),
+    "src/analysis/model": (r"diffattn/(nn|ops|io|analysis)|analysis/|" + TORCH, r"kernels/|nlohmann/"),
     "src/analysis/report": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|nlohmann/", TORCH),
     "src/analysis/picture": (r"diffattn/(io|analysis)/|analysis/(report|picture)/", TORCH + "|nlohmann/"),
     "apps": (r"diffattn/|CLI/|fmt/|nlohmann/|" + TORCH, r"^(kernels|ops|io|nn|train)/"),
     "tests/kernels": (r"", TORCH),
     "tests/io": (r"", TORCH),
     "tests/analysis": (r"", TORCH),
+    "tests/analysis/model": (r"", CUDA),
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
