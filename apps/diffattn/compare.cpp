@@ -50,16 +50,18 @@ train::RunConfig base_config(const CompareArguments& arguments) {
 /// What to type next, with the reason.
 std::vector<std::string> next_steps(const CompareArguments& arguments) {
   const std::string task = arguments.task.empty() ? "needle" : arguments.task;
+  const std::string again =
+      "build/release/diffattn compare " +
+      (arguments.config.empty() ? "--task " + task : "--config " + arguments.config);
   std::vector<std::string> steps{
-      "build/release/diffattn compare --task " + task +
-          " --seeds 11,12,13,14,15 --out runs/seeds    # is it luck?",
-      "build/release/diffattn compare --task " + task +
+      again + " --seeds 11,12,13,14,15 --out runs/seeds    # is it luck?",
+      again +
           " --models transformer,diffllama,diffllama:head_norm=false --out runs/ablation    # "
-          "which "
-          "part does it?",
+          "which part does it?",
       "build/release/diffattn train --config examples/language.toml --out runs/language    # a "
       "model of your own text"};
-  if (arguments.keep_models && task == "needle" && arguments.models.front() == "diffllama") {
+  if (arguments.keep_models && arguments.config.empty() && task == "needle" &&
+      arguments.models.front() == "diffllama") {
     steps[1] = fmt::format(
         "build/release/diffattn analyze --model {}/models/diffllama-seed{}/model --task needle "
         "--out {}/maps.html    # every map of every head",

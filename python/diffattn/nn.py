@@ -58,6 +58,8 @@ class DiffAttention(nn.Module):
             raise ValueError("diffattn: argument 'noise_heads': expected a number with kind "
                              f"'grouped' and none without, got {noise_heads} with '{kind}'")
         wide = kind in ("v1", "grouped")  # values of width 2 head_dim
+        if num_heads < 1:
+            raise ValueError(f"diffattn: argument 'num_heads': expected at least 1, got {num_heads}")
         self.num_heads = num_heads
         self.noise_heads = noise_heads or num_heads
         self.num_kv_heads = num_kv_heads or self.noise_heads
@@ -69,6 +71,9 @@ class DiffAttention(nn.Module):
             raise ValueError("diffattn: argument 'head_dim': expected a number, since embed_dim "
                              f"{embed_dim} does not divide into {num_heads} heads, got None")
         self.head_dim = d = head_dim or embed_dim // num_heads // (2 if wide else 1)
+        if rotary is not None and d % 2:
+            raise ValueError("diffattn: argument 'head_dim': expected an even number for a rotary "
+                             f"embedding, got {d}")
         self.value_dim = 2 * d if wide else d
         self.scale = d**-0.5
         self.temperature, self.rotary_theta = temperature, rotary_theta
@@ -225,5 +230,9 @@ def preset(name: str, embed_dim: int, num_heads: int, *, num_kv_heads: Optional[
     of sub-heads is one differential head. Further options are those of DiffAttention."""
     make = _PRESETS[_one_of("name", name, tuple(_PRESETS))]
     point = make(num_heads, num_kv_heads or num_heads, layer_index)
-    point.setdefault("head_dim", embed_dim // num_heads)
+    if "head_dim" not in options:
+        if embed_dim % num_heads:
+            raise ValueError("diffattn: argument 'head_dim': expected a number, since embed_dim "
+                             f"{embed_dim} does not divide into {num_heads} heads, got None")
+        point["head_dim"] = embed_dim // num_heads
     return DiffAttention(embed_dim, **{**point, **options})

@@ -16,6 +16,7 @@
 
 #include "compare/measure.h"
 #include "diffattn/io/file.h"
+#include "diffattn/train/checkpoints.h"
 #include "diffattn/train/evaluator.h"
 #include "diffattn/train/summarizer.h"
 
@@ -244,10 +245,15 @@ class Runner {
     if (options_.models_folder.empty()) return;
     const std::string run = options_.models_folder + "/" + file_name(options_.models[model].name) +
                             "-seed" + std::to_string(trained.config.seed);
-    const std::string folder = run + "/model";
-    std::filesystem::create_directories(folder);
-    trained.trainer->task().save(folder);
-    if (trained.data->tokenizer) trained.data->tokenizer->write(folder + "/" + io::kTokenizerFile);
+    const std::string temporary = run + "/.writing-model";
+    std::filesystem::remove_all(temporary);
+    std::filesystem::create_directories(temporary);
+    trained.trainer->task().save(temporary);
+    if (trained.data->tokenizer) {
+      trained.data->tokenizer->write(temporary + "/" + io::kTokenizerFile);
+    }
+    train::sync_folder(temporary);
+    train::replace_folder(temporary, run + "/model");
     io::write_text(run + "/config.toml", trained.config.to_toml());
   }
 

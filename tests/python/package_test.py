@@ -108,8 +108,9 @@ class Installation(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             made = subprocess.run(
                 [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps",
-                 "--no-index", "-w", folder, "-C", f"build-dir={folder}/build",
-                 "-C", f"cmake.define.DIFFATTN_PREBUILT={LIBRARY.parent}", "-C", "build.targets=all",
+                 "--no-index", "-w", folder, "--config-settings", f"build-dir={folder}/build",
+                 "--config-settings", f"cmake.define.DIFFATTN_PREBUILT={LIBRARY.parent}",
+                 "--config-settings", "build.targets=all",
                  str(ROOT)], capture_output=True, text=True, timeout=240)
             self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
             wheel, = pathlib.Path(folder).glob("diffattn-*-py3-none-linux_x86_64.whl")
