@@ -42,10 +42,10 @@ check: setup  ## formatting and layers
 format: setup  ## rewrite sources with clang-format
 	@tools/check_format --fix
 
-asan: setup  ## kernel and io tests under AddressSanitizer and UBSan
+asan: setup  ## everything without torch under AddressSanitizer and UBSan
 	@$(MAKE) --no-print-directory test PRESET=asan
 
-tsan: setup  ## kernel and io tests under ThreadSanitizer
+tsan: setup  ## everything without torch under ThreadSanitizer
 	@$(MAKE) --no-print-directory test PRESET=tsan
 
 clean:  ## remove what was built (keeps .venv)

@@ -3,7 +3,7 @@
 """Hugging Face's DiffLlama with and without diffattn.hf.accelerate, and the equal-size Llama.
 
     python benchmarks/hf_diffllama.py                    # this machine's CPU
-    python benchmarks/hf_diffllama.py --device cuda      # the 330 M model under torch.compile
+    python benchmarks/hf_diffllama.py --device cuda      # the model of 374 M parameters under torch.compile
 
 Every row times all models in turn, round after round, and shows medians; `ratio` is to the fastest
 attention implementation of transformers that was tried. One thread on a CPU is timed by processor
@@ -22,7 +22,7 @@ from typing import Dict, List, Optional
 
 SMALL = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=2, num_attention_heads=8,
              num_key_value_heads=8, vocab_size=4096)
-M330 = dict(hidden_size=1024, intermediate_size=2816, num_hidden_layers=24, num_attention_heads=16,
+LARGE = dict(hidden_size=1024, intermediate_size=2816, num_hidden_layers=24, num_attention_heads=16,
             num_key_value_heads=16, vocab_size=32000)
 FUSED, SDPA, EAGER = "DiffLlama + diffattn", "DiffLlama sdpa", "DiffLlama eager"
 LLAMA = "Llama sdpa"
@@ -48,7 +48,7 @@ class Runner:
         import torch
         from transformers import (DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig,
                                   LlamaForCausalLM)
-        sizes = M330 if row.device == "cuda" else SMALL
+        sizes = LARGE if row.device == "cuda" else SMALL
         kind = (LlamaConfig, LlamaForCausalLM) if name == LLAMA else (DiffLlamaConfig,
                                                                       DiffLlamaForCausalLM)
         config = kind[0](max_position_embeddings=row.seq, tie_word_embeddings=False, **sizes)

@@ -33,6 +33,17 @@ int run_program(int argc, char** argv) {
       diffattn::app::add_convert(app),  diffattn::app::add_analyze(app),
       diffattn::app::add_compare(app),  diffattn::app::add_classify(app),
       diffattn::app::add_summarize(app)};
+  if (argc < 2) {
+    fmt::print(stderr, "{}", app.help());
+    return kWrongUse;
+  }
+  try {
+    if (argv[1][0] != '-') app.get_subcommand(argv[1]);
+  } catch (const CLI::OptionNotFound&) {
+    fmt::print(stderr, "diffattn: expected a verb, got '{}'\nRun with --help for the list.\n",
+               argv[1]);
+    return kWrongUse;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

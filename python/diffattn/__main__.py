@@ -9,8 +9,7 @@ from diffattn import _library
 def main() -> int:
     program = _library.program()
     if program is None:
-        print("diffattn: this installation holds the operators only; build the program with `make` "
-              "and install it with `make python`, or name it in DIFFATTN_PROGRAM.", file=sys.stderr)
+        print(_library.NO_PROGRAM, file=sys.stderr)
         return 1
     sys.stdout.flush()
     os.execve(program, [str(program), *sys.argv[1:]], _library.environment(program))

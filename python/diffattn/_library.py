@@ -9,6 +9,8 @@ import torch
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 NAME = "libdiffattn.so"
+NO_PROGRAM = ("diffattn: this installation holds the operators only; build the program with `make` and "
+              "install it with `make python`, or name it in DIFFATTN_PROGRAM.")
 
 
 def path() -> pathlib.Path:

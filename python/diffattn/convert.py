@@ -29,9 +29,7 @@ def convert(source: Path, target: Path, *, to: str, source_format: Optional[str]
     `source_format` is its `--from`. Raises ConversionError with the program's sentence."""
     program = _library.program()
     if program is None:
-        raise ConversionError("diffattn: this installation holds the operators only; build the program "
-                              "with `make` and install it with `make python`, or name it in "
-                              "DIFFATTN_PROGRAM.")
+        raise ConversionError(_library.NO_PROGRAM)
     arguments = ["--to", to, "--gqa", gqa, "--seed", str(seed)]
     if source_format is not None:
         arguments += ["--from", source_format]

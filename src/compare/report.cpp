@@ -62,22 +62,23 @@ TableColumn number_column(const std::string& label, Better better) {
 Table overview(const Comparison& comparison) {
   Table table;
   table.name = "Models";
-  table.note = comparison.seeds.size() == 1
-                   ? std::string("One seed: nothing is known about the spread.")
-                   : fmt::format("Means over {} seeds; ±: their standard deviation.",
-                                 comparison.seeds.size());
-  table.columns = {text_column("model"),
-                   number_column("parameters", Better::kNeither),
+  const bool several = comparison.seeds.size() > 1;
+  table.note = several ? fmt::format("Means over {} seeds; ±: their standard deviation.",
+                                     comparison.seeds.size())
+                       : "One seed: nothing is known about the spread.";
+  table.columns = {text_column("model"), number_column("parameters", Better::kNeither),
                    number_column("validation loss", Better::kLower),
-                   number_column("accuracy", Better::kHigher),
-                   number_column("± accuracy", Better::kNeither),
-                   number_column("ms per step", Better::kLower),
-                   number_column("MiB of tensors", Better::kLower)};
+                   number_column("accuracy", Better::kHigher)};
+  if (several) table.columns.push_back(number_column("± accuracy", Better::kNeither));
+  table.columns.push_back(number_column("ms per step", Better::kLower));
+  table.columns.push_back(number_column("MiB of tensors", Better::kLower));
   for (const ModelResult& m : comparison.models) {
     const MeanSpread accuracy = number_of(m, "accuracy");
     table.rows.push_back({m.name, static_cast<double>(m.parameters),
-                          number_of(m, "valid_loss").mean, accuracy.mean, accuracy.spread,
-                          1e3 * m.step_seconds, static_cast<double>(m.step_bytes) / (1 << 20)});
+                          number_of(m, "valid_loss").mean, accuracy.mean});
+    if (several) table.rows.back().push_back(accuracy.spread);
+    table.rows.back().push_back(1e3 * m.step_seconds);
+    table.rows.back().push_back(static_cast<double>(m.step_bytes) / (1 << 20));
   }
   return table;
 }
@@ -263,9 +264,9 @@ void write_results(const std::string& folder, const Comparison& comparison,
   io::write_text(folder + "/curves.csv", curves_csv(comparison));
   analysis::Report report;
   report.title = "Differential attention beside a Transformer of equal size";
-  report.subtitle =
-      fmt::format("task {}, {} steps, {} seeds", comparison.task,
-                  comparison.models.front().config.train.steps, comparison.seeds.size());
+  report.subtitle = fmt::format(
+      "task {}, {} steps, {} {}", comparison.task, comparison.models.front().config.train.steps,
+      comparison.seeds.size(), comparison.seeds.size() == 1 ? "seed" : "seeds");
   report.notes = introduction;
   for (const std::string& sentence : verdicts(comparison)) report.notes.push_back(sentence);
   for (const std::string& step : next) report.notes.push_back("Next: " + step);

@@ -40,6 +40,8 @@ class Program(unittest.TestCase):
             self.assertEqual(result.returncode, 2, arguments)
             self.assertNotEqual(result.stderr, "", arguments)
             self.assertNotIn("terminate called", result.stderr)
+        self.assertIn("'unknown'", run("unknown").stderr)
+        self.assertIn("analyze", run().stderr)
 
     def test_failure_to_write_is_exit_code_1(self):
         with open("/dev/full", "w") as full:
