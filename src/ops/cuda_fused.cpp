@@ -7,7 +7,6 @@
 #include "ops/cuda_fused.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <limits>
 #include <string_view>
@@ -17,15 +16,12 @@
 #include "ops/allocate.h"
 #include "ops/backend_choice.h"
 #include "ops/checks.h"
+#include "ops/current_stream.h"
 #include "ops/gradient_views.h"
 #include "ops/problem_views.h"
 
 namespace diffattn::ops {
 namespace {
-
-cuda::Stream current_stream(const torch::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
-}
 
 /// torch's allocator aligns to 512 bytes; no bytes give a null pointer.
 Tensor workspace_on(const Tensor& like, size_t bytes) {

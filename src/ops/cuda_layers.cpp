@@ -6,9 +6,9 @@
 #include "ops/cuda_layers.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "diffattn/kernels/layers.h"
+#include "ops/current_stream.h"
 #include "ops/view_of.h"
 
 namespace diffattn::ops {
@@ -16,15 +16,10 @@ namespace {
 
 using torch::Tensor;
 
-void* stream_of(const Tensor& tensor) {
-  const auto device = tensor.device();
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
-}
-
 void swiglu_on_gpu(const Tensor& gate, const Tensor& up, const Tensor& y) {
   const c10::DeviceGuard guard(gate.device());
   cuda::swiglu(gate.const_data_ptr(), up.const_data_ptr(), y.mutable_data_ptr(), gate.numel(),
-               dtype_of(gate), stream_of(gate));
+               dtype_of(gate), current_stream(gate.device()));
 }
 
 void swiglu_backward_on_gpu(const Tensor& dy, const Tensor& gate, const Tensor& up,
@@ -32,7 +27,7 @@ void swiglu_backward_on_gpu(const Tensor& dy, const Tensor& gate, const Tensor& 
   const c10::DeviceGuard guard(gate.device());
   cuda::swiglu_backward(dy.const_data_ptr(), gate.const_data_ptr(), up.const_data_ptr(),
                         dgate.mutable_data_ptr(), dup.mutable_data_ptr(), gate.numel(),
-                        dtype_of(gate), stream_of(gate));
+                        dtype_of(gate), current_stream(gate.device()));
 }
 
 void rotate_on_gpu(const Tensor& heads, const Tensor& cos, const Tensor& sin, double direction,
@@ -50,7 +45,7 @@ void rotate_on_gpu(const Tensor& heads, const Tensor& cos, const Tensor& sin, do
                 .head_stride = heads.stride(-2),
                 .direction = static_cast<float>(direction),
                 .dtype = dtype_of(heads)},
-               stream_of(heads));
+               current_stream(heads.device()));
 }
 
 }  // namespace

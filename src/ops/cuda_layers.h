@@ -3,8 +3,6 @@
 
 #include <torch/torch.h>
 
-#include "diffattn/ops_layers.h"
-
 namespace diffattn::ops {
 
 /// The CUDA kernels behind `ops_layers.h`: pointers, so that a build without nvcc has none.

@@ -158,8 +158,8 @@ bool is_rotated_on_gpu(const Tensor& heads, const Tensor& cos, const RotateOptio
 Tensor rotated(const Tensor& given, const Tensor& cos, const Tensor& sin, const RotateOptions& o) {
   if (is_rotated_on_gpu(given, cos, o)) {
     const Tensor out = torch::empty(given.sizes(), given.options());
-    const Tensor c = is_aligned(cos) ? cos.contiguous() : cos.clone();
-    const Tensor s = is_aligned(sin) ? sin.contiguous() : sin.clone();
+    const Tensor c = is_aligned(cos) ? cos.contiguous() : cos.clone(at::MemoryFormat::Contiguous);
+    const Tensor s = is_aligned(sin) ? sin.contiguous() : sin.clone(at::MemoryFormat::Contiguous);
     ops::cuda_layers()->rotate(given, c, s, o.direction, out);
     return out;
   }
@@ -189,8 +189,9 @@ void check_rotation(const Tensor& heads, const Tensor& cos, const Tensor& sin,
                     const RotateOptions& o) {
   TORCH_CHECK(heads.dim() == 3 || heads.dim() == 4,
               "rotate: heads: expected [B, N, H, D] or [total, H, D], got ", heads.sizes());
-  TORCH_CHECK(o.width >= 0 && o.width % 2 == 0 && o.width <= heads.size(-1),
-              "rotate: width: expected an even number up to ", heads.size(-1), ", got ", o.width);
+  TORCH_CHECK(o.width > 0 && o.width % 2 == 0 && o.width <= heads.size(-1),
+              "rotate: width: expected an even number from 2 to ", heads.size(-1), ", got ",
+              o.width);
   TORCH_CHECK(cos.sizes() == sin.sizes() && cos.scalar_type() == sin.scalar_type() &&
                   cos.device() == heads.device() && sin.device() == heads.device(),
               "rotate: cos and sin: expected one shape, one type and ", heads.device(), ", got ",

@@ -127,11 +127,13 @@ TEST(FusedLayers, Rotate) {
 
 TEST(FusedLayers, ThreadsChangeNothing) {
   torch::manual_seed(4);
-  const Tensor x = torch::randn({300, 65}).requires_grad_(true), w = torch::randn({65});
+  const Tensor x = torch::randn({600, 65}).requires_grad_(true), w = torch::randn({65});
+  const Tensor table = torch::randn({600, 6});  // several blocks of every loop
   const auto bits = [&](int threads) {
     torch::set_num_threads(threads);
     const Tensor weight = w.clone().requires_grad_(true);
-    const Tensor y = swiglu(rms_norm(x, weight, 1e-5), x);
+    const Tensor turned = rotate(x.view({600, 5, 13}), table, table, {.width = 12});
+    const Tensor y = swiglu(rms_norm(x, weight, 1e-5), turned.view({600, 65}));
     const auto grads = torch::autograd::grad({y.sum()}, {x, weight});
     return Tensors{y.detach(), grads[0], grads[1]};
   };
@@ -156,6 +158,7 @@ TEST(FusedLayers, RefuseShapesThatDoNotFit) {
   const Tensor short_table = torch::ones({2, 4});
   EXPECT_THROW(rotate(x, short_table, short_table, {.width = 8}), c10::Error);
   EXPECT_THROW(rotate(x, table, table, {.width = 10}), c10::Error);
+  EXPECT_THROW(rotate(x, torch::ones({3, 0}), torch::ones({3, 0}), {}), c10::Error);
   EXPECT_THROW(rotate(x, table, torch::ones({3, 3}), {.width = 8}), c10::Error);
 }
 

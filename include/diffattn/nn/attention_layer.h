@@ -76,7 +76,7 @@ class AttentionLayer : public torch::nn::Module {
   virtual std::optional<RotaryTable> angles(const AttentionInput& /*input*/) { return {}; }
 
   /// From now on lambda is `factor` times what the parameters say; 1 at first. Nothing for layers
-  /// without a lambda.
+  /// without a lambda between two maps (plain, introspective).
   virtual void scale_lambda(double /*factor*/) {}
 
   /// Number of parameters, all of them.

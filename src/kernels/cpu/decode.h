@@ -6,8 +6,8 @@
 // memory ([B, N, H, D]) are taken together, so that memory is read in its own order:
 //
 //   for each panel of W keys, for each of these kv heads
-//     for each row and map
-//       (1)     s[n] = scale q.k[n] + mask          sums along D, 16 keys turned at a time
+//     for each row (4 or 2 together where all see the whole panel) and map
+//       (1)     s[n] = scale q.k[n] + mask          sums along D, added across lanes
 //       (2) (3) ref = max(ref, max s);  e = exp2(s - ref);  l += sum e
 //       (4)     O1 += e1 v,  O2 += e2 v
 //

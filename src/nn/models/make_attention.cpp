@@ -19,6 +19,10 @@ std::shared_ptr<AttentionLayer> ablated_preset(const std::string& preset,
   MultiheadDiffAttentionOptions point = preset_options(preset, options);
   TORCH_CHECK(point.kind() != AttentionKind::kPlain,
               "head_norm, lambda_init: expected an attention with two maps, got ", preset);
+  TORCH_CHECK(config.head_norm || point.head_norm() != HeadNorm::kNone,
+              "head_norm: expected an attention with a head norm, got ", preset);
+  TORCH_CHECK(!config.lambda_init || point.lambda() != LambdaKind::kToken,
+              "lambda_init: expected an attention whose lambda starts from it, got ", preset);
   if (!config.head_norm) point.head_norm(HeadNorm::kNone);
   if (config.lambda_init) point.lambda_init(config.lambda_init);
   return std::make_shared<MultiheadDiffAttentionImpl>(point);

@@ -75,7 +75,8 @@ Tensor DiffBlockImpl::run(const AttentionInput& input, const AttentionInput* cro
   if (calls == nullptr && (enhancer || noise_reduction || gate_reads_map)) calls = &own;
 
   AttentionInput normed = input;
-  normed.x = for_products(input_layernorm(input.x));
+  const Tensor norm = input_layernorm(input.x);
+  normed.x = self_attn->adds_residual() ? norm : for_products(norm);  // a residual stays wide
   Tensor a = self_attn->forward(normed, calls);
   const Tensor m =
       enhancer || gate_reads_map ? token_weights(*calls, options.token_weight()) : Tensor();

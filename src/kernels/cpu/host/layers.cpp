@@ -77,7 +77,7 @@ DIFFATTN_EACH_ISA void add_products(const float* dy, const float* x, float rstd,
   for (int64_t i = 0; i < width; ++i) sums[i] += dy[i] * x[i] * rstd;
 }
 
-/// exp(x) to 2 units in the last place: 2^n 2^f, n whole, |f| <= 1/2.
+/// exp(x) for x clamped to [-87, 88]: 2^n 2^f, n whole, |f| <= 1/2.
 [[gnu::always_inline]] inline float fast_exp(float x) {
   constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;  // 1.5 * 2^23: its fraction is whole
   const float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
@@ -153,14 +153,15 @@ void rms_norm_backward(const RmsNormBackward& p) {
   const int64_t blocks = (p.rows + kBlockRows - 1) / kBlockRows;
   std::vector<float> sums(p.dweight != nullptr ? static_cast<size_t>(blocks * p.width) : 0, 0.0f);
   over_blocks(p.rows, kBlockRows, [&](int64_t begin, int64_t end) {
-    float* block_sums = sums.data() + begin / kBlockRows * p.width;
     for (int64_t row = begin; row < end; ++row) {
       const float *dy = p.dy + row * p.width, *x = p.x + row * p.width;
       const float rstd = p.rstd[row];
       const float shrink =
           dot(dy, x, p.weight, p.width) * rstd * rstd / static_cast<float>(p.width);
       norm_gradient(dy, x, p.weight, rstd, shrink, p.dx + row * p.width, p.width);
-      if (p.dweight != nullptr) add_products(dy, x, rstd, block_sums, p.width);
+      if (p.dweight != nullptr) {
+        add_products(dy, x, rstd, sums.data() + begin / kBlockRows * p.width, p.width);
+      }
     }
   });
   if (p.dweight == nullptr) return;

@@ -36,22 +36,11 @@ struct KeysConfig {
 /// Tiles of the one pass over keys that makes all gradients: 16 keys a warp, kBlockM queries a
 /// step. Wider heads have no registers for the sums of dk1, dk2 and dv beside each other.
 template <int kD, int kValue>
-struct FusedConfig {
-  static constexpr bool kFits = 2 * kD + kValue <= 256;
-  static constexpr int kHeadDim = kD;
-  static constexpr int kValueDim = kValue;
-  static constexpr int kWarps = 4;
-  static constexpr int kThreads = kWarps * 32;
-  static constexpr int kBlockN = kWarps * 16;
-  static constexpr int kBlockM = 32;   // s1, s2 and dp take 16 registers each beside up to 128 sums
-  static constexpr int kRowStats = 5;  // lse1, lse2, delta1, delta2, lambda
-
-  static constexpr int kKElements = kBlockN * kD;
-  static constexpr int kQElements = kBlockM * kD;
-  static constexpr int kDsElements = kBlockN * kBlockM;  // of one map
-  static constexpr int kKeyBytes = 2 * kBlockN * (2 * kD + kValue);
-  static constexpr int kStageBytes = 2 * kBlockM * (2 * kD + kValue) + 4 * kRowStats * kBlockM;
-  static constexpr int kSmemBytes = kKeyBytes + 2 * kStageBytes + 2 * 2 * kDsElements;
+struct FusedConfig : KeysConfig<kD, kValue, kDvAndDk> {
+  using Keys = KeysConfig<kD, kValue, kDvAndDk>;
+  static constexpr bool kFits = 2 * kD + kValue <= 256;              // 128 registers of sums
+  static constexpr int kDsElements = Keys::kBlockN * Keys::kBlockM;  // of one map
+  static constexpr int kSmemBytes = Keys::kKeyBytes + 2 * Keys::kStageBytes + 2 * 2 * kDsElements;
   static_assert(!kFits || kSmemBytes <= kMaxSmemBytes);
 };
 

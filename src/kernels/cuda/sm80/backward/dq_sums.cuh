@@ -17,7 +17,6 @@ struct DqSums {
   int units;  // of a head
 
   static constexpr int kRows = 16;
-  static int64_t unit_count(int64_t rows, int64_t batch) { return rows / kRows + batch; }
 
   __device__ static int first(const Shape& shape, const Sequence& seq, int b) {
     const int64_t row =

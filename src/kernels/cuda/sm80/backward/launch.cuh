@@ -89,13 +89,12 @@ void launch_fused(const BackwardParams& params, const BackwardWorkspace& workspa
 template <class T, int kD, int kValue>
 void launch_backward(const BackwardParams& params, const BackwardWorkspace& workspace,
                      cudaStream_t stream) {
-  constexpr bool kOneLaunch = 2 * kD + kValue <= 256;  // 128 registers of sums
   const BackwardArguments<T> args = backward_arguments<T>(params, workspace);
   const bool want_dk = params.dk1 || params.dk2, want_dv = static_cast<bool>(params.dv);
   if constexpr (FusedConfig<kD, kValue>::kFits) {
     if (is_fused(params)) return launch_fused<T, kD, kValue>(params, workspace, args, stream);
   }
-  if constexpr (kOneLaunch) {
+  if constexpr (FusedConfig<kD, kValue>::kFits) {
     if (want_dk || want_dv) launch_keys<T, kD, kValue, kDvAndDk>(params, args, stream);
   } else {
     if (want_dv) launch_keys<T, kD, kValue, kDv>(params, args, stream);

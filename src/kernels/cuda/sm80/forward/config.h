@@ -39,7 +39,7 @@ struct ForwardConfig {
   static constexpr int kMTiles = 1;
   static constexpr int kWarpsPerMap = 4;
   static constexpr int kBlockM = kWarpsPerMap * kMTiles * 16;
-  static constexpr int kBlocksPerSm = kDv <= 128 ? 2 : 1;  // 128 registers a thread hold O of 128
+  static constexpr int kBlocksPerSm = 1;
   // Wide heads: more keys do not fit into shared memory twice.
   static constexpr int kBlockN = kD > 64 ? 32 : 64;
   static constexpr int kStages = 2;  // load the next keys while these are used

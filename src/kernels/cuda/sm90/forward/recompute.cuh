@@ -2,7 +2,7 @@
 //
 // The forward when lse1 and lse2 are known from an earlier one (activation checkpointing): the
 // probabilities are final as soon as the scores are, so the maps are subtracted before the product
-// with v. 8 D instead of 12 D operations a pair, and one O instead of two.
+// with v. 4 D + 2 Dv instead of 4 D + 4 Dv operations a pair, and one O instead of two.
 //
 //   (1) s1 = q1 k1^T, s2 = q2 k2^T
 //   (2) p = exp(scale s1 - lse1) - sign(lambda) exp(scale2 s2 - (lse2 - log |lambda|))

@@ -27,7 +27,8 @@ struct WarpRows {
 };
 
 /// The rests of two floats as the low bytes of a register: as `rest_of`, but rounded down, which
-/// makes them bits of the floats themselves. (Of a float16 that became infinite they mean nothing.)
+/// makes them bits of the floats themselves: an exact tie that rounds to even comes back one unit
+/// low. (Of a float16 that became infinite they mean nothing.)
 template <class T>
 __device__ __forceinline__ uint32_t rest_pair(float low, float high) {
   constexpr int kShift = 8 - kRestShift<T>;
