@@ -9,6 +9,7 @@
 #include <exception>
 #include <iostream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,7 +39,7 @@ int run_program(int argc, char** argv) {
     return kWrongUse;
   }
   try {
-    if (argv[1][0] != '-') app.get_subcommand(argv[1]);
+    if (argv[1][0] != '-') std::ignore = app.get_subcommand(argv[1]);
   } catch (const CLI::OptionNotFound&) {
     fmt::print(stderr, "diffattn: expected a verb, got '{}'\nRun with --help for the list.\n",
                argv[1]);
