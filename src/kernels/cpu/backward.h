@@ -28,23 +28,39 @@
 
 namespace diffattn::cpu {
 
-/// Row n of the sum, times factor.
+/// Lanes [n, n + lanes) of rows or columns of tiles, added up over the slabs.
 template <class Isa>
-void store_sum(const SlabSum* sum, int64_t n, void* out) {
+typename Isa::Vec add_slabs(const SlabSum* sum, int64_t strip, int64_t at) {
+  typename Isa::Vec total = Isa::zero();
+  for (int64_t s = 0; s < sum->slabs; ++s) {
+    if (sum->begun[s * sum->begun_stride + strip] == 0) continue;
+    total = Isa::add(total, Isa::load(sum->tiles + s * sum->tiles_stride + at));
+  }
+  return Isa::mul(total, Isa::set1(sum->factor));
+}
+
+/// Rows [n, n + count) of the sum, times factor, to out[0 .. count - 1]; they are of one strip.
+template <class Isa>
+void store_sums(const SlabSum* sum, int64_t n, int count, void* const* out) {
   using Vec = typename Isa::Vec;
-  constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
-  constexpr int kTile = kRows * kCols;
-  const int64_t column_panels = (sum->width + kCols - 1) / kCols;
+  constexpr int kLanes = Isa::kLanes;
+  const int64_t panels = (sum->width + Isa::kCols - 1) / Isa::kCols, strip = n / Isa::kRows;
+  const int step = Isa::Gradients::kTurned ? kLanes : 1;
   for (int64_t c = 0; c < sum->width; c += kLanes) {
-    const int64_t at =
-        (n / kRows * column_panels + c / kCols) * kTile + n % kRows * kCols + c % kCols;
-    Vec total = Isa::zero();
-    for (int64_t s = 0; s < sum->slabs; ++s) {
-      if (sum->begun[s * sum->begun_stride + n / kRows] == 0) continue;
-      total = Isa::add(total, Isa::load(sum->tiles + s * sum->tiles_stride + at));
+    for (int i = 0; i < count; i += step) {
+      Vec rows[kLanes];
+      if constexpr (Isa::Gradients::kTurned) {
+        for (int j = 0; j < kLanes; ++j) {
+          rows[j] = add_slabs<Isa>(sum, strip, sum_entry<Isa>(panels, n + i, c + j));
+        }
+        Isa::transpose(rows);
+      } else {
+        rows[0] = add_slabs<Isa>(sum, strip, sum_entry<Isa>(panels, n + i, c));
+      }
+      for (int j = 0; j < step && i + j < count; ++j) {
+        Isa::store_elements(out[i + j], sum->dtype, c, sum->width - c, rows[j]);
+      }
     }
-    Isa::store_elements(out, sum->dtype, c, sum->width - c,
-                        Isa::mul(total, Isa::set1(sum->factor)));
   }
 }
 
@@ -128,7 +144,6 @@ struct Backward {
     const Vec none[2][2] = {{Isa::zero(), Isa::zero()}, {Isa::zero(), Isa::zero()}};
     for (int m = kFirstMatrix; m < kGradientMatrices; ++m) {
       for (int i = 0; i < kRows; i += 2) operands.store(m, s * kRows + i, col, none);
-      operands.finish_tile(m, s, col);
     }
   }
 
@@ -161,7 +176,6 @@ struct Backward {
       operands.store(kDs1, r, col, ds1);
       operands.store(kDs2, r, col, ds2);
     }
-    for (int m = kFirstMatrix; m < kGradientMatrices; ++m) operands.finish_tile(m, s, col);
   }
 
   /// dv += A^T dO, dk += ds^T q, a strip of R keys at a time, over the query strips that see it.
@@ -199,16 +213,16 @@ struct Backward {
     int from, count;
     bool begun;
   };
-  void add_keys(int m, const Keys& part, const RightRows<Isa>& right, float* out) {
-    for (int64_t c = 0; c < right.panels; ++c) {
+  void add_keys(int m, const Keys& part, const SummedRows<Isa>& other, float* out) {
+    for (int64_t c = 0; c < other.panels; ++c) {
       Tile t;
       if (part.begun) {
         t.load(out + c * kTile, kCols);
       } else {
         t.zero();
       }
-      operands.multiply_keys(t, m, part.key, part.from, part.count, right.at(part.from, c * kCols),
-                             right.stride);
+      operands.multiply_keys(t, m, part.key, part.from, part.count, other.at(part.from, c * kCols),
+                             other.operand_stride());
       t.store(out + c * kTile, kCols);
     }
   }

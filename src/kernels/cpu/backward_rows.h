@@ -11,18 +11,23 @@
 
 namespace diffattn::cpu {
 
-/// Query rows as the right operand of a product that is summed over them: [rows / pair][stride].
+/// Query rows as an operand of a product that is summed over them: the right one,
+/// [rows / pair][stride], or, where Gradients::kTurned, the left one, [columns][kTurnedStride].
 template <class Isa>
-struct RightRows {
+struct SummedRows {
   using Operand = typename Isa::Operand;
-  int64_t panels;  // of W columns
+  static constexpr bool kTurned = Isa::Gradients::kTurned;
+  static constexpr int64_t kTurnedStride = kMaxBlockRows / Isa::kPair;  // odd in cache lines
+  int64_t panels;                                                       // of W columns
   int64_t stride;
   Operand* data;
+  Operand* turned;
 
   void carve(int rows, int64_t width, Carver<Isa>& carver) {
     panels = (width + Isa::kCols - 1) / Isa::kCols;
     stride = panels * Isa::kCols + 16;
     data = carver.template take<Operand>(rows / Isa::kPair * stride);
+    turned = carver.template take<Operand>(kTurned ? panels * Isa::kCols * kTurnedStride : 0);
   }
   /// x0, x1: columns [c, c + lanes) of rows r and r + 1. r is even.
   void set(int r, int64_t c, typename Isa::Vec x0, typename Isa::Vec x1) {
@@ -33,8 +38,40 @@ struct RightRows {
       Isa::store_row_pair(data + r / 2 * stride + c, x0, x1);
     }
   }
-  const Operand* at(int r, int64_t c) const { return data + r / Isa::kPair * stride + c; }
+  /// All rows were set.
+  void finish(int rows) {
+    if constexpr (kTurned) {
+      for (int r = 0; r < rows / Isa::kPair; r += Isa::kLanes) {
+        for (int64_t c = 0; c < panels * Isa::kCols; c += Isa::kLanes) {
+          typename Isa::Vec x[Isa::kLanes];
+          for (int i = 0; i < Isa::kLanes; ++i) {
+            x[i] = Isa::load(reinterpret_cast<const float*>(data + (r + i) * stride + c));
+          }
+          Isa::transpose(x);
+          for (int i = 0; i < Isa::kLanes; ++i) {
+            Isa::store(reinterpret_cast<float*>(turned + (c + i) * kTurnedStride + r), x[i]);
+          }
+        }
+      }
+    }
+  }
+  /// The operand from row r and column c on, and its stride.
+  const Operand* at(int r, int64_t c) const {
+    return kTurned ? turned + c * kTurnedStride + r / Isa::kPair
+                   : data + r / Isa::kPair * stride + c;
+  }
+  int64_t operand_stride() const { return kTurned ? kTurnedStride : stride; }
 };
+
+/// Where column c of row n of a sum over query rows lies, in tiles of R keys.
+template <class Isa>
+constexpr int64_t sum_entry(int64_t column_panels, int64_t n, int64_t c) {
+  constexpr int kRows = Isa::kRows, kCols = Isa::kCols;
+  const int64_t tile = n / kRows * column_panels + c / kCols;
+  const int64_t entry =
+      Isa::Gradients::kTurned ? c % kCols * kRows + n % kRows : n % kRows * kCols + c % kCols;
+  return tile * kRows * kCols + entry;
+}
 
 /// Step (8) of one entry: column j of row r of a panel, in the order of GradientMatrix.
 template <class Isa, class Source>
@@ -67,7 +104,7 @@ struct BackwardRows {
   const int64_t q_stride = (block.maps.head_dim + kCols - 1) / kCols * kCols + 16;
 
   // Scratch.
-  RightRows<Isa> q[2], dout;           // finite
+  SummedRows<Isa> q[2], dout;          // finite
   float* true_dout;                    // [rows][acc_stride]: dO
   uint16_t* low_dout;                  // [rows][acc_stride]: dO in bf16, for operands of that
   typename Isa::Operand* dout_packed;  // [strips]: dO, for dO v^T
@@ -95,6 +132,7 @@ struct BackwardRows {
     maps.set_norm(norm);
     for (int m = 0; m < 2; ++m) {
       for (int i = 0; i < maps.rows; i += 2) load_q(m, i);
+      q[m].finish(maps.rows);
     }
     if (block.epilogue.norm || block.dgain != nullptr) load_o();
     for (int i = 0; i < maps.rows; ++i) load_dout(i);
@@ -103,6 +141,7 @@ struct BackwardRows {
         dout.set(i, c, finite_dout(i, c), finite_dout(i + 1, c));
       }
     }
+    dout.finish(maps.rows);
     for (int s = 0; s < maps.strips; ++s) pack_dout(s);
   }
 
@@ -129,11 +168,9 @@ struct BackwardRows {
         const int64_t n = (maps.origin + p) * kCols + j;
         float x[kGradientMatrices];
         entry_gradients<Isa>(gradients, maps, p, i, j, x);
-        for (int64_t c = 0; c < block.value_dim; c += kLanes) {
-          float* out = block.dv + (n / kRows * dout.panels + c / kCols) * kRows * kCols +
-                       n % kRows * kCols + c % kCols;
-          const Vec row = Isa::load(true_dout + i * product.acc_stride + c);
-          Isa::store(out, Isa::fma(Isa::set1(x[kA]), row, Isa::load(out)));
+        for (int64_t c = 0; c < block.value_dim; ++c) {
+          const float dv = x[kA] * true_dout[i * product.acc_stride + c];
+          block.dv[sum_entry<Isa>(dout.panels, n, c)] += dv;
         }
       });
     }

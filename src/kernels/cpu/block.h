@@ -104,7 +104,8 @@ struct BackwardBlock {
   float scale[2];
   int64_t dmask_stride;  // from column to column
   bool products;         // false: only dmask is wanted
-  /// Sums over blocks, tile by tile: [ceil(N / R)][ceil(width / W)][R][W].
+  /// Sums over blocks, tile by tile: [ceil(N / R)][ceil(width / W)][R][W], or [W][R] where the tile
+  /// code sums transposes.
   float *dk[2], *dv;
   uint8_t* begun;  // [ceil(N / R)]: does this strip of dk and dv hold anything yet? Zero at first.
   double* dgain;   // [Dv]: sum of dout o O * rstd
@@ -163,8 +164,8 @@ struct TileCode {
   int64_t (*decode_part_floats)(int rows, int64_t dv);
   void (*decode)(const DecodeGroup* group, int64_t first, int64_t end);
   void (*decode_join)(const ForwardBlock* block, int64_t chunks, float* parts);
-  /// Row n of a SlabSum.
-  void (*store_sum)(const SlabSum* sum, int64_t n, void* out);
+  /// Rows [n, n + count) of a SlabSum to out[0 .. count - 1]; n is a multiple of R, count <= R.
+  void (*store_sums)(const SlabSum* sum, int64_t n, int count, void* const* out);
 };
 
 }  // namespace diffattn::cpu

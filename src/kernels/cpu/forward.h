@@ -58,7 +58,8 @@ struct Forward {
 
   void run() {
     maps.begin();
-    for (int m = 0; m < 2; ++m) {
+    const bool both = block.stretches || block.rows[0].o2 != nullptr;
+    for (int m = 0; m < (both ? 2 : 1); ++m) {
       for (int64_t i = 0; i < product.acc_floats(); i += kLanes) {
         Isa::store(acc[m] + i, Isa::zero());
       }
@@ -133,7 +134,10 @@ struct Forward {
 
   /// (5)
   void finish_row(int i) {
-    const float lse[2] = {maps.softmax[0].lse(i), maps.softmax[1].lse(i)};
+    float lse[2] = {};
+    for (int m = 0; m < 2; ++m) {
+      if (block.rows[i].lse[m] != nullptr) lse[m] = maps.softmax[m].lse(i);
+    }
     store_row<Isa>(block, i, maps.softmax[0].seen(i), lse, acc[0] + i * product.acc_stride,
                    acc[1] + i * product.acc_stride);
   }

@@ -19,7 +19,8 @@ struct FloatGradients {
   using Vec = typename Isa::Vec;
   static constexpr int kLanes = Isa::kLanes;
   static constexpr int kStride = kMapStride;
-  float* matrix[kGradientMatrices];  // [rows][kStride]
+  static constexpr bool kTurned = false;  // are the sums over query rows made as their transposes?
+  float* matrix[kGradientMatrices];       // [rows][kStride]
 
   void carve(int rows, Carver<Isa>& carver) {
     for (float*& m : matrix) m = carver.template take<float>(rows * kStride);
@@ -32,9 +33,6 @@ struct FloatGradients {
       Isa::store(to + kLanes, x[i][1]);
     }
   }
-  /// All rows of strip s were stored.
-  void finish_tile(int, int, int64_t) {}
-
   const float* rows(int m, int r, int64_t col) const { return matrix[m] + r * kStride + col; }
 
   /// t [R keys][W] += matrix^T right, summed over query rows [r, r + count).
@@ -51,6 +49,7 @@ template <class Isa>
 struct PairGradients {
   using Vec = typename Isa::Vec;
   static constexpr int kStride = kPairMapStride;
+  static constexpr bool kTurned = false;
   uint32_t* by_row[kGradientMatrices];  // [rows][kStride]: pairs of columns; not of A
   uint32_t* by_key[kGradientMatrices];  // [rows / 2][kMapStride]: pairs of rows
 
@@ -64,8 +63,6 @@ struct PairGradients {
     Isa::store_row_pair(to, x[0][0], x[1][0]);
     Isa::store_row_pair(to + Isa::kLanes, x[0][1], x[1][1]);
   }
-  void finish_tile(int, int, int64_t) {}
-
   const uint32_t* rows(int m, int r, int64_t col) const {
     return by_row[m] + r * kStride + col / 2;
   }

@@ -12,6 +12,22 @@
 
 namespace diffattn::cpu {
 
+/// The rows of a tile that are dealt with at once.
+enum class TileHalf { kUpper, kLower, kBoth };
+template <int kRows>
+constexpr int first_row(TileHalf half) {
+  return half == TileHalf::kLower ? kRows / 2 : 0;
+}
+template <int kRows>
+constexpr int end_row(TileHalf half) {
+  return half == TileHalf::kUpper ? kRows / 2 : kRows;
+}
+/// A half as an argument.
+template <TileHalf kHalf>
+struct HalfOf {
+  static constexpr TileHalf value = kHalf;
+};
+
 /// How much of a tile the rows of a strip may see.
 enum TileKind : uint8_t { kTileUnseen, kTileFull, kTileMasked };
 
@@ -39,12 +55,15 @@ struct Maps {
   const TileMask<Isa> mask{block};
 
   // Scratch.
-  Operand* q[2];        // [strips] packed for Tile::multiply_packed
-  float* e[2];          // [panels][rows][W]
-  uint8_t* kinds;       // [panels][strips]
-  uint32_t* seen_bits;  // [panels][rows], of masked tiles
-  float* bias;          // [R][W] of one tile
-  float* block_ref[2];  // [blocks][rows]
+  Operand* q[2];         // [strips] packed for Tile::multiply_packed
+  float* e[2];           // [panels][rows][W]
+  uint8_t* kinds;        // [panels][strips]
+  uint32_t* seen_bits;   // [panels][rows], of masked tiles
+  int64_t* columns_end;  // [strips]: what any row may see
+  float* bias;           // [R][W] of one tile
+  float* sums[2];        // [R][W]: scores of one tile, where products are overlapped
+  float* block_ref[2];   // [blocks][rows]
+  uint8_t* far[2];       // [strips]: is any ref beyond kNearRef?
   OnlineSoftmax<Isa> softmax[2];
 
   // Of the stretch that was computed last.
@@ -59,11 +78,17 @@ struct Maps {
       q[m] = carver.template take<Operand>(strips * strip_operands() + kLanes);
       e[m] = carver.template take<float>(in.map_panels * rows * kCols);
       block_ref[m] = carver.template take<float>((in.map_panels / kBlockPanels + 1) * rows);
+      far[m] = carver.template take<uint8_t>(strips);
       softmax[m].carve(rows, carver);
     }
     kinds = carver.template take<uint8_t>(in.map_panels * strips);
     seen_bits = carver.template take<uint32_t>(in.map_panels * rows);
+    columns_end = carver.template take<int64_t>(strips);
     bias = carver.template take<float>(kRows * kCols);
+    for (int m = 0; m < 2; ++m) {
+      sums[m] = carver.template take<float>(Isa::kOverlap ? 2 * kRows * kCols : 0);
+      if (Isa::kOverlap && sums[m] != nullptr) sums[m] = beside(sums[m], e[m]);
+    }
   }
 
   int64_t strip_operands() const { return Isa::Pack::strip_operands(block.head_dim); }
@@ -143,18 +168,57 @@ struct Maps {
     const float then = block_ref[m][panel / kBlockPanels * rows + i], now = softmax[m].ref[i];
     return then == now ? 1.0f : __builtin_exp2f(then - now);
   }
+  /// Where products have a unit of their own: start(t, p, s) leaves the product of a tile that is
+  /// seen in tile registers, at(p, s) is where it goes, finish(half, p, s) works on it there.
+  ///
+  /// The sums of half a tile are written half a tile before they are read, and not before that half
+  /// of the tile before was read: what a load wants from a tile store must have reached L1, and a
+  /// load waits as well for a tile store whose address is the same in the last 12 bits. A tile has
+  /// 4 KB, so halves of neighbours, or of one place, are the same in these bits.
+  template <class Start, class At, class Finish>
+  DIFFATTN_INLINE void overlap(int64_t first, int64_t last, const Start& start_tile, const At& at,
+                               const Finish& finish) const {
+    int64_t index = seen_from(first * strips, last * strips);
+    const int64_t end = last * strips;
+    if (index == end) return;
+    Tile t;
+    start_tile(t, index / strips, static_cast<int>(index % strips));
+    t.store_upper(at(index / strips, static_cast<int>(index % strips)), kCols);
+    while (index < end) {
+      const int64_t p = index / strips;
+      const int s = static_cast<int>(index % strips);
+      t.store_lower(at(p, s), kCols);
+      index = seen_from(index + 1, end);
+      const int64_t next_p = index / strips;
+      const int next_s = static_cast<int>(index % strips);
+      if (index < end) start_tile(t, next_p, next_s);
+      finish(HalfOf<TileHalf::kUpper>{}, p, s);
+      if (index < end) t.store_upper(at(next_p, next_s), kCols);
+      finish(HalfOf<TileHalf::kLower>{}, p, s);
+    }
+  }
+
   /// Columns of panels [begin, end) up to the last one that the strip may see.
   int64_t run_columns(int s, int64_t begin, int64_t end) const {
-    const int64_t seen = columns_end(s) - (origin + begin) * kCols;
+    const int64_t seen = columns_end[s] - (origin + begin) * kCols;
     const int64_t count = (end - begin) * kCols;
     return seen < count ? seen : count;
   }
 
  private:
-  int64_t columns_end(int s) const {
-    int64_t end = 0;
-    for (int i = s * kRows; i < (s + 1) * kRows; ++i) end = row(i).end > end ? row(i).end : end;
-    return end;
+  /// The place in `memory`, two tiles, whose address has the same last 12 bits as `other`: a load
+  /// then meets a store to the same row of `other` only after a whole tile.
+  static float* beside(float* memory, const float* other) {
+    constexpr uintptr_t kBytes = kRows * kCols * sizeof(float);
+    const uintptr_t from = reinterpret_cast<uintptr_t>(memory);
+    const uintptr_t gap = (reinterpret_cast<uintptr_t>(other) - from) % kBytes;
+    return memory + gap / sizeof(float);
+  }
+
+  /// The next tile that is seen, counted strip by strip and panel by panel.
+  int64_t seen_from(int64_t index, int64_t end) const {
+    while (index < end && kinds[index] == kTileUnseen) ++index;
+    return index;
   }
 
   void classify() {
@@ -168,6 +232,7 @@ struct Maps {
         least_end = r.end < least_end ? r.end : least_end;
         most_end = r.end > most_end ? r.end : most_end;
       }
+      columns_end[s] = most_end;
       for (int64_t p = 0; p < panels; ++p) {
         const int64_t column = (origin + p) * kCols;
         TileKind k = kTileUnseen;
@@ -190,6 +255,7 @@ struct Maps {
 
   void compute_key_block(int m, int64_t first, int64_t last) {
     softmax[m].save();
+    for (int s = 0; s < strips; ++s) set_far(m, s);
     if constexpr (Isa::kOverlap) {
       score_overlapped(m, first, last);
     } else {
@@ -203,29 +269,27 @@ struct Maps {
   }
 
   /// Where products have a unit of their own: each is started before the exponentials of the tile
-  /// before it are taken, so that both units work.
+  /// before it are taken. Scores go through one tile in L1: a tile store to a line that is not in
+  /// L1 takes three times as long.
   void score_overlapped(int m, int64_t first, int64_t last) {
-    Tile tiles[2];
-    int64_t before_p = -1;
-    int before_s = 0, now = 0;
-    for (int64_t p = first; p < last; ++p) {
-      for (int s = 0; s < strips; ++s) {
-        if (kind(p, s) == kTileUnseen) continue;
-        multiply(tiles[now], m, p, s);
-        if (before_p >= 0) exponentials(tiles[1 - now], m, before_p, before_s);
-        before_p = p;
-        before_s = s;
-        now = 1 - now;
-      }
-    }
-    if (before_p >= 0) exponentials(tiles[1 - now], m, before_p, before_s);
+    overlap(
+        first, last, [&](Tile& t, int64_t p, int s) { start(t, m, p, s); },
+        [&](int64_t, int) { return sums[m]; },
+        [&](auto half, int64_t p, int s) {
+          exponentials<half.value>(typename Tile::Stored{sums[m]}, m, p, s);
+        });
+  }
+
+  void set_far(int m, int s) {
+    far[m][s] = 0;
+    for (int i = s * kRows; i < (s + 1) * kRows; ++i) far[m][s] |= softmax[m].near(i) ? 0 : 1;
   }
 
   void score_tile(int m, int64_t p, int s) {
     if (kind(p, s) == kTileUnseen) return;
     Tile t;
     multiply(t, m, p, s);
-    exponentials(t, m, p, s);
+    exponentials<TileHalf::kBoth>(t, m, p, s);
   }
 
   /// The product of (1).
@@ -235,12 +299,19 @@ struct Maps {
     t.multiply_packed(q[m] + s * strip_operands(), right, Isa::Pack::steps(block.head_dim),
                       right + transposed_operands() + asked_half(s));
   }
+  /// The same without an end: the sums are in tile registers.
+  DIFFATTN_INLINE void start(Tile& t, int m, int64_t p, int s) const {
+    t.zero();
+    const int64_t steps = Isa::Pack::steps(block.head_dim);
+    t.multiply(q[m] + s * strip_operands(), steps, keys(m, p), kCols, steps);
+  }
 
-  DIFFATTN_INLINE void exponentials(const Tile& t, int m, int64_t p, int s) {
-    if (kind(p, s) == kTileFull) {
-      exp_tile<false>(t, m, p, s, nullptr);
+  template <TileHalf kHalf, class Sums>
+  DIFFATTN_INLINE void exponentials(const Sums& t, int m, int64_t p, int s) {
+    if (kind(p, s) == kTileFull && far[m][s] == 0) {
+      exp_tile<kHalf, true>(t, m, p, s, nullptr);
     } else {
-      exp_tile<true>(t, m, p, s, tile_bias(p, s));
+      exp_tile<kHalf, false>(t, m, p, s, tile_bias(p, s));
     }
   }
 
@@ -257,26 +328,32 @@ struct Maps {
     return static_cast<const Operand*>(block.keys->kt[m]) + (origin + p) * transposed_operands();
   }
 
-  /// Scale and mask of (1), the exponential of (2), (3).
-  template <bool kMasked>
-  DIFFATTN_INLINE void exp_tile(const Tile& t, int m, int64_t p, int s, const float* biases) {
+  /// Scale and mask of (1), the exponential of (2), (3). kPlain: nothing is masked, all refs are
+  /// near.
+  template <TileHalf kHalf, bool kPlain, class Sums>
+  DIFFATTN_INLINE void exp_tile(const Sums& t, int m, int64_t p, int s, const float* biases) {
     const Vec scale = Isa::set1(block.scale[m]);
     const float* ref = softmax[m].ref + s * kRows;
     float* sum = softmax[m].sum + s * kRows * kLanes;
     float* out = tile(m, p, s);
-    const uint32_t* bits = seen_bits + p * rows + s * kRows;
+    const uint32_t* bits = kind(p, s) == kTileMasked ? seen_bits + p * rows + s * kRows : nullptr;
+    constexpr int kFrom = first_row<kRows>(kHalf), kTo = end_row<kRows>(kHalf);
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = kFrom; i < kTo; ++i) {
       const Vec r = Isa::set1(ref[i]);
       Vec total = Isa::load(sum + i * kLanes);
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) {
-        Vec x = kMasked && biases != nullptr
-                    ? Isa::fma(t.row(i, h), scale, Isa::load(biases + i * kCols + h * kLanes))
-                    : Isa::mul(t.row(i, h), scale);
-        // Rounded before ref is taken away, as max_tile rounds: the largest score gives exactly 1.
-        x = Isa::exp2(Isa::sub(x, r));
-        if constexpr (kMasked) x = Isa::select(bits[i] >> (h * kLanes), x, Isa::zero());
+        Vec x = t.row(i, h);
+        if (kPlain || (biases == nullptr && softmax[m].near(s * kRows + i))) {
+          x = Isa::fms(x, scale, r);
+        } else {  // rounded before ref is taken away, as max_tile rounds
+          const Vec bias_of =
+              biases == nullptr ? Isa::zero() : Isa::load(biases + i * kCols + h * kLanes);
+          x = Isa::sub(Isa::fma(x, scale, bias_of), r);
+        }
+        x = Isa::exp2(x);
+        if (!kPlain && bits != nullptr) x = Isa::select(bits[i] >> (h * kLanes), x, Isa::zero());
         Isa::store(out + i * kCols + h * kLanes, x);
         total = Isa::add(total, x);
       }
@@ -304,6 +381,7 @@ struct Maps {
       softmax[m].restore(r);
       if (bad[i]) softmax[m].move(r, Isa::maximum(Isa::load(maxima + i * kLanes)));
     }
+    set_far(m, s);
     for (int64_t p = first; p < last; ++p) score_tile(m, p, s);
   }
 

@@ -41,6 +41,8 @@ struct OnlineSoftmax {
   }
   void restore(int i) { Isa::store(sum + i * kLanes, Isa::load(before + i * kLanes)); }
 
+  bool near(int i) const { return ref[i] <= kNearRef && ref[i] >= -kNearRef; }
+
   /// Is the sum in range? False for NaN. A small sum is fine once another key block was large.
   bool suits(int i) {
     const Vec x = Isa::load(sum + i * kLanes);

@@ -51,15 +51,14 @@ struct OutputGradient {
   /// (7)
   void compute() {
     for (int m = 0; m < 2; ++m) fill_zero(whole[m], maps.rows * kLanes);
-    for (int64_t first = 0; first < maps.panels; first += kBlockPanels) {
+    // From the last key block back: e of the last ones is still in L2, and then dA and e of the
+    // first ones are, where step (8) begins.
+    const int64_t blocks = (maps.panels + kBlockPanels - 1) / kBlockPanels;
+    for (int64_t b = blocks - 1; b >= 0; --b) {
+      const int64_t first = b * kBlockPanels;
       const int64_t last = first + kBlockPanels < maps.panels ? first + kBlockPanels : maps.panels;
       for (int m = 0; m < 2; ++m) fill_zero(part[m], maps.rows * kLanes);
-      for (int64_t p = first; p < last; ++p) {
-        for (int s = 0; s < maps.strips; ++s) {
-          if (maps.kind(p, s) == kTileFull) da_tile<false>(p, s);
-          if (maps.kind(p, s) == kTileMasked) da_tile<true>(p, s);
-        }
-      }
+      compute_key_block(first, last);
       for (int m = 0; m < 2; ++m) {
         for (int i = 0; i < maps.rows; ++i) {
           const int at = i * kLanes;
@@ -96,27 +95,67 @@ struct OutputGradient {
     for (int64_t i = 0; i < count; i += kLanes) Isa::store(x + i, Isa::zero());
   }
 
-  template <bool kMasked>
-  void da_tile(int64_t p, int s) {
-    Tile t;
-    t.zero();
+  /// dA of panels [first, last), and what they add to `part`.
+  void compute_key_block(int64_t first, int64_t last) {
     const int64_t panel = Isa::Pack::transposed_operands(block.value_dim);
-    const Operand* right =
-        static_cast<const Operand*>(block.maps.keys->vt) + (maps.origin + p) * panel;
-    t.multiply_packed(rows.dout_packed + s * Isa::Pack::strip_operands(block.value_dim), right,
-                      Isa::Pack::steps(block.value_dim), right + panel + maps.asked_half(s));
-    float* out = da + (p * maps.rows + s * kRows) * kCols;
+    const int64_t steps = Isa::Pack::steps(block.value_dim);
+    const auto left = [&](int s) {
+      return rows.dout_packed + s * Isa::Pack::strip_operands(block.value_dim);
+    };
+    const auto right = [&](int64_t p) {
+      return static_cast<const Operand*>(block.maps.keys->vt) + (maps.origin + p) * panel;
+    };
+    if constexpr (Isa::kOverlap) {
+      maps.overlap(
+          first, last,
+          [&](Tile& t, int64_t p, int s) {
+            t.zero();
+            t.multiply(left(s), steps, right(p), kCols, steps);
+          },
+          [&](int64_t p, int s) { return da_of(p, s); },
+          [&](auto half, int64_t p, int s) {
+            finish_tile<half.value>(typename Tile::Stored{da_of(p, s)}, p, s);
+          });
+    } else {
+      for (int64_t p = first; p < last; ++p) {
+        for (int s = 0; s < maps.strips; ++s) {
+          if (maps.kind(p, s) == kTileUnseen) continue;
+          Tile t;
+          t.zero();
+          t.multiply_packed(left(s), right(p), steps, right(p) + panel + maps.asked_half(s));
+          finish_tile<TileHalf::kBoth>(t, p, s);
+        }
+      }
+    }
+  }
+
+  float* da_of(int64_t p, int s) const { return da + (p * maps.rows + s * kRows) * kCols; }
+
+  template <TileHalf kHalf, class Sums>
+  DIFFATTN_INLINE void finish_tile(const Sums& t, int64_t p, int s) {
+    if (maps.kind(p, s) == kTileFull) {
+      add_tile<kHalf, false>(t, p, s);
+    } else {
+      add_tile<kHalf, true>(t, p, s);
+    }
+  }
+
+  template <TileHalf kHalf, bool kMasked, class Sums>
+  DIFFATTN_INLINE void add_tile(const Sums& t, int64_t p, int s) {
+    constexpr bool kInPlace = Isa::kOverlap && !kMasked;
+    float* out = da_of(p, s);
     const float* e[2] = {maps.tile(0, p, s), maps.tile(1, p, s)};
     const uint32_t* bits = maps.seen_bits + p * maps.rows + s * kRows;
+    constexpr int kFrom = first_row<kRows>(kHalf), kTo = end_row<kRows>(kHalf);
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = kFrom; i < kTo; ++i) {
       Vec x[2];
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) {
         x[h] = t.row(i, h);
         // v or dO may be NaN where the row may not look
         if constexpr (kMasked) x[h] = Isa::select(bits[i] >> (h * kLanes), x[h], Isa::zero());
-        Isa::store(out + i * kCols + h * kLanes, x[h]);
+        if constexpr (!kInPlace) Isa::store(out + i * kCols + h * kLanes, x[h]);
       }
 #pragma GCC unroll 2
       for (int m = 0; m < 2; ++m) {

@@ -47,7 +47,7 @@ constexpr TileCode make_tile_code() {
           [](const ForwardBlock* block, int64_t chunks, float* parts) {
             DecodeJoin<Isa>{*block, parts, chunks}.run();
           },
-      .store_sum = store_sum<Isa>,
+      .store_sums = store_sums<Isa>,
   };
 }
 

@@ -26,6 +26,10 @@ inline constexpr int kPairMapStride = kKeyBlock / 2 + 16;
 inline constexpr float kTooLarge = 0x1p64f;
 inline constexpr float kTooSmall = 0x1p-60f;
 
+/// Up to such a reference score * scale - ref may be rounded once: the largest score then gives 1
+/// within 2^-14. Beyond it the product is rounded first, as the maximum was.
+inline constexpr float kNearRef = 0x1p10f;
+
 /// The bits of sqrt(1/2) in fp32.
 inline constexpr int kRootHalf = 0x3f3504f3;
 

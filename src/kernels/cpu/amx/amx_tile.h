@@ -52,12 +52,23 @@ struct AmxTile {
     _tile_loadd(3, p + 16 * stride + 16, bytes);
   }
   DIFFATTN_INLINE void store(float* p, int64_t stride) const {
-    const int64_t bytes = stride * 4;
-    _tile_stored(0, p, bytes);
-    _tile_stored(1, p + 16, bytes);
-    _tile_stored(2, p + 16 * stride, bytes);
-    _tile_stored(3, p + 16 * stride + 16, bytes);
+    store_upper(p, stride);
+    store_lower(p, stride);
   }
+  /// p is where the whole tile goes.
+  DIFFATTN_INLINE void store_upper(float* p, int64_t stride) const {
+    _tile_stored(0, p, stride * 4);
+    _tile_stored(1, p + 16, stride * 4);
+  }
+  DIFFATTN_INLINE void store_lower(float* p, int64_t stride) const {
+    _tile_stored(2, p + 16 * stride, stride * 4);
+    _tile_stored(3, p + 16 * stride + 16, stride * 4);
+  }
+  /// Sums that were stored with stride W.
+  struct Stored {
+    const float* sums;
+    DIFFATTN_INLINE Vec row(int i, int h) const { return Isa::load(sums + i * kCols + h * kLanes); }
+  };
   DIFFATTN_INLINE Vec row(int i, int h) const { return Isa::load(c + i * kCols + h * kLanes); }
 
   /// a [R][steps]; afterwards row() may be called.

@@ -28,46 +28,17 @@ struct TilePack : PairPack<Isa, 16> {
   }
 };
 
-/// PairGradients whose transposed copy has whole rows of keys, as a left tile must have:
-/// by_key [keys][kKeyStride], pairs of query rows side by side.
+/// PairGradients that multiply from the right: dk^T = q^T ds. A left tile must have whole rows, so
+/// A^T and ds^T would first have to be turned, tile by tile; q^T and dO^T are turned once per
+/// block.
 template <class Isa>
 struct TileGradients : PairGradients<Isa> {
-  using Base = PairGradients<Isa>;
-  using Vec = __m512;
-  static constexpr int kKeyStride = kMaxBlockRows / 2 + 16;
-  static constexpr int kPairs = Isa::kRows / 2;  // of one strip
-  uint32_t* stage[kGradientMatrices];            // [pairs][W]: one tile before it is turned
+  static constexpr bool kTurned = true;
 
-  void carve(int rows, Carver<Isa>& carver) {
-    Base::carve_rows(rows, carver);
-    for (int m = 0; m < kGradientMatrices; ++m) {
-      Base::by_key[m] = carver.template take<uint32_t>(kKeyBlock * kKeyStride);
-      stage[m] = carver.template take<uint32_t>(kPairs * Isa::kCols);
-    }
-  }
-  void store(int m, int r, int64_t col, const Vec (&x)[2][2]) {
-    Base::store_rows(m, r, col, x);
-    uint32_t* to = stage[m] + r / 2 % kPairs * Isa::kCols;
-    Isa::store_row_pair(to, x[0][0], x[1][0]);
-    Isa::store_row_pair(to + Isa::kLanes, x[0][1], x[1][1]);
-  }
-  void finish_tile(int m, int s, int64_t col) {
-    for (int h = 0; h < Isa::kCols; h += Isa::kLanes) {
-      Vec pairs[kPairs];
-      for (int i = 0; i < kPairs; ++i) {
-        pairs[i] = _mm512_loadu_ps(reinterpret_cast<float*>(stage[m] + i * Isa::kCols + h));
-      }
-      Isa::transpose(pairs);
-      for (int j = 0; j < Isa::kLanes; ++j) {
-        uint32_t* to = Base::by_key[m] + (col + h + j) * kKeyStride + s * kPairs;
-        _mm512_storeu_ps(reinterpret_cast<float*>(to), pairs[j]);
-      }
-    }
-  }
   template <class Tile>
-  void multiply_keys(Tile& t, int m, int64_t key, int r, int count, const uint32_t* right,
+  void multiply_keys(Tile& t, int m, int64_t key, int r, int count, const uint32_t* left,
                      int64_t stride) const {
-    t.multiply(Base::by_key[m] + key * kKeyStride + r / 2, kKeyStride, right, stride, count / 2);
+    t.multiply(left, stride, this->by_key[m] + r / 2 * kMapStride + key, kMapStride, count / 2);
   }
 };
 

@@ -28,6 +28,8 @@ struct Avx512 {
   static Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
   static Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+  /// a b - c
+  static Vec fms(Vec a, Vec b, Vec c) { return _mm512_fmsub_ps(a, b, c); }
   static float sum(Vec x) { return _mm512_reduce_add_ps(x); }
   static float maximum(Vec x) { return _mm512_reduce_max_ps(x); }
 

@@ -216,14 +216,19 @@ struct BackwardRun {
     const SlabSum dk1 = sum(0, params.scale, d);
     const SlabSum dk2 = sum(tiles(head, d), params.scale2, d);
     const SlabSum dv = sum(2 * tiles(head, d), 1.0, params.value_dim);
-    constexpr int64_t kRowsPerTask = 64;
+    constexpr int64_t kRowsPerTask = 96;  // a multiple of every R
     const int64_t tasks = ceil_div(head.seq.seq_k, kRowsPerTask);
     parallel_for(tasks, worker_count(tasks), [&](int64_t task, int64_t) {
       const int64_t end = std::min(head.seq.seq_k, (task + 1) * kRowsPerTask);
-      for (int64_t n = task * kRowsPerTask; n < end; ++n) {
+      for (int64_t n = task * kRowsPerTask; n < end; n += code.rows) {
+        const int count = static_cast<int>(std::min<int64_t>(code.rows, end - n));
         const auto store = [&](const View<void>& view, const SlabSum& from) {
           if (!view) return;
-          code.store_sum(&from, n, at(view, params.dtype, head.b, head.seq.k_begin + n, head.g));
+          void* out[kRowsPerTask];
+          for (int i = 0; i < count; ++i) {
+            out[i] = at(view, params.dtype, head.b, head.seq.k_begin + n + i, head.g);
+          }
+          code.store_sums(&from, n, count, out);
         };
         store(params.dk1, dk1);
         store(params.dk2, dk2);
