@@ -10,6 +10,7 @@ machine does hits all of them. Printed: medians over all rounds, and ratios. One
 """
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -38,6 +39,8 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2, help="of each contestant in a round")
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--attention", default="diffllama,transformer", help="models of the program")
+    parser.add_argument("--cores", help="0,1: run on these alone, once everything is compiled")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -94,14 +97,23 @@ def program_times(a, verb, extra):
     """Milliseconds per model of one call of the program, its own medians."""
     command = [a.program, "bench", verb, "--json", "--repeat", a.steps, "--threads", a.threads,
                "--hidden", a.hidden, "--intermediate", a.intermediate, "--layers", a.layers,
-               "--heads", a.heads, "--vocab", a.vocab, "--batch", a.batch, *extra]
+               "--heads", a.heads, "--vocab", a.vocab, "--batch", a.batch,
+               "--attention", a.attention, *extra]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True)
     return {"diffattn " + row["route"]: row["ms"] / 1e3
             for row in json.loads(done.stdout)["points"][0]["routes"]}
 
 
+def stay_on(cores):
+    """All threads there are, and what they start."""
+    for task in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(task), cores)
+
+
 def take_turns(a, verb, extra, peers):
     seconds = {}
+    if a.cores:
+        stay_on([int(core) for core in a.cores.split(",")])
     for _ in range(a.rounds):
         for name, value in program_times(a, verb, extra).items():
             seconds.setdefault(name, []).append(value)
@@ -123,7 +135,7 @@ def show(title, tokens, medians, quiet):
 
 def ratio(medians, ours, peers):
     known = [medians[name] for name in peers if name in medians]
-    return min(known) / medians[ours] if known else None
+    return min(known) / medians[ours] if known and ours in medians else None
 
 
 def main():
@@ -146,7 +158,7 @@ def main():
         report["generate"] = show(f"generation, {a.batch} x {a.new_tokens} tokens after {a.prompt}",
                                   a.batch * a.new_tokens, medians, a.json)
         report["generate_ratio_to_diffllama"] = ratio(medians, "diffattn diffllama", [name("DiffLlama", False)])
-    ratios = {key: value for key, value in report.items() if "ratio" in key}
+    ratios = {key: value for key, value in report.items() if "ratio" in key and value is not None}
     if a.json:
         json.dump(report, sys.stdout, indent=2)
         print()

@@ -15,6 +15,12 @@ torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, doub
 /// silu(gate) up, tensors of one shape and type.
 torch::Tensor swiglu(const torch::Tensor& gate, const torch::Tensor& up);
 
+/// torch::linear, x [..., in], weight [out, in], bias [out] or undefined. A few rows of float32 or
+/// bfloat16 on the CPU that need no gradient go through a kernel of ours: one rounding, of the
+/// result.
+torch::Tensor linear(const torch::Tensor& x, const torch::Tensor& weight,
+                     const torch::Tensor& bias = {});
+
 struct RotateOptions {
   int64_t width = 0;         // elements of a head that turn
   bool interleaved = false;  // pairs (2i, 2i + 1) instead of (i, i + width / 2)

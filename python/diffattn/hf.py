@@ -45,11 +45,8 @@ class FusedDiffLlamaAttention(DiffLlamaAttention):
         padded = diffattn_padding is not None and diffattn_padding.mask is not None
         if implementation == "eager" and padded:
             diffattn_padding = None  # its mask lets a row of padding see everything evenly
-        if implementation == "eager" and (
-                kwargs.get("output_attentions", self.config.output_attentions)
-                or (padded and hidden_states.is_cuda and torch.is_grad_enabled())):
-            # Such rows have scores of the lowest number; log-sum-exp, from which the CUDA kernels
-            # take gradients, has no digits left there.
+        if implementation == "eager" and kwargs.get("output_attentions",
+                                                    self.config.output_attentions):
             return super().forward(hidden_states, position_embeddings, attention_mask,
                                    past_key_values, **kwargs)
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)
@@ -57,7 +54,7 @@ class FusedDiffLlamaAttention(DiffLlamaAttention):
         k = self.k_proj(hidden_states).view(heads)
         v = self.v_proj(hidden_states).view(heads)
         cos, sin = position_embeddings
-        q, k = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=2)
+        q, k = _rotate(q, k, cos, sin)
         if past_key_values is not None:  # caches keep [B, Hkv, N, D]
             k, v = past_key_values.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx)
             k, v = k.transpose(1, 2), v.transpose(1, 2)
@@ -88,6 +85,20 @@ class FusedDiffLlamaAttention(DiffLlamaAttention):
         first = torch.exp((self.lambda_q1 * self.lambda_k1).sum(dtype=torch.float32)).to(dtype)
         second = torch.exp((self.lambda_q2 * self.lambda_k2).sum(dtype=torch.float32)).to(dtype)
         return first - second + self.lambda_init
+
+
+def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tuple[Tensor, Tensor]:
+    """apply_rotary_pos_emb of heads [B, N, H, D]; float32 on a CPU in one pass over memory each,
+    which torch.compile does by itself."""
+    eager = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    plain = type(q) is Tensor and type(k) is Tensor and cos.shape[0] in (1, q.shape[0])
+    if not (eager and plain and q.device.type == "cpu" and q.dtype == cos.dtype == torch.float32):
+        return apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=2)
+    half = cos.shape[-1] // 2  # the other half says the same
+    cos, sin = cos[..., :half].contiguous(), sin[..., :half].contiguous()
+    if cos.shape[0] == 1:
+        cos, sin = cos[0], sin[0]
+    return torch.ops.diffattn.rotate(q, cos, sin), torch.ops.diffattn.rotate(k, cos, sin)
 
 
 def accelerate(model: Model) -> Model:

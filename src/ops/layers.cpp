@@ -5,6 +5,7 @@
 
 #include "diffattn/kernels/layers.h"
 #include "ops/cuda_layers.h"
+#include "ops/second_derivative.h"
 
 namespace diffattn {
 namespace {
@@ -30,12 +31,6 @@ bool is_for_gpu(const Tensor& x) {
 
 bool is_whole_for_gpu(const Tensor& x) {
   return is_for_gpu(x) && x.is_contiguous() && x.numel() % 8 == 0 && is_aligned(x);
-}
-
-/// Raw loops leave no graph for a second derivative.
-void refuse_second_derivative(const char* name) {
-  TORCH_CHECK(!torch::GradMode::is_enabled(), name,
-              ": there are no second derivatives of the fused operator; float64 has them");
 }
 
 /// y and, for the backward pass, rstd; x and weight contiguous.
@@ -64,7 +59,7 @@ class FusedRmsNorm : public torch::autograd::Function<FusedRmsNorm> {
   }
 
   static LayerGradients backward(LayerContext* ctx, const LayerGradients& grads) {
-    refuse_second_derivative("rms_norm");
+    ops::refuse_second_derivative("rms_norm");
     const auto saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &w = saved[1], dy = grads[0].contiguous();
     const Tensor dx = torch::empty_like(x);
@@ -107,7 +102,7 @@ class FusedSwiglu : public torch::autograd::Function<FusedSwiglu> {
   }
 
   static LayerGradients backward(LayerContext* ctx, const LayerGradients& grads) {
-    refuse_second_derivative("swiglu");
+    ops::refuse_second_derivative("swiglu");
     const auto saved = ctx->get_saved_variables();
     const Tensor dy = grads[0].contiguous();
     const Tensor dgate = torch::empty_like(saved[0]), dup = torch::empty_like(saved[1]);
@@ -256,6 +251,14 @@ Tensor rotate(const Tensor& heads, const Tensor& cos, const Tensor& sin,
   check_rotation(heads, cos, sin, options);
   if (!makes_graph(heads, Tensor())) return rotated(heads, cos, sin, options);
   return Rotation::apply(heads, cos, sin, options);
+}
+
+// For Python: whole heads, pairs (i, i + D / 2).
+TORCH_LIBRARY_FRAGMENT(diffattn, m) {
+  m.def("rotate(Tensor heads, Tensor cos, Tensor sin) -> Tensor",
+        [](const Tensor& heads, const Tensor& cos, const Tensor& sin) {
+          return rotate(heads, cos, sin, {.width = heads.size(-1)});
+        });
 }
 
 }  // namespace diffattn

@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "diffattn/ops_gated.h"
 #include "diffattn/ops_layers.h"
 #include "layer_laws.h"
 
@@ -90,6 +91,20 @@ TEST(FusedLayers, Swiglu) {
   }
 }
 
+TEST(FusedLayers, GatedProducts) {
+  torch::manual_seed(6);
+  const auto gated = [](const Tensors& t) { return gated_products(t[0], t[1], t[2]); };
+  for (const std::vector<int64_t>& rows : {std::vector<int64_t>{3, 70}, {1, 9}, {100}}) {
+    auto shape = rows;
+    shape.push_back(20);
+    const Tensor x = torch::randn(shape, torch::kFloat64);
+    const Tensor gate = 0.2 * torch::randn({33, 20}, torch::kFloat64);
+    const Tensor up = 0.2 * torch::randn({33, 20}, torch::kFloat64);
+    expect_like_float64(gated, {x, gate, up}, 3, torch::kFloat32, 2e-5, "all");
+    expect_like_float64(gated, {x, gate, up}, 1, torch::kFloat32, 1e-5, "x");
+  }
+}
+
 TEST(FusedLayers, Rotate) {
   torch::manual_seed(3);
   for (const auto& [options, tolerance] : places()) {
@@ -123,6 +138,25 @@ TEST(FusedLayers, Rotate) {
       }
     }
   }
+}
+
+TEST(FusedLayers, LinearOfAFewRows) {
+  torch::manual_seed(5);
+  const torch::NoGradGuard no_grad;
+  for (const auto& [type, tolerance] :
+       {std::pair(torch::kFloat32, 2e-6), {torch::kBFloat16, 4e-3}}) {
+    for (const int64_t rows : {1, 2, 4, 5}) {  // 5: torch's
+      const Tensor x = torch::randn({rows, 1, 70}).to(type), w = torch::randn({90, 70}).to(type);
+      const Tensor bias = torch::randn({90}).to(type);
+      const auto wide = [](const Tensor& t) { return t.to(torch::kFloat64); };
+      const Tensor got = diffattn::linear(x, w, bias), bare = diffattn::linear(x, w);
+      EXPECT_EQ(got.scalar_type(), type);
+      const Tensor want = torch::linear(wide(x), wide(w), wide(bias));
+      expect_close(wide(got), want, "with bias", tolerance);
+      expect_close(wide(bare), want - wide(bias), "bare", tolerance);
+    }
+  }
+  EXPECT_THROW(diffattn::linear(torch::ones({1, 3}), torch::ones({2, 4})), c10::Error);
 }
 
 TEST(FusedLayers, ThreadsChangeNothing) {

@@ -82,6 +82,13 @@ TEST(WrongOptions, AreRefusedByName) {
 
 TEST(WrongOptions, OfPresetsAreRefusedByName) {
   expect_refused("preset", [] { make_preset("microsoft_v3", {32, 4}); });
+  try {
+    make_preset("microsoft_v3", {32, 4});
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    for (const std::string& name : nn::preset_names())
+      EXPECT_NE(text.find(name), std::string::npos);
+  }
   expect_refused("num_kv_heads",
                  [] { make_preset("diffllama", PresetOptions(32, 4).num_kv_heads(1)); });
   expect_refused("num_heads", [] { make_preset("microsoft_v1", {35, 5}); });

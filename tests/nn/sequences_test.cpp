@@ -2,6 +2,13 @@
 //
 // Sequences in pieces: what came before, padding, packing and caches do not change the numbers.
 
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "diffattn/nn/block.h"
 #include "layers.h"
 
 namespace diffattn::testing::sequences_test {
@@ -101,6 +108,120 @@ TEST(Cache, DecodingEqualsTheFullForward) {
                    kind.name + ", after rewinding, from " + std::to_string(begin));
     }
   }
+}
+
+/// A layer that counts the tokens which a block computes by `token_layer`.
+class CountedAttention : public nn::AttentionLayer {
+ public:
+  explicit CountedAttention(const Options& options)
+      : layer_(
+            register_module("layer", std::make_shared<nn::MultiheadDiffAttentionImpl>(options))) {}
+  Tensor forward(const AttentionInput& input, nn::AttentionTrace* trace) override {
+    return layer_->forward(input, trace);
+  }
+  std::optional<TokenAttention> token_attention(const AttentionInput& input) const override {
+    return layer_->token_attention(input);
+  }
+  TokenPast token_past(const AttentionInput& input) override {
+    ++tokens;
+    return layer_->token_past(input);
+  }
+  int tokens = 0;
+
+ private:
+  std::shared_ptr<nn::MultiheadDiffAttentionImpl> layer_;
+};
+
+nn::DiffBlock make_block(std::shared_ptr<nn::AttentionLayer> attention) {
+  return nn::DiffBlock(nn::DiffBlockOptions(32, 40).mlp_bias(true), std::move(attention));
+}
+
+/// `rows` rows, all but the first with padding on their left: six tokens, then one at a time.
+/// Returns how many of those went through `token_layer`.
+int expect_token_by_token(const NamedOptions& kind, int64_t rows, std::optional<int64_t> window) {
+  torch::manual_seed(7);
+  const auto attention = std::make_shared<CountedAttention>(kind.options);
+  nn::DiffBlock block = make_block(attention);
+  const int64_t length = 12;
+  AttentionInput all{.x = torch::randn({rows, length, 32})};
+  all.mask.window(window);
+  const Tensor starts = integers({0, 2, 5}).narrow(0, 0, rows);
+  if (rows > 1) all.mask.key_starts(starts);
+  const Tensor places = (torch::arange(length) - starts.unsqueeze(1)).clamp_min(0);
+  all.positions = places;
+  const Tensor want = block->forward(all);
+  KvCache cache;
+  for (int64_t at = 0; at < length; at = at == 0 ? 6 : at + 1) {
+    const int64_t count = at == 0 ? 6 : 1;
+    AttentionInput next{.x = all.x.narrow(1, at, count).contiguous(), .mask = all.mask};
+    next.positions = places.narrow(1, at, count);
+    next.cache = &cache;
+    const Tensor got = block->forward(next), part = want.narrow(1, at, count);
+    for (int64_t row = 0; row < rows; ++row) {  // padding is nobody's business
+      const int64_t from = std::clamp<int64_t>(starts[row].item<int64_t>() - at, 0, count);
+      expect_close(got[row].slice(0, from), part[row].slice(0, from), 5e-6,
+                   kind.name + ", from token " + std::to_string(at));
+    }
+  }
+  EXPECT_EQ(cache.length(), length) << kind.name;
+  return attention->tokens;
+}
+
+TEST(Cache, BlocksTokenByTokenEqualAllAtOnce) {
+  const torch::NoGradGuard no_grad;
+  const std::set<std::string> by_kernels{"plain", "v1", "v1 halves", "v1 learned", "v2 fixed"};
+  auto kinds = every_kind();
+  kinds.push_back({"v1 learned", Options(kinds[0].options).lambda(nn::LambdaKind::kLearned)});
+  kinds.push_back({"v2 fixed", Options(32, 4)
+                                   .head_dim(4)
+                                   .num_kv_heads(2)
+                                   .kind(AttentionKind::kV2)
+                                   .lambda(nn::LambdaKind::kFixed)
+                                   .lambda_init(0.4)
+                                   .rotary(kinds[0].options.rotary())});
+  for (const NamedOptions& kind : kinds) {
+    for (const int64_t rows : {1, 3}) {
+      for (const auto window : {std::optional<int64_t>(), std::optional<int64_t>(4)}) {
+        EXPECT_EQ(expect_token_by_token(kind, rows, window), by_kernels.contains(kind.name) ? 6 : 0)
+            << kind.name << ", " << rows << " rows";
+      }
+    }
+  }
+}
+
+TEST(Cache, BlocksRefuseForOneTokenWhatTheyRefuseForMany) {
+  const torch::NoGradGuard no_grad;
+  nn::DiffBlock block =
+      make_block(std::make_shared<nn::MultiheadDiffAttentionImpl>(every_kind()[0].options));
+  const Tensor x = torch::randn({3, 1, 32});
+  const auto complaint = [&](const std::function<void(AttentionInput&)>& change) {
+    KvCache cache;
+    block->forward({.x = torch::randn({3, 4, 32}), .cache = &cache});
+    AttentionInput next{.x = x, .cache = &cache};
+    block->forward(next);
+    change(next);
+    try {
+      block->forward(next);
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  const auto expect = [](const std::string& got, const std::string& name) {
+    EXPECT_NE(got.find(name), std::string::npos) << got;
+  };
+  expect(complaint([](auto& next) { next.mask.key_starts(integers({0, 1})); }), "key_starts");
+  expect(complaint([](auto& next) { next.mask.key_starts(torch::zeros({3})); }), "key_starts");
+  expect(complaint([](auto& next) { next.mask.window(-1); }), "window");
+  expect(complaint([&](auto& next) { next.context = x; }), "context");
+  expect(complaint([](auto& next) { next.positions = integers({4, 4}); }), "cos");
+
+  KvCache cache;
+  block->forward({.x = torch::randn({3, 4, 32}), .cache = &cache});
+  AttentionInput next{.x = x, .cache = &cache};
+  next.angles = nn::RotaryTable{torch::ones({2, 1, 2}), torch::ones({2, 1, 2})};
+  EXPECT_THROW(block->forward(next), c10::Error);
+  EXPECT_EQ(cache.length(), 4);  // as it was
 }
 
 TEST(Cache, FollowsItsRows) {

@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "diffattn/ops.h"
+#include "naive.h"
 #include "random_case.h"
 
 namespace diffattn::testing::cuda_test {
@@ -29,7 +30,10 @@ class CudaOps : public ::testing::Test {
   void TearDown() override { limit_backend(""); }
 };
 
-/// Of the largest magnitude: sums of a few roundings of probabilities and outputs.
+/// Of the largest magnitude: sums of a few roundings of probabilities and outputs. Where terms
+/// cancel (dlambda under a norm), the naive code errs by more, and so may kernels that round
+/// probabilities: by no more than kNaiveShare of that in addition.
+constexpr double kNaiveShare = 1.25;
 double tolerance(torch::ScalarType dtype) {
   return dtype == torch::kFloat32 ? 2e-5 : dtype == torch::kFloat16 ? 8e-3 : 6e-2;
 }
@@ -55,27 +59,40 @@ using Compute =
 struct Operation {
   const char* name;
   Compute compute;
+  Compute naive = nullptr;
   bool statistics = false;
 };
 
-/// The result and its gradients at a fixed cotangent, in double on the CPU.
-std::vector<Tensor> evaluate(const RandomCase& c, torch::Device device, torch::ScalarType dtype,
-                             const Operation& operation) {
+struct Named {
+  std::string name;
+  Tensor value;
+};
+
+/// The result and its gradients at a fixed cotangent, which is a number of `rounding` for every
+/// `dtype`; all in double on the CPU.
+std::vector<Named> evaluate(const RandomCase& c, torch::Device device, torch::ScalarType dtype,
+                            torch::ScalarType rounding, const Operation& operation,
+                            const Compute& compute) {
   std::vector<Tensor> leaves;
   for (size_t i = 0; i < c.tensors.size(); ++i) {
     const bool activation = i < 5;  // lambda, norm weight and mask stay in float
     const auto type = activation || dtype == torch::kFloat64 ? dtype : torch::kFloat32;
     leaves.push_back(c.tensors[i].detach().to(device, type).requires_grad_(true));
   }
-  const Tensor out = operation.compute(leaves, moved(c.options_with(leaves), device));
-  std::vector<Tensor> result{out.detach().to(torch::kCPU, torch::kFloat64)};
+  const Tensor out = compute(leaves, moved(c.options_with(leaves), device));
+  std::vector<Named> result{{operation.name, out.detach().to(torch::kCPU, torch::kFloat64)}};
   if (!out.requires_grad()) return result;
   Tensor cotangent = torch::arange(out.numel(), torch::kFloat64).mul(0.37).cos().view(out.sizes());
   if (operation.statistics) cotangent.select(-1, kStatEntropy).zero_();  // log |A| at 0
-  for (const Tensor& gradient :
-       torch::autograd::grad({out}, leaves, {cotangent.to(out.options())}, false, false,
-                             /*allow_unused=*/true)) {
-    if (gradient.defined()) result.push_back(gradient.to(torch::kCPU, torch::kFloat64));
+  const auto gradients =
+      torch::autograd::grad({out}, leaves, {cotangent.to(rounding).to(out.options())}, false, false,
+                            /*allow_unused=*/true);
+  std::vector<std::string> names{"dq1", "dq2", "dk1", "dk2", "dv", "dlambda"};
+  if (c.norm_weight_at >= 0) names.push_back("dnorm_weight");
+  if (c.mask_at >= 0) names.push_back("dmask");
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    result.push_back({names[i], gradients[i].to(torch::kCPU, torch::kFloat64)});
   }
   return result;
 }
@@ -85,26 +102,56 @@ void expect_agreement(const Operation& operation) {
     for (int i = 0; i < kCases; ++i) {
       const RandomCase c = make_random_case(kFirstSeed + static_cast<uint64_t>(i), dtype);
       limit_backend("reference");
-      const auto want = evaluate(c, torch::kCPU, torch::kFloat64, operation);
+      const auto want =
+          evaluate(c, torch::kCPU, torch::kFloat64, dtype, operation, operation.compute);
       limit_backend("");
-      const auto got = evaluate(c, kCuda, dtype, operation);
+      const auto got = evaluate(c, kCuda, dtype, dtype, operation, operation.compute);
       ASSERT_EQ(got.size(), want.size());
+      std::vector<Named> naive;
+      if (operation.naive && dtype != torch::kFloat32) {
+        naive = evaluate(c, torch::kCPU, dtype, dtype, operation, operation.naive);
+      }
       for (size_t j = 0; j < want.size(); ++j) {
-        ASSERT_EQ(got[j].sizes(), want[j].sizes()) << c.text << ": " << operation.name << " " << j;
-        if (want[j].numel() == 0) continue;
-        const double scale = std::max(1.0, want[j].abs().max().item<double>());
-        const double error = (got[j] - want[j]).abs().max().item<double>();
-        ASSERT_LE(error, tolerance(dtype) * scale)
-            << dtype << ", " << c.text << ": " << operation.name << " " << j;
+        const std::string what = c.text + ": " + operation.name + ", " + want[j].name;
+        const Tensor &x = got[j].value, &y = want[j].value;
+        ASSERT_EQ(x.sizes(), y.sizes()) << what;
+        if (y.numel() == 0) continue;
+        const double scale = std::max(1.0, y.abs().max().item<double>());
+        const double error = (x - y).abs().max().item<double>();
+        const double naive_error =
+            naive.empty() ? 0.0 : (naive[j].value - y).abs().max().item<double>();
+        ASSERT_LE(error, tolerance(dtype) * scale + kNaiveShare * naive_error)
+            << dtype << ", " << what << "; naive errs by " << naive_error;
       }
     }
   }
 }
 
+Tensor attention_of(const std::vector<Tensor>& t, const AttentionOptions& options) {
+  return attention(t[0], t[1], t[2], t[3], t[4], t[5], options);
+}
+
 TEST_F(CudaOps, AttentionAndGradients) {
-  expect_agreement({"attention", [](const auto& t, const auto& options) {
-                      return attention(t[0], t[1], t[2], t[3], t[4], t[5], options);
-                    }});
+  expect_agreement({"attention", attention_of, naive_attention});
+}
+
+/// Needs no GPU: the yardstick of the tests here.
+TEST(CudaYardstick, IsTheReferenceInDouble) {
+  limit_backend("reference");
+  for (int i = 0; i < kCases; ++i) {
+    const RandomCase c = make_random_case(kFirstSeed + static_cast<uint64_t>(i), torch::kFloat64);
+    const Operation operation{"attention", attention_of, naive_attention};
+    const auto run = [&](const Compute& compute) {
+      return evaluate(c, torch::kCPU, torch::kFloat64, torch::kFloat64, operation, compute);
+    };
+    const auto want = run(operation.compute), got = run(operation.naive);
+    ASSERT_EQ(got.size(), want.size()) << c.text;
+    for (size_t j = 0; j < want.size(); ++j) {
+      ASSERT_TRUE(torch::allclose(got[j].value, want[j].value, 1e-9, 1e-9))
+          << c.text << ": " << want[j].name;
+    }
+  }
+  limit_backend("");
 }
 
 TEST_F(CudaOps, Decode) {
@@ -120,6 +167,7 @@ TEST_F(CudaOps, StatisticsAndGradients) {
                       return attention_stats(t[0], t[1], t[2], t[3], t[5], options,
                                              /*sparse_threshold=*/0.0);
                     },
+                    /*naive=*/nullptr,
                     /*statistics=*/true});
 }
 

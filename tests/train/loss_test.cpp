@@ -5,6 +5,7 @@
 #include "diffattn/nn/attention_penalty.h"
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/multihead_diff_attention.h"
+#include "diffattn/ops_loss.h"
 
 namespace diffattn::nn::loss_test {
 namespace {
@@ -40,11 +41,11 @@ Tensor whole_logits_loss(const Example& e, const CrossEntropyOptions& options) {
   return loss + options.z_loss() * torch::where(counted, square, 0.0).sum() / counted.sum();
 }
 
-TEST(CrossEntropy, EqualsWholeLogitsForEveryOptionAndChunk) {
+void expect_whole_logits_loss(torch::ScalarType type, double tolerance) {
   for (const double smoothing : {0.0, 0.1}) {
     for (const double z_loss : {0.0, 0.01}) {
       for (const int64_t chunk_rows : {1, 3, 100}) {
-        const Example e = example(7, 5, 11, torch::kFloat64);
+        const Example e = example(7, 5, 11, type);
         const auto options =
             CrossEntropyOptions().label_smoothing(smoothing).z_loss(z_loss).chunk_bytes(chunk_rows *
                                                                                         11 * 4);
@@ -53,12 +54,57 @@ TEST(CrossEntropy, EqualsWholeLogitsForEveryOptionAndChunk) {
         const TokenLoss loss = linear_cross_entropy(e.hidden, e.weight, e.labels, options);
         const auto grads = torch::autograd::grad({3.0 * loss.mean}, {e.hidden, e.weight});
         EXPECT_EQ(loss.count.item<int64_t>(), 12);
-        EXPECT_LT((loss.mean - expected).abs().item<double>(), 1e-12);
+        EXPECT_LT((loss.mean - expected).abs().item<double>(), tolerance);
         for (size_t i = 0; i < 2; ++i) {
-          EXPECT_LT((grads[i] - 3.0 * expected_grads[i]).abs().max().item<double>(), 1e-12)
+          EXPECT_LT((grads[i] - 3.0 * expected_grads[i]).abs().max().item<double>(), tolerance)
               << "gradient " << i << " smoothing " << smoothing << " z " << z_loss;
         }
       }
+    }
+  }
+}
+
+TEST(CrossEntropy, EqualsWholeLogitsForEveryOptionAndChunk) {
+  expect_whole_logits_loss(torch::kFloat64, 1e-12);
+  expect_whole_logits_loss(torch::kFloat32, 3e-6);
+}
+
+TEST(CrossEntropy, RefusesLabelsBeyondTheVocabulary) {
+  Example e = example(3, 4, 6, torch::kFloat32);
+  e.labels.flatten()[1] = 6;
+  EXPECT_THROW(linear_cross_entropy(e.hidden, e.weight, e.labels), c10::Error);
+}
+
+TEST(CrossEntropy, RefusesLabelsOfAnotherDevice) {
+  Tensor logits = torch::zeros({3, 6});
+  const Tensor labels = torch::zeros({3}, torch::dtype(torch::kLong).device(torch::kMeta));
+  try {
+    cross_entropy_to_gradient_(logits, labels, {});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what_without_backtrace()).find("on meta"), std::string::npos);
+  }
+}
+
+TEST(CrossEntropy, RefusesSecondDerivativesInsteadOfForgettingThem) {
+  for (const auto type : {torch::kFloat32, torch::kFloat64}) {
+    const Example e = example(3, 4, 6, type);
+    const Tensor loss = linear_cross_entropy(e.hidden, e.weight, e.labels).mean;
+    EXPECT_THROW(torch::autograd::grad({loss}, {e.hidden}, {}, true, /*create_graph=*/true),
+                 c10::Error);
+  }
+}
+
+TEST(CrossEntropy, GradientsBelongToTheirLeaves) {
+  const Example e = example(3, 4, 6, torch::kFloat32);
+  const Tensor loss = linear_cross_entropy(e.hidden, e.weight, e.labels).mean;
+  const auto want = torch::autograd::grad({2.0 * loss}, {e.hidden, e.weight}, {}, true);
+  for (int time = 0; time < 2; ++time) {
+    loss.backward({}, /*retain_graph=*/true);
+    for (size_t i = 0; i < 2; ++i) {
+      Tensor grad = (i == 0 ? e.hidden : e.weight).mutable_grad();
+      EXPECT_TRUE(torch::equal(2.0 * grad, want[i])) << i << ", time " << time;
+      grad.zero_();  // what the graph keeps is not touched
     }
   }
 }

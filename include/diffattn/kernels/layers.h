@@ -37,6 +37,12 @@ void swiglu(const float* gate, const float* up, float* y, int64_t count);
 void swiglu_backward(const float* dy, const float* gate, const float* up, float* dgate, float* dup,
                      int64_t count);
 
+/// The same where each row of `both` [rows, 2 width] is gate and up, and of `dboth` their
+/// gradients.
+void swiglu_rows(const float* both, float* y, int64_t rows, int64_t width);
+void swiglu_rows_backward(const float* dy, const float* both, float* dboth, int64_t rows,
+                          int64_t width);
+
 /// Rotary embedding: the first `width` elements of a head turn in pairs, (i, i + width / 2) or,
 /// when interleaved, (2i, 2i + 1), by the angles of their token; the rest is copied.
 struct Rotate {

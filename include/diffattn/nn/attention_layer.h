@@ -9,6 +9,7 @@
 #include "diffattn/nn/kv_cache.h"
 #include "diffattn/nn/rotary.h"
 #include "diffattn/ops.h"
+#include "diffattn/ops_token.h"
 
 namespace diffattn::nn {
 
@@ -74,6 +75,14 @@ class AttentionLayer : public torch::nn::Module {
 
   /// The angles by which the rows of x turn; none without a rotary embedding.
   virtual std::optional<RotaryTable> angles(const AttentionInput& /*input*/) { return {}; }
+
+  /// What `token_layer` needs to compute this layer for one new token per row behind those of the
+  /// cache; none where it cannot.
+  virtual std::optional<TokenAttention> token_attention(const AttentionInput& /*input*/) const {
+    return {};
+  }
+  /// Makes room for these tokens in the cache. Only after `token_attention` gave something.
+  virtual TokenPast token_past(const AttentionInput& /*input*/) { return {}; }
 
   /// From now on lambda is `factor` times what the parameters say; 1 at first. Nothing for layers
   /// without a lambda between two maps (plain, introspective).

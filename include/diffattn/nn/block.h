@@ -67,6 +67,7 @@ class DiffBlockImpl : public torch::nn::Module {
   InformationFlowGate gate{nullptr};
 
  private:
+  std::optional<torch::Tensor> next_token(const AttentionInput& input);
   torch::Tensor run(const AttentionInput& input, const AttentionInput* cross, AttentionTrace* trace,
                     AttentionTrace* cross_trace);
 };

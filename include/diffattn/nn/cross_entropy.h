@@ -13,12 +13,12 @@ struct CrossEntropyOptions {
   TORCH_ARG(double, label_smoothing) = 0.0;
   /// Adds z_loss * logsumexp(logits)^2 per row: keeps the logits from drifting.
   TORCH_ARG(double, z_loss) = 0.0;
-  /// Bytes of float32 logits that may exist at a time, with their softmax beside them; 0:
-  /// `default_chunk_bytes`.
+  /// Bytes of float32 logits that may exist at a time (with their softmax beside them, except for
+  /// float32 on the CPU); 0: `default_chunk_bytes`.
   TORCH_ARG(int64_t, chunk_bytes) = 0;
 };
 
-/// 64 MiB on the CPU, where a chunk should not push everything else out of the caches; 512 MiB on a
+/// 16 MiB on the CPU, where a chunk should not push everything else out of the caches; 512 MiB on a
 /// GPU, where small products are slow.
 int64_t default_chunk_bytes(torch::Device device);
 

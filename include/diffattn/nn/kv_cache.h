@@ -30,6 +30,14 @@ class KvCache {
   /// valid (and keeps its values) until the cache is rewound and overwritten.
   torch::Tensor append(size_t slot, const torch::Tensor& rows);
 
+  /// Rows [begin, begin + n) of a slot's memory [B, capacity, ...].
+  struct Room {
+    torch::Tensor buffer;
+    int64_t begin;
+  };
+  /// Adds rows of `sizes` [B, n, ...] to a slot and leaves it to the caller to write them.
+  Room extend(size_t slot, torch::IntArrayRef sizes, const torch::TensorOptions& options);
+
   /// What a slot holds, [B, length, ...]; undefined when nothing was appended.
   torch::Tensor filled(size_t slot) const;
 
@@ -50,7 +58,7 @@ class KvCache {
     torch::Tensor buffer;  // [B, capacity, ...]
     int64_t length = 0;
   };
-  void reserve(Slot& slot, const torch::Tensor& rows) const;
+  void reserve(Slot& slot, torch::IntArrayRef sizes, const torch::TensorOptions& options) const;
 
   int64_t chunk_;
   std::vector<Slot> slots_;

@@ -37,6 +37,8 @@ class MultiheadDiffAttentionImpl : public AttentionLayer {
   torch::Tensor lambda(const torch::Tensor& x, torch::ScalarType activations);
 
   std::optional<RotaryTable> angles(const AttentionInput& input) override;
+  std::optional<TokenAttention> token_attention(const AttentionInput& input) const override;
+  TokenPast token_past(const AttentionInput& input) override;
   void scale_lambda(double factor) override { lambda_factor_ = factor; }
 
   /// Draws new parameters.
@@ -59,6 +61,7 @@ class MultiheadDiffAttentionImpl : public AttentionLayer {
   virtual torch::Tensor query(const torch::Tensor& x);
   virtual KeysAndValues project_keys_and_values(const torch::Tensor& source);
 
+  std::optional<double> lambda_number() const;
   torch::Tensor unscaled_lambda(const torch::Tensor& x, torch::ScalarType activations);
   void register_projections();
   void register_lambda_and_norm();

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "diffattn/ops_layers.h"
+
 namespace diffattn::nn {
 
 /// Which two elements of a head turn together.
@@ -58,6 +60,9 @@ class RotaryImpl : public torch::nn::Module {
   /// Positions [N] or [B, N] (packed sequences: [total]), any integers. With dynamic scaling this
   /// reads the largest one back to the host.
   RotaryTable table(const torch::Tensor& positions, const torch::TensorOptions& like) const;
+
+  /// How `rotate` turns; width 0 for RotaryStyle::kNone.
+  RotateOptions rotation() const;
 
   /// heads [B, N, H, D], or [total, H, D] with a table [total, width / 2].
   torch::Tensor rotate(const torch::Tensor& heads, const RotaryTable& table) const;

@@ -28,46 +28,51 @@ int64_t KvCache::length() const {
   return longest;
 }
 
-void KvCache::reserve(Slot& slot, const torch::Tensor& rows) const {
-  const int64_t needed = slot.length + rows.size(1);
+void KvCache::reserve(Slot& slot, torch::IntArrayRef sizes,
+                      const torch::TensorOptions& options) const {
+  const int64_t needed = slot.length + sizes[1];
   if (slot.buffer.defined()) {
-    const bool fits = slot.buffer.dim() == rows.dim() && slot.buffer.size(0) == rows.size(0) &&
-                      slot.buffer.sizes().slice(2) == rows.sizes().slice(2);
-    if (!fits) {
-      throw_argument_error("cache", "rows like those it holds, " + text(slot.buffer.sizes()),
-                           "shape " + text(rows.sizes()));
+    const torch::IntArrayRef held = slot.buffer.sizes();
+    if (held.size() != sizes.size() || held[0] != sizes[0] || held.slice(2) != sizes.slice(2)) {
+      throw_argument_error("cache", "rows like those it holds, " + text(held),
+                           "shape " + text(sizes));
     }
-    if (slot.buffer.scalar_type() != rows.scalar_type() || slot.buffer.device() != rows.device()) {
-      throw_argument_error("cache", "rows of type and device like those it holds",
-                           text(rows.options()));
+    if (slot.buffer.dtype() != options.dtype() || slot.buffer.device() != options.device()) {
+      throw_argument_error("cache", "rows of type and device like those it holds", text(options));
     }
-    if (needed <= slot.buffer.size(1)) return;
+    if (needed <= held[1]) return;
   }
   const int64_t held = slot.buffer.defined() ? slot.buffer.size(1) : 0;
   const int64_t wanted = std::max(needed, 2 * held);
-  auto sizes = rows.sizes().vec();
-  sizes[1] = (wanted + chunk_ - 1) / chunk_ * chunk_;
-  const torch::Tensor grown = torch::empty(sizes, rows.options());
+  auto grown_sizes = sizes.vec();
+  grown_sizes[1] = (wanted + chunk_ - 1) / chunk_ * chunk_;
+  const torch::Tensor grown = torch::empty(grown_sizes, options);
   if (slot.length > 0) {
     grown.narrow(1, 0, slot.length).copy_(slot.buffer.narrow(1, 0, slot.length));
   }
   slot.buffer = grown;
 }
 
+KvCache::Room KvCache::extend(size_t slot, torch::IntArrayRef sizes,
+                              const torch::TensorOptions& options) {
+  if (sizes.size() < 2) throw_argument_error("cache", "rows [B, n, ...]", "shape " + text(sizes));
+  const torch::NoGradGuard no_grad;
+  if (slot >= slots_.size()) slots_.resize(slot + 1);
+  Slot& s = slots_[slot];
+  reserve(s, sizes, options);
+  const int64_t begin = s.length;
+  s.length += sizes[1];
+  return {s.buffer, begin};
+}
+
 torch::Tensor KvCache::append(size_t slot, const torch::Tensor& rows) {
-  if (rows.dim() < 2) {
-    throw_argument_error("cache", "rows [B, n, ...]", "shape " + text(rows.sizes()));
-  }
   if (at::GradMode::is_enabled() && rows.requires_grad()) {
     throw_argument_error("cache", "no gradients (torch::NoGradGuard): it is for inference",
                          "rows that require them");
   }
   const torch::NoGradGuard no_grad;
-  if (slot >= slots_.size()) slots_.resize(slot + 1);
-  Slot& s = slots_[slot];
-  reserve(s, rows);
-  s.buffer.narrow(1, s.length, rows.size(1)).copy_(rows);
-  s.length += rows.size(1);
+  const Room room = extend(slot, rows.sizes(), rows.options());
+  room.buffer.narrow(1, room.begin, rows.size(1)).copy_(rows);
   return filled(slot);
 }
 

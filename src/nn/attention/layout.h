@@ -5,6 +5,9 @@
 
 namespace diffattn::nn {
 
+/// Of a KvCache.
+inline constexpr size_t kKeySlot = 0, kValueSlot = 1;
+
 /// Tensors of the two maps; for one tensor per head the two are the same.
 struct Pair {
   torch::Tensor first, second;

@@ -4,6 +4,7 @@
 #include <ostream>
 #include <sstream>
 
+#include "diffattn/ops_layers.h"
 #include "nn/attention/inputs.h"
 #include "nn/attention/layout.h"
 
@@ -11,8 +12,6 @@ namespace diffattn::nn {
 namespace {
 
 using torch::Tensor;
-
-constexpr size_t kKeySlot = 0, kValueSlot = 1;
 
 std::string shape(const Tensor& tensor) {
   std::ostringstream out;
@@ -45,7 +44,7 @@ Tensor MultiheadDiffAttentionImpl::forward(const AttentionInput& input, Attentio
   const HeadTensors heads = head_tensors(input);
   if (trace != nullptr) trace->calls.push_back(heads);
   const Tensor out = attend(options.route(), heads);  // [B, M, H, Dv]
-  const Tensor y = out_proj_->forward(out.flatten(-2));
+  const Tensor y = diffattn::linear(out.flatten(-2), out_proj_->weight, out_proj_->bias);
   return options.dropout() > 0.0 ? torch::dropout(y, options.dropout(), is_training()) : y;
 }
 

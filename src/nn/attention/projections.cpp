@@ -3,6 +3,7 @@
 // The linear maps of a layer: x -> q, k, v, and back.
 
 #include "diffattn/nn/multihead_diff_attention.h"
+#include "diffattn/ops_layers.h"
 #include "nn/attention/layout.h"
 
 namespace diffattn::nn {
@@ -14,11 +15,15 @@ torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
   return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
 }
 
+Tensor all_rows_of(const torch::nn::Linear& linear, const Tensor& x) {
+  return diffattn::linear(x, linear->weight, linear->bias);
+}
+
 /// Output rows [begin, begin + count) of a linear map.
 Tensor rows_of(const torch::nn::Linear& linear, const Tensor& x, int64_t begin, int64_t count) {
   const Tensor weight = linear->weight.narrow(0, begin, count);
-  return torch::linear(x, weight,
-                       linear->bias.defined() ? linear->bias.narrow(0, begin, count) : Tensor());
+  return diffattn::linear(x, weight,
+                          linear->bias.defined() ? linear->bias.narrow(0, begin, count) : Tensor());
 }
 
 /// Rows (half, head, d) of a matrix or bias as (head, half, d).
@@ -49,7 +54,7 @@ void MultiheadDiffAttentionImpl::register_projections() {
 
 Tensor MultiheadDiffAttentionImpl::query(const Tensor& x) {
   const int64_t rows = sizes.query_heads * sizes.head_dim;
-  const Tensor q = qkv_proj_ ? rows_of(qkv_proj_, x, 0, rows) : q_proj_->forward(x);
+  const Tensor q = qkv_proj_ ? rows_of(qkv_proj_, x, 0, rows) : all_rows_of(q_proj_, x);
   return q.unflatten(-1, {sizes.query_heads, sizes.head_dim});
 }
 
@@ -62,7 +67,7 @@ MultiheadDiffAttentionImpl::KeysAndValues MultiheadDiffAttentionImpl::project_ke
     k = rows_of(qkv_proj_, source, k_begin, k_rows);
     v = rows_of(qkv_proj_, source, k_begin + k_rows, sizes.kv_heads * sizes.value_dim);
   } else {
-    k = k_proj_->forward(source);
+    k = all_rows_of(k_proj_, source);
     const bool halves =
         options.layout() == HeadLayout::kHalves && sizes.value_dim == 2 * sizes.head_dim;
     const int64_t rows = source.numel() / std::max<int64_t>(1, source.size(-1));
@@ -76,7 +81,7 @@ MultiheadDiffAttentionImpl::KeysAndValues MultiheadDiffAttentionImpl::project_ke
       return {k.unflatten(-1, {sizes.key_heads, sizes.head_dim}),
               v.unflatten(-1, {sizes.kv_heads, sizes.value_dim})};
     }
-    v = v_proj_->forward(source);
+    v = all_rows_of(v_proj_, source);
   }
   return {k.unflatten(-1, {sizes.key_heads, sizes.head_dim}), join_values(v, options, sizes)};
 }

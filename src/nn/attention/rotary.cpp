@@ -8,7 +8,6 @@
 #include <cmath>
 
 #include "diffattn/ops.h"
-#include "diffattn/ops_layers.h"
 
 namespace diffattn::nn {
 namespace {
@@ -132,9 +131,12 @@ RotaryTable RotaryImpl::table(const Tensor& positions, const torch::TensorOption
 
 Tensor RotaryImpl::rotate(const Tensor& heads, const RotaryTable& table) const {
   if (options.style() == RotaryStyle::kNone) return heads;
-  return diffattn::rotate(
-      heads, table.cos, table.sin,
-      {.width = width_, .interleaved = options.style() == RotaryStyle::kInterleaved});
+  return diffattn::rotate(heads, table.cos, table.sin, rotation());
+}
+
+RotateOptions RotaryImpl::rotation() const {
+  return {.width = options.style() == RotaryStyle::kNone ? 0 : width_,
+          .interleaved = options.style() == RotaryStyle::kInterleaved};
 }
 
 }  // namespace diffattn::nn

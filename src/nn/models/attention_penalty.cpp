@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/nn/attention_penalty.h"
 
+#include "diffattn/nn/text_rows.h"
+
 namespace diffattn::nn {
 namespace {
 
 using torch::Tensor;
 
-AttentionPenalty penalty_of(const HeadTensors& heads) {
+AttentionPenalty penalty_of(const HeadTensors& heads, const std::optional<Tensor>& row_lengths) {
   const Tensor stats =
       attention_stats(heads.q1, heads.q2, heads.k1, heads.k2, heads.lambda, heads.options);
   const auto column = [&](Stat stat) { return stats.select(-1, stat); };  // [B, M, H]
-  const Tensor sees = column(kStatVisible).detach() > 0;
-  const Tensor rows = sees.sum().clamp_min(1);
+  Tensor counts = column(kStatVisible).detach() > 0;
+  if (const auto text = text_rows(heads, row_lengths)) counts = counts & text->unsqueeze(-1);
+  const Tensor rows = counts.sum().clamp_min(1);
   const Tensor l1 = column(kStatAbsSum);
   const auto mean = [&](const Tensor& values) {
-    return torch::where(sees, values, 0.0).sum() / rows;
+    return torch::where(counts, values, 0.0).sum() / rows;
   };
   const Tensor participation = column(kStatSquareSum) / l1.square().clamp_min(1e-20);
   return {mean(l1 / (1.0 + heads.lambda.abs())), 1.0 - mean(participation)};
@@ -22,11 +25,16 @@ AttentionPenalty penalty_of(const HeadTensors& heads) {
 
 }  // namespace
 
-AttentionPenalty attention_penalty(const std::vector<AttentionTrace>& traces) {
+AttentionPenalty attention_penalty(const std::vector<AttentionTrace>& traces,
+                                   const std::vector<std::optional<Tensor>>& row_lengths) {
+  TORCH_CHECK(row_lengths.empty() || row_lengths.size() == traces.size(),
+              "attention_penalty: row_lengths: expected one for each of the ", traces.size(),
+              " traces, got ", row_lengths.size());
   std::vector<Tensor> sparsity, focus;
-  for (const AttentionTrace& trace : traces) {
-    for (const HeadTensors& heads : trace.calls) {
-      const AttentionPenalty one = penalty_of(heads);
+  for (size_t i = 0; i < traces.size(); ++i) {
+    for (const HeadTensors& heads : traces[i].calls) {
+      const AttentionPenalty one =
+          penalty_of(heads, row_lengths.empty() ? std::nullopt : row_lengths[i]);
       sparsity.push_back(one.sparsity);
       focus.push_back(one.focus);
     }

@@ -18,6 +18,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "diffattn/ops_loss.h"
+
 namespace diffattn::nn {
 namespace {
 
@@ -107,22 +109,76 @@ Chunked run_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& lab
   return result;
 }
 
+/// Whether one pass over the rows of a chunk, in place, turns logits into gradients.
+bool in_place(const Tensor& hidden, const Tensor& weight) {
+  return hidden.device().is_cpu() && hidden.scalar_type() == torch::kFloat32 &&
+         weight.scalar_type() == torch::kFloat32 && hidden.numel() > 0 && weight.size(0) > 0;
+}
+
+/// The same for float32 on the CPU, everything times `factor`.
+Chunked run_chunks_in_place(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
+                            bool gradients, double factor, const CrossEntropyOptions& options) {
+  const int64_t rows = hidden.size(0), chunk = chunk_rows(hidden, weight.size(0), options);
+  Chunked result;
+  if (gradients) result = {{}, torch::empty_like(hidden), torch::empty_like(weight)};
+  const Tensor weight_t = weight.t();
+  const Tensor memory = torch::empty({std::min(rows, chunk), weight.size(0)}, hidden.options());
+  const CrossEntropyRows row_options{.ignore_index = options.ignore_index(),
+                                     .label_smoothing = options.label_smoothing(),
+                                     .z_loss = options.z_loss(),
+                                     .factor = factor};
+  double loss = 0.0;
+  for (int64_t begin = 0; begin < rows; begin += chunk) {
+    const int64_t end = std::min(rows, begin + chunk);
+    const Tensor h = hidden.slice(0, begin, end);
+    Tensor logits = memory.slice(0, 0, end - begin);
+    at::mm_out(logits, h, weight_t);
+    loss += cross_entropy_to_gradient_(logits, labels.slice(0, begin, end), row_options);
+    if (!gradients) continue;
+    Tensor dhidden = result.dhidden.slice(0, begin, end);
+    at::mm_out(dhidden, logits, weight);
+    if (begin == 0) {
+      at::mm_out(result.dweight, logits.t(), h);
+    } else {
+      result.dweight.addmm_(logits.t(), h);
+    }
+  }
+  result.loss = torch::full({}, loss * factor, hidden.options());
+  return result;
+}
+
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& weight,
                         const Tensor& labels, const Tensor& inverse_count,
                         const CrossEntropyOptions& options) {
-    const Chunked chunked = run_chunks(hidden, weight, labels, /*gradients=*/true, options);
-    ctx->save_for_backward({chunked.dhidden, chunked.dweight, inverse_count});
     ctx->saved_data["hidden_type"] = hidden.scalar_type();
     ctx->saved_data["weight_type"] = weight.scalar_type();
+    if (in_place(hidden, weight)) {
+      const Chunked whole =
+          run_chunks_in_place(hidden.contiguous(), weight.contiguous(), labels,
+                              /*gradients=*/true, inverse_count.item<double>(), options);
+      ctx->save_for_backward({whole.dhidden, whole.dweight});
+      return whole.loss;
+    }
+    const Chunked chunked = run_chunks(hidden, weight, labels, /*gradients=*/true, options);
+    ctx->save_for_backward({chunked.dhidden, chunked.dweight, inverse_count});
     return chunked.loss * inverse_count;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    TORCH_CHECK(!torch::GradMode::is_enabled(),
+                "linear_cross_entropy: there are no second derivatives of the fused operator");
     const auto saved = ctx->get_saved_variables();
     const auto hidden_type = ctx->saved_data["hidden_type"].toScalarType();
     const auto weight_type = ctx->saved_data["weight_type"].toScalarType();
+    if (saved.size() == 2) {  // they have their factor already
+      // A view of what is saved may become a leaf's gradient: dhidden is a copy. dweight is large,
+      // and goes to its leaf as it is.
+      const bool whole = grads[0].item<double>() == 1.0;
+      return {saved[0] * grads[0], whole ? saved[1] : saved[1] * grads[0], Tensor(), Tensor(),
+              Tensor()};
+    }
     const Tensor factor = saved[2] * grads[0];
     return {(saved[0] * factor).to(hidden_type), (saved[1] * factor).to(weight_type), Tensor(),
             Tensor(), Tensor()};
@@ -162,7 +218,7 @@ c10::DispatchKeySet autocast_keys(const Tensor& tensor) {
 }  // namespace
 
 int64_t default_chunk_bytes(torch::Device device) {
-  return device.is_cpu() ? int64_t{64} << 20 : int64_t{512} << 20;
+  return device.is_cpu() ? int64_t{16} << 20 : int64_t{512} << 20;
 }
 
 TokenLoss linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
@@ -175,6 +231,11 @@ TokenLoss linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const
   const Tensor inverse_count = 1.0 / count.clamp_min(1).to(wide_type(h));
   if (torch::GradMode::is_enabled() && (h.requires_grad() || w.requires_grad())) {
     return {LinearCrossEntropy::apply(h, w, flat, inverse_count, options), count};
+  }
+  if (in_place(h, w)) {
+    const torch::NoGradGuard no_grad;
+    const double factor = inverse_count.item<double>();
+    return {run_chunks_in_place(h, w, flat, /*gradients=*/false, factor, options).loss, count};
   }
   const Chunked chunked = run_chunks(h, w, flat, /*gradients=*/false, options);
   return {chunked.loss * inverse_count, count};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/nn/decoder.h"
 
+#include "diffattn/ops_layers.h"
 #include "nn/models/language_head.h"
 
 namespace diffattn::nn {
@@ -16,7 +17,7 @@ torch::Tensor CausalLMImpl::head_weight() const {
 }
 
 torch::Tensor CausalLMImpl::logits(const torch::Tensor& hidden) {
-  return torch::nn::functional::linear(hidden, head_weight());
+  return diffattn::linear(hidden, head_weight());
 }
 
 }  // namespace diffattn::nn

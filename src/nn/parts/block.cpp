@@ -58,6 +58,9 @@ DiffBlockImpl::DiffBlockImpl(const DiffBlockOptions& options_,
 
 Tensor DiffBlockImpl::forward(const AttentionInput& input, AttentionTrace* trace) {
   if (cross_attn) throw_argument_error("cross", "what the cross-attention looks at", "none");
+  if (trace == nullptr) {
+    if (const auto y = next_token(input)) return *y;
+  }
   return run(input, nullptr, trace, nullptr);
 }
 
@@ -65,6 +68,29 @@ Tensor DiffBlockImpl::forward(const AttentionInput& input, const AttentionInput&
                               AttentionTrace* trace, AttentionTrace* cross_trace) {
   if (!cross_attn) throw_argument_error("cross", "none without cross-attention", "one");
   return run(input, &cross, trace, cross_trace);
+}
+
+/// One new token per row, where kernels alone can compute the whole block.
+std::optional<Tensor> DiffBlockImpl::next_token(const AttentionInput& input) {
+  if (enhancer || noise_reduction || gate || input.cache == nullptr || mlp->options.merged() ||
+      !options.attention_residual().value_or(!self_attn->adds_residual()) ||
+      torch::GradMode::is_enabled() || at::autocast::is_autocast_enabled(at::kCPU)) {
+    return std::nullopt;
+  }
+  std::optional<TokenAttention> attention = self_attn->token_attention(input);
+  if (!attention) return std::nullopt;
+  const auto map = [](const torch::nn::Linear& linear) {
+    return LinearMap{linear->weight, linear->bias};
+  };
+  const TokenLayer layer{.input_norm = input_layernorm->weight,
+                         .post_norm = post_attention_layernorm->weight,
+                         .norm_eps = options.norm_eps(),
+                         .attention = std::move(*attention),
+                         .gate = map(mlp->gate_proj),
+                         .up = map(mlp->up_proj),
+                         .down = map(mlp->down_proj)};
+  if (!takes_token(input.x, layer)) return std::nullopt;
+  return token_layer(input.x, layer, self_attn->token_past(input));
 }
 
 Tensor DiffBlockImpl::run(const AttentionInput& input, const AttentionInput* cross,

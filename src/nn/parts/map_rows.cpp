@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "diffattn/nn/text_rows.h"
 #include "nn/attention/visible.h"
 
 namespace diffattn::nn {
@@ -173,9 +174,20 @@ Tensor real_rows(const HeadTensors& h) {
   const Tensor place =
       torch::arange(seq_k - seq_q, seq_k, h.q1.options().dtype(torch::kLong)).unsqueeze(0);
   Tensor real = torch::ones({h.q1.size(0), seq_q}, h.q1.options().dtype(torch::kBool));
-  if (starts) real = real & (place >= starts->to(torch::kLong).unsqueeze(1));
-  if (lengths) real = real & (place < lengths->to(torch::kLong).unsqueeze(1));
+  if (starts) real = real & (place >= starts->to(place.options()).unsqueeze(1));
+  if (lengths) real = real & (place < lengths->to(place.options()).unsqueeze(1));
   return real;
+}
+
+std::optional<Tensor> text_rows(const HeadTensors& call, const std::optional<Tensor>& row_lengths) {
+  if (call.q1.dim() != 4) return {};
+  const int64_t rows = call.q1.size(1);
+  if (row_lengths) {
+    const Tensor lengths = row_lengths->to(call.q1.device(), torch::kLong);
+    return torch::arange(rows, lengths.options()) < lengths.unsqueeze(1);
+  }
+  const Tensor real = rows == call.k1.size(1) ? real_rows(call) : Tensor();
+  return real.defined() ? std::optional(real) : std::nullopt;
 }
 
 Tensor map_rows(const HeadTensors& h, int64_t begin, int64_t count) {

@@ -2,6 +2,7 @@
 #include "diffattn/nn/swiglu.h"
 
 #include "diffattn/ops.h"
+#include "diffattn/ops_gated.h"
 #include "diffattn/ops_layers.h"
 
 namespace diffattn::nn {
@@ -28,9 +29,17 @@ void SwiGLUImpl::reset() {
 }
 
 torch::Tensor SwiGLUImpl::forward(const torch::Tensor& x) {
-  if (!options.merged()) return down_proj(swiglu(gate_proj(x), up_proj(x)));
-  const auto halves = gate_up_proj(x).chunk(2, -1);
-  return down_proj(swiglu(halves[0], halves[1]));
+  const auto through = [](const torch::nn::Linear& map, const torch::Tensor& rows) {
+    return diffattn::linear(rows, map->weight, map->bias);
+  };
+  if (!options.merged() && !options.bias()) {
+    return through(down_proj, gated_products(x, gate_proj->weight, up_proj->weight));
+  }
+  if (!options.merged()) {
+    return through(down_proj, swiglu(through(gate_proj, x), through(up_proj, x)));
+  }
+  const auto halves = through(gate_up_proj, x).chunk(2, -1);
+  return through(down_proj, swiglu(halves[0], halves[1]));
 }
 
 }  // namespace diffattn::nn

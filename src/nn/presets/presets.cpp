@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/nn/presets.h"
 
+#include <algorithm>
 #include <functional>
 
 #include "diffattn/nn/dint_attention.h"
@@ -164,16 +165,30 @@ const std::vector<std::string>& preset_names() {
   return names;
 }
 
+namespace {
+
+[[noreturn]] void fail_unknown(const std::string& name, bool (*known)(const Preset&)) {
+  std::string names;
+  for (const Preset& preset : presets()) {
+    if (known(preset)) names += (names.empty() ? "" : ", ") + preset.name;
+  }
+  throw_argument_error("preset", "one of " + names, "'" + name + "'");
+}
+
+}  // namespace
+
 Options preset_options(const std::string& name, const PresetOptions& options) {
-  std::string known;
   for (const Preset& preset : presets()) {
     if (preset.name == name && preset.options) return preset.options(options);
-    if (preset.options) known += (known.empty() ? "" : ", ") + preset.name;
   }
-  throw_argument_error("preset", "one of " + known, "'" + name + "'");
+  fail_unknown(name, [](const Preset& preset) { return preset.options != nullptr; });
 }
 
 std::shared_ptr<AttentionLayer> make_preset(const std::string& name, const PresetOptions& options) {
+  const auto& names = preset_names();
+  if (std::ranges::find(names, name) == names.end()) {
+    fail_unknown(name, [](const Preset&) { return true; });
+  }
   if (name == "introspective") return introspective(options);
   const Options point = preset_options(name, options);
   if (name == "dint") return std::make_shared<DintAttentionImpl>(point);

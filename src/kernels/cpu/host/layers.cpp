@@ -6,19 +6,11 @@
 #include "diffattn/kernels/layers.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <vector>
 
+#include "kernels/cpu/host/each_isa.h"
 #include "kernels/cpu/parallel.h"
-
-// Sanitizers' runtimes are not up when the loader runs the resolver of such copies.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define DIFFATTN_EACH_ISA
-#else
-#define DIFFATTN_EACH_ISA \
-  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
 
 namespace diffattn::cpu {
 namespace {
@@ -75,24 +67,6 @@ DIFFATTN_EACH_ISA void norm_gradient(const float* dy, const float* x, const floa
 DIFFATTN_EACH_ISA void add_products(const float* dy, const float* x, float rstd, float* sums,
                                     int64_t width) {
   for (int64_t i = 0; i < width; ++i) sums[i] += dy[i] * x[i] * rstd;
-}
-
-/// exp(x) for x clamped to [-87, 88]: 2^n 2^f, n whole, |f| <= 1/2.
-[[gnu::always_inline]] inline float fast_exp(float x) {
-  constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;  // 1.5 * 2^23: its fraction is whole
-  const float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
-  const float shifted = clamped * kLog2E + kRound;
-  const float n = shifted - kRound;
-  const float f = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
-  float p = 1.9875691500e-4f;
-  p = p * f + 1.3981999507e-3f;
-  p = p * f + 8.3334519073e-3f;
-  p = p * f + 4.1665795894e-2f;
-  p = p * f + 1.6666665459e-1f;
-  p = p * f + 5.0000001201e-1f;
-  p = p * f * f + f + 1.0f;
-  const int32_t exponent = (std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound)) << 23;
-  return std::bit_cast<float>(std::bit_cast<int32_t>(p) + exponent);
 }
 
 DIFFATTN_EACH_ISA void swiglu_block(const float* gate, const float* up, float* y, int64_t count) {
@@ -182,6 +156,26 @@ void swiglu_backward(const float* dy, const float* gate, const float* up, float*
                      int64_t count) {
   over_blocks(count, kBlockCount, [&](int64_t begin, int64_t end) {
     swiglu_gradient(dy + begin, gate + begin, up + begin, dgate + begin, dup + begin, end - begin);
+  });
+}
+
+void swiglu_rows(const float* both, float* y, int64_t rows, int64_t width) {
+  over_blocks(rows, kBlockRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* gate = both + 2 * row * width;
+      swiglu_block(gate, gate + width, y + row * width, width);
+    }
+  });
+}
+
+void swiglu_rows_backward(const float* dy, const float* both, float* dboth, int64_t rows,
+                          int64_t width) {
+  over_blocks(rows, kBlockRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* gate = both + 2 * row * width;
+      float* dgate = dboth + 2 * row * width;
+      swiglu_gradient(dy + row * width, gate, gate + width, dgate, dgate + width, width);
+    }
   });
 }
 

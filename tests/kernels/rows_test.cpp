@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of a few rows and the cross-entropy of rows against sums in double.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <vector>
+
+#include "diffattn/kernels/cpu.h"
+#include "diffattn/kernels/few_rows.h"
+#include "diffattn/kernels/half.h"
+#include "diffattn/kernels/loss.h"
+#include "support/rng.h"
+
+namespace diffattn::testing::rows_test {
+namespace {
+
+std::vector<float> random_floats(Rng& rng, int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = static_cast<float>(rng.normal());
+  return values;
+}
+
+/// Matrices of one element type, and the numbers in them.
+struct Matrix {
+  std::vector<float> values;
+  std::vector<BFloat16> halves;
+
+  Matrix(Rng& rng, int64_t count, Dtype dtype) : values(random_floats(rng, count)) {
+    if (dtype != Dtype::kBFloat16) return;
+    for (float& value : values) {
+      halves.emplace_back(value);
+      value = static_cast<float>(halves.back());
+    }
+  }
+  const void* data() const {
+    return halves.empty() ? static_cast<const void*>(values.data()) : halves.data();
+  }
+};
+
+TEST(FewRows, EqualSumsInDouble) {
+  Rng rng(1);
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
+    for (const int64_t rows : {1, 2, 3, 4, 7}) {
+      for (const int64_t width : {1, 31, 32, 100, 385}) {
+        const int64_t outputs[2] = {1, 700};  // the second is more than one task
+        const std::vector<float> x = random_floats(rng, rows * width);
+        const std::vector<float> add = random_floats(rng, rows * outputs[1]);
+        const Matrix first(rng, width, dtype), second(rng, width * outputs[1], dtype);
+        const Matrix bias(rng, outputs[1], dtype);
+        std::vector<float> y1(static_cast<size_t>(rows)), y2 = add;
+        const cpu::FewRowsMatrix matrices[2] = {
+            {.weight = first.data(), .y = y1.data(), .outputs = 1},
+            {.weight = second.data(),
+             .bias = bias.data(),
+             .add = y2.data(),
+             .y = y2.data(),
+             .outputs = outputs[1]}};
+        cpu::few_rows({x.data(), rows, width, dtype, matrices});
+        const auto want = [&](const Matrix& m, int64_t row, int64_t o) {
+          double sum = 0.0;
+          for (int64_t i = 0; i < width; ++i) {
+            sum += static_cast<double>(x[row * width + i]) * m.values[o * width + i];
+          }
+          return sum;
+        };
+        const double tolerance = 1e-6 * (4.0 + static_cast<double>(width) / 8.0);
+        for (int64_t row = 0; row < rows; ++row) {
+          EXPECT_NEAR(y1[row], want(first, row, 0), tolerance);
+          for (int64_t o = 0; o < outputs[1]; ++o) {
+            const int64_t at = row * outputs[1] + o;
+            ASSERT_NEAR(y2[at], add[at] + bias.values[o] + want(second, row, o), tolerance)
+                << rows << " rows, width " << width << ", output " << o;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(FewRows, DependNeitherOnThreadsNorOnOtherRows) {
+  Rng rng(2);
+  const int64_t width = 333, outputs = 999;
+  const std::vector<float> x = random_floats(rng, 6 * width),
+                           w = random_floats(rng, width * outputs);
+  const auto run = [&](int64_t first, int64_t rows, int64_t threads) {
+    cpu::set_thread_count(threads);
+    std::vector<float> y(static_cast<size_t>(rows * outputs));
+    const cpu::FewRowsMatrix matrix{.weight = w.data(), .y = y.data(), .outputs = outputs};
+    cpu::few_rows({x.data() + first * width, rows, width, Dtype::kFloat32, {&matrix, 1}});
+    cpu::set_thread_count(0);
+    return y;
+  };
+  const std::vector<float> all = run(0, 6, 1);
+  EXPECT_EQ(run(0, 6, 3), all);
+  for (int64_t row = 0; row < 6; ++row) {
+    const std::vector<float> mine(all.begin() + row * outputs, all.begin() + (row + 1) * outputs);
+    EXPECT_EQ(run(row, 1, 2), mine) << row;
+  }
+}
+
+struct LossCase {
+  std::vector<float> logits;
+  std::vector<int64_t> labels;
+  int64_t classes = 0;
+  float smoothing = 0.0f, z_loss = 0.0f, factor = 1.0f;
+};
+
+/// The loss of one row by the definition, in double.
+double row_loss(const LossCase& c, size_t row, const std::vector<double>& z) {
+  double sum = 0.0, total = 0.0;
+  for (const double value : z) {
+    sum += std::exp(value);
+    total += value;
+  }
+  const double lse = std::log(sum);
+  return lse - (1.0 - c.smoothing) * z[static_cast<size_t>(c.labels[row])] -
+         c.smoothing * total / static_cast<double>(c.classes) + c.z_loss * lse * lse;
+}
+
+TEST(CrossEntropyRows, LossAndGradientOfTheDefinition) {
+  Rng rng(3);
+  for (const int64_t classes : {1, 5, 16, 131}) {
+    for (const bool extras : {false, true}) {
+      LossCase c;
+      c.classes = classes;
+      if (extras) c.smoothing = 0.1f, c.z_loss = 0.02f, c.factor = 0.25f;
+      const int64_t rows = 19;
+      c.logits = random_floats(rng, rows * classes);
+      for (float& z : c.logits) z *= 3.0f;
+      for (int64_t row = 0; row < rows; ++row)
+        c.labels.push_back(row % 4 == 3 ? -7 : row % classes);
+      std::vector<float> gradient = c.logits;
+      std::vector<double> loss(static_cast<size_t>(rows));
+      cpu::cross_entropy({gradient.data(), c.labels.data(), loss.data(), rows, classes, -7,
+                          c.smoothing, c.z_loss, c.factor});
+      for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
+        const auto begin = c.logits.begin() + static_cast<int64_t>(row) * classes;
+        std::vector<double> z(begin, begin + classes);
+        const bool counts = c.labels[row] >= 0;
+        EXPECT_NEAR(loss[row], counts ? row_loss(c, row, z) : 0.0, 2e-6);
+        for (size_t i = 0; i < z.size(); ++i) {
+          const double at = z[i], step = 1e-5;
+          z[i] = at + step;
+          const double above = counts ? row_loss(c, row, z) : 0.0;
+          z[i] = at - step;
+          const double below = counts ? row_loss(c, row, z) : 0.0;
+          z[i] = at;
+          EXPECT_NEAR(gradient[row * z.size() + i], c.factor * (above - below) / (2 * step), 1e-6);
+        }
+      }
+    }
+  }
+}
+
+/// Few rows of a large vocabulary are work for as many threads; in a process of its own, which
+/// keeps the threads it was given.
+TEST(CrossEntropyRows, LargeRowsAreSharedOut) {
+  const auto work = [] {
+    static int64_t workers = 0;
+    cpu::use_threads({[] { return int64_t{16}; },
+                      [](int64_t wanted, void (*body)(void*), void* context) {
+                        workers = wanted;
+                        body(context);
+                      }});
+    const int64_t rows = 8, classes = 131072;
+    std::vector<float> logits(static_cast<size_t>(rows * classes));
+    const std::vector<int64_t> labels(static_cast<size_t>(rows));
+    std::vector<double> loss(static_cast<size_t>(rows));
+    cpu::cross_entropy({.logits = logits.data(),
+                        .labels = labels.data(),
+                        .loss = loss.data(),
+                        .rows = rows,
+                        .classes = classes,
+                        .ignored = -1});
+    std::_Exit(static_cast<int>(workers));
+  };
+  EXPECT_EXIT(work(), ::testing::ExitedWithCode(8), "");
+}
+
+TEST(CrossEntropyRows, NothingThatIsNotANumberIsHidden) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (const int64_t place : {0, 7, 40}) {
+    for (const float bad : {kInf, std::numeric_limits<float>::quiet_NaN()}) {
+      std::vector<float> z(41, 0.5f);
+      z[static_cast<size_t>(place)] = bad;
+      const int64_t label = 3;
+      double loss = 0.0;
+      cpu::cross_entropy({.logits = z.data(),
+                          .labels = &label,
+                          .loss = &loss,
+                          .rows = 1,
+                          .classes = 41,
+                          .ignored = -1});
+      EXPECT_TRUE(std::isnan(loss)) << bad << " at " << place;
+      EXPECT_TRUE(std::isnan(z[0]));
+    }
+  }
+  // A token that cannot come is no accident.
+  std::vector<float> z(20, 0.0f);
+  z[4] = -kInf;
+  const int64_t label = 3;
+  double loss = 0.0;
+  cpu::cross_entropy({.logits = z.data(),
+                      .labels = &label,
+                      .loss = &loss,
+                      .rows = 1,
+                      .classes = 20,
+                      .ignored = -1});
+  EXPECT_NEAR(loss, std::log(19.0), 1e-6);
+  EXPECT_NEAR(z[4], 0.0f, 1e-30f);
+}
+
+}  // namespace
+}  // namespace diffattn::testing::rows_test
