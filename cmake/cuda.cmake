@@ -120,6 +120,10 @@ if(DIFFATTN_TESTS)
     GTest::gtest_main CUDA::cudart_static)
   gtest_discover_tests(cuda_kernel_tests TEST_PREFIX cuda. TEST_FILTER "Cuda*:*/cuda_*"
     DISCOVERY_TIMEOUT 60)
+  # Once more with the kernels that every GPU has, which Hopper's own would otherwise hide.
+  gtest_discover_tests(cuda_kernel_tests TEST_PREFIX cuda80. TEST_FILTER "Cuda*:*/cuda_*16"
+    TEST_LIST cuda_kernel_tests_80 DISCOVERY_TIMEOUT 60
+    PROPERTIES ENVIRONMENT DIFFATTN_TEST_CAPABILITY=80)
   add_test(NAME cuda.spills COMMAND ${CMAKE_COMMAND} -DREPORTS=${DIFFATTN_PTXAS_REPORTS}
     -P ${tests}/cuda/check_spills.cmake)
 endif()

@@ -45,6 +45,19 @@ endif()
 target_link_options(diffattn_torch INTERFACE
   LINKER:--no-as-needed,${DIFFATTN_TORCH_DIR}/lib/libtorch.so)
 target_link_libraries(diffattn_torch INTERFACE ${torch_libraries} ${DIFFATTN_TORCH_DIR}/lib/libc10.so)
+# A compiler that comes without libstdc++.so puts a second libstdc++ into our libraries. Two in one
+# process share some symbols and not others: the first number written to a stream crashes. The one
+# that torch loads is named here instead.
+execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so
+  OUTPUT_VARIABLE libstdcxx OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(NOT IS_ABSOLUTE "${libstdcxx}")
+  execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so.6
+    OUTPUT_VARIABLE libstdcxx OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(IS_ABSOLUTE "${libstdcxx}")
+    message(STATUS "no libstdc++.so with ${CMAKE_CXX_COMPILER}: linking ${libstdcxx}")
+    target_link_libraries(diffattn_torch INTERFACE ${libstdcxx})
+  endif()
+endif()
 # torch ships a newer fmt than Debian's, which shadows it: only header-only use links.
 target_compile_definitions(diffattn_torch INTERFACE FMT_HEADER_ONLY=1)
 

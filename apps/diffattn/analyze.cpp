@@ -15,6 +15,7 @@
 #include "analyze_parts.h"
 #include "diffattn/analysis/attention_report.h"
 #include "diffattn/io/file.h"
+#include "machine.h"
 #include "progress.h"
 #include "verbs.h"
 
@@ -200,7 +201,7 @@ int run_analyze(const AnalyzeOptions& given) {
     style.panel_pixels = kMostPanelPixels;
     if (!options.png.empty()) io::write_text(options.png, analysis::to_png(picture, style));
     if (!options.svg.empty()) io::write_text(options.svg, analysis::to_svg(picture, style));
-    if (options.ascii && !options.json) print_ascii(picture, style);
+    if (options.ascii) print_ascii(picture, style);
   }
   if (options.json) {
     print_analysis_json(result, options.request.layer && options.request.head);
@@ -208,8 +209,25 @@ int run_analyze(const AnalyzeOptions& given) {
     for (std::size_t i = 0; i < result.models.size(); ++i) {
       print_statistics(result.models[i], result.heads[i]);
     }
+    fmt::print(
+        "\n* the head that page and pictures show; what the columns mean: docs/analysis.md\n");
+    if (!options.out.empty()) fmt::print("page in {}\n", options.out);
   }
   return 0;
+}
+
+/// What needs one of several options: CLI11's needs() means all of them.
+void check_combinations(const CLI::App& verb) {
+  const auto given = [&](const char* name) { return verb.get_option(name)->count() > 0; };
+  const bool text = given("--text") || given("--input");
+  if (!text && !given("--prompt-ids") && !given("--task") && !given("--data")) {
+    throw CLI::RequiredError("One of --text, --prompt-ids, --input, --task and --data");
+  }
+  if (given("--summary") && !text) throw CLI::RequiresError("--summary", "--text or --input");
+  const bool picture = given("--png") || given("--svg") || given("--ascii");
+  for (const char* name : {"--map", "--theme", "--range", "--linear"}) {
+    if (given(name) && !picture) throw CLI::RequiresError(name, "--png, --svg or --ascii");
+  }
 }
 
 void add_text_options(CLI::App& verb, TextOptions& text) {
@@ -217,31 +235,31 @@ void add_text_options(CLI::App& verb, TextOptions& text) {
   what->add_option("--text", text.text, "text to look at");
   what->add_option("--prompt-ids", text.prompt_ids, "token ids to look at: 5,7,9")->delimiter(',');
   what->add_option("--input", text.input, "file whose text to look at; - reads standard input");
-  what->add_option("--task", text.task,
-                   "an example of a generated task: needle, recall, classify, summarize")
-      ->check(CLI::IsMember({"needle", "recall", "classify", "summarize"}));
+  CLI::Option* task =
+      what->add_option("--task", text.task,
+                       "an example of a generated task: needle, recall, classify, summarize")
+          ->check(CLI::IsMember({"needle", "recall", "classify", "summarize"}));
   what->require_option(0, 1);
-  const CLI::Option* data =
+  CLI::Option* data =
       verb.add_option("--data", text.data,
                       "statistics over a whole data set: text file, folder, JSONL or token file");
-  verb.callback([what, data] {
-    for (const CLI::Option* one : what->get_options()) {
-      if (one->count() > 0) return;
-    }
-    if (data->count() == 0) {
-      throw CLI::RequiredError("One of --text, --prompt-ids, --input, --task and --data");
-    }
-  });
   verb.add_option("--seq-len", text.seq_len, "tokens of --data at a time (the model's maximum)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  verb.add_option("--summary", text.summary,
-                  "what the decoder of an encoder-decoder reads (what it writes itself)");
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->needs(data);
+  verb.add_option(
+      "--summary", text.summary,
+      "with --text or --input: what an encoder-decoder's decoder reads (what it writes)");
   verb.add_option("--set", text.settings,
                   "key=value of the task, over the run's own: needle.length=256")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->needs(task);
   verb.add_option("--examples", text.examples, "examples of a task that are counted (8)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  verb.add_option("--seed", text.seed, "of a task (0)")->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->needs(task)
+      ->excludes(data);
+  verb.add_option("--seed", text.seed, "of the task's examples (0)")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(task);
 }
 
 void add_outputs(CLI::App& verb, AnalyzeOptions& options) {
@@ -249,9 +267,10 @@ void add_outputs(CLI::App& verb, AnalyzeOptions& options) {
   verb.add_option("--png", options.png, "picture of one head");
   verb.add_option("--svg", options.svg, "the same as SVG");
   verb.add_option("--csv", options.csv, "statistics per layer and head");
-  verb.add_flag("--ascii", options.ascii, "the picture on the terminal");
+  CLI::Option* ascii = verb.add_flag("--ascii", options.ascii, "the picture on the terminal");
   verb.add_flag("--json", options.json,
-                "one JSON object on standard output; with --layer and --head its maps too");
+                "one JSON object on standard output; with --layer and --head its maps too")
+      ->excludes(ascii);
   verb.add_option("--map", options.map, "maps in pictures: all, 1, 2 or difference (all)")
       ->check(CLI::IsMember({"all", "1", "2", "difference"}));
   verb.add_option("--theme", options.theme, "of pictures: light or dark (light)")
@@ -271,8 +290,10 @@ Run add_analyze(CLI::App& app) {
       ->allow_extra_args(false);
   add_text_options(*verb, options->request.text);
   add_outputs(*verb, *options);
-  verb->add_option("--layer", options->request.layer, "of the head to show (the one with most)");
-  verb->add_option("--head", options->request.head, "that head");
+  verb->callback([verb] { check_combinations(*verb); });
+  verb->add_option("--layer", options->request.layer,
+                   "layer of the head that page and pictures show (the strongest)");
+  verb->add_option("--head", options->request.head, "that head in its layer");
   verb->add_option("--threshold", options->request.threshold,
                    "entries below it count as nothing in the sparsity (0.001)")
       ->check(CLI::PositiveNumber);
@@ -280,7 +301,7 @@ Run add_analyze(CLI::App& app) {
                    "in pictures: encoder, decoder or cross-attention (encoder); path 0, ...");
   verb->add_option("--dtype", options->request.dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  verb->add_option("--device", options->request.device, "cpu or cuda (cpu)");
+  verb->add_option("--device", options->request.device, "cpu or cuda (cpu)")->check(device_problem);
   verb->footer(
       "Example:\n  diffattn analyze --model runs/a/model --text \"Once upon a time\" --out "
       "report.html");

@@ -3,13 +3,14 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "diffattn/io/error.h"
-#include "diffattn/io/file.h"
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/train/classifier.h"
 #include "diffattn/train/model_folder.h"
+#include "diffattn/train/summarizer.h"
 
 namespace diffattn::app {
 namespace {
@@ -48,18 +49,13 @@ AttentionLayers cross_layers(const nn::StackImpl& stack) {
   return out;
 }
 
-std::optional<io::Tokenizer> tokenizer_in(const std::string& folder) {
-  if (!io::Directory::open(folder).contains(io::kTokenizerFile)) return std::nullopt;
-  return io::Tokenizer::read(folder);
-}
-
 }  // namespace
 
 AnalyzedModel::AnalyzedModel(const std::string& given, const std::string& device,
                              const std::string& dtype)
     : folder(given),
       config(train::read_model_config(given)),
-      tokenizer(tokenizer_in(given)),
+      tokenizer(io::tokenizer_in(given)),
       name(name_of_model(given)),
       device_(device) {
   module_ = load(dtype);
@@ -167,18 +163,12 @@ int64_t AnalyzedModel::first_written() const {
 }
 
 std::vector<int64_t> AnalyzedModel::write(const std::vector<int64_t>& ids, int64_t max_tokens) {
-  const torch::NoGradGuard no_grad;
-  nn::ModelInput sources;
-  sources.ids = tensor_of(ids, "text");
-  nn::WritingState state = encoder_decoder_->begin(sources);
+  tensor_of(ids, "text");  // says by name what cannot be read
   std::vector<int64_t> out = {first_written()};
-  while (static_cast<int64_t>(out.size()) < max_tokens) {
-    const torch::Tensor last = torch::full({1, 1}, out.back(), sources.ids.options());
-    const torch::Tensor hidden = encoder_decoder_->write(last, state);
-    const int64_t next = encoder_decoder_->logits(hidden).argmax(-1).item<int64_t>();
-    if (config.eos_token_id && next == *config.eos_token_id) break;
-    out.push_back(next);
-  }
+  const int64_t more = std::min(max_tokens, config.max_position_embeddings) - 1;
+  if (more < 1) return out;
+  const auto texts = train::write_texts(*encoder_decoder_, {ids}, {.max_new_tokens = more});
+  out.insert(out.end(), texts.front().begin(), texts.front().end());
   return out;
 }
 

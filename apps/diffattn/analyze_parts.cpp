@@ -18,8 +18,10 @@ using analysis::ModelAttention;
 struct AskedMass {
   std::vector<double> answer, noise;  // sums, one per layer and head
   int64_t rows = 0;
+  bool knows_noise = false;
 
   void add(const ModelPart& part, const KnownText& known) {
+    knows_noise = knows_noise || !known.noise.empty();
     for (const AskedRow& asked : known.asked) {
       std::size_t at = 0;
       for (const nn::HeadTensors& call : part.calls) {
@@ -40,11 +42,13 @@ struct AskedMass {
     if (rows == 0) return;
     table.names.push_back({"answer_mass", "answer mass",
                            "What the rows that ask give to the answer: the sum of A there."});
-    table.names.push_back({"noise_mass", "noise mass",
-                           "What the rows that ask give to the noise: the sum of A there."});
+    if (knows_noise) {
+      table.names.push_back({"noise_mass", "noise mass",
+                             "What the rows that ask give to the noise: the sum of A there."});
+    }
     for (std::size_t i = 0; i < table.rows.size(); ++i) {
       table.rows[i].values.push_back(answer[i] / static_cast<double>(rows));
-      table.rows[i].values.push_back(noise[i] / static_cast<double>(rows));
+      if (knows_noise) table.rows[i].values.push_back(noise[i] / static_cast<double>(rows));
     }
   }
 };

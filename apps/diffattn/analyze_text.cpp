@@ -31,16 +31,6 @@ std::string whole_file(const std::string& path) {
   return text;
 }
 
-/// "key7", "val12", "n3", "?" of a needle task.
-std::string needle_label(int64_t id, const data::NeedleOptions& task) {
-  if (id == data::kTaskMark) return "?";
-  const int64_t key = id - data::kTaskTokens;
-  const int64_t value = key - task.keys, noise = value - task.values;
-  if (key < 0) return std::to_string(id);
-  if (value < 0) return fmt::format("key{}", key);
-  return noise < 0 ? fmt::format("val{}", value) : fmt::format("n{}", noise);
-}
-
 bool is_answer(const KnownText& known, int64_t place) {
   return std::any_of(known.asked.begin(), known.asked.end(),
                      [&](const AskedRow& one) { return one.answer.begin == place; });
@@ -73,8 +63,7 @@ void mark_haystack(KnownText& known, const data::NeedleOptions& task) {
   end_noise(task.length);
 }
 
-}  // namespace
-
+/// What a token is shown as: its text, its number where there is none.
 std::vector<std::string> token_labels(const std::vector<int64_t>& ids,
                                       const std::optional<io::Tokenizer>& tokenizer) {
   std::vector<std::string> labels;
@@ -95,8 +84,15 @@ std::vector<std::string> token_labels(const std::vector<int64_t>& ids,
   return labels;
 }
 
+}  // namespace
+
 AnalyzedTexts::AnalyzedTexts(const TextOptions& options, AnalyzedModel& model)
     : options_(options), model_(model) {
+  if (!options.summary.empty() && !model.writes()) {
+    throw io::Error("--summary", fmt::format("expected an encoder-decoder, whose decoder reads it; "
+                                             "{} has none",
+                                             model.folder));
+  }
   if (!options.data.empty()) read_data();
   if (!options.prompt_ids.empty()) {
     shown_.text.ids = options.prompt_ids;
@@ -180,7 +176,9 @@ KnownText AnalyzedTexts::sequence_example(int64_t index) const {
     known.asked.push_back({question.asked, {question.answer, question.answer + 1}});
   }
   if (options_.task == "needle") {
-    for (const int64_t id : sequence.ids) known.labels.push_back(needle_label(id, config.needle));
+    for (const int64_t id : sequence.ids) {
+      known.labels.push_back(data::needle_label(id, config.needle));
+    }
     mark_haystack(known, config.needle);
     return known;
   }

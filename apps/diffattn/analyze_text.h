@@ -50,7 +50,7 @@ class AnalyzedTexts {
   int64_t count() const;
   /// Hands over every text that is counted, one at a time.
   void each(const std::function<void(const KnownText&)>& use) const;
-  /// "8 examples", "this text", "1234567 tokens of valid.txt".
+  /// "8 examples of the task", "this text", "all of valid.txt".
   std::string counted() const;
 
  private:
@@ -70,9 +70,5 @@ class AnalyzedTexts {
   std::optional<data::Corpus> corpus_;  // of --data
   data::ExampleSet pairs_;              // the same for an encoder-decoder
 };
-
-/// What a token is shown as: its text, its number where there is none.
-std::vector<std::string> token_labels(const std::vector<int64_t>& ids,
-                                      const std::optional<io::Tokenizer>& tokenizer);
 
 }  // namespace diffattn::app

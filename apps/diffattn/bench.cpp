@@ -12,6 +12,7 @@
 #include "bench_frame.h"
 #include "bench_routes.h"
 #include "diffattn/ops.h"
+#include "machine.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -196,10 +197,9 @@ Json measure_point(const Settings& s, const Point& p) {
 void print_point(const Json& point) {
   const auto text = [&](const char* key) { return point[key].get<std::string>(); };
   const auto number = [&](const char* key) { return point[key].get<int64_t>(); };
-  fmt::print("\n{}, {}, {}: N = {}, d = {}, V = {}, {} heads, batch {}, {} thread{} ({})\n",
-             text("pass"), text("dtype"), text("mask"), number("seq"), number("head_dim"),
-             2 * number("head_dim"), number("heads"), number("batch"), number("threads"),
-             number("threads") == 1 ? "" : "s", text("backend"));
+  fmt::print("\n{}, {}, {}: N = {}, d = {}, V = {}, {} heads, batch {}, {} ({})\n", text("pass"),
+             text("dtype"), text("mask"), number("seq"), number("head_dim"), 2 * number("head_dim"),
+             number("heads"), number("batch"), thread_text(number("threads")), text("backend"));
   const bool on_gpu = text("device") == "cuda";
   fmt::print("  {:<28} {:>10} {:>19} {:>9} {:>7} {:>9} {:>9}\n", "route", "ms", "spread",
              on_gpu ? "TFLOP/s" : "GFLOP/s", "peak", "MiB", "vs fused");
@@ -261,33 +261,36 @@ Run add_bench(CLI::App& app) {
   auto* bench = app.add_subcommand("bench", "Time operator, layer, training step and generation");
   bench->footer("Example:\n  diffattn bench attention --seq 2048 --mask causal --dtype float32");
   bench->require_subcommand(1);
+  auto* verb = bench->add_subcommand("attention", "The attention operator, every route, one run");
   const std::vector<std::pair<std::string, Run>> others{{"module", add_bench_module(*bench)},
                                                         {"step", add_bench_step(*bench)},
                                                         {"generate", add_bench_generate(*bench)}};
-  auto* verb = bench->add_subcommand("attention", "One attention layer, every route, one run");
   verb->footer("Example:\n  diffattn bench attention --head-dim 64 --seq 2048,4096 --threads 1,2");
   auto s = std::make_shared<Settings>();
   s->threads = {torch::get_num_threads()};
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 24);
-  verb->add_option("--seq", s->seq, "Sequence lengths")->delimiter(',')->check(positive);
-  verb->add_option("--head-dim", s->head_dim, "Widths of q and k; V is twice as wide")
+  verb->add_option("--seq", s->seq, "sequence lengths (512,2048)")->delimiter(',')->check(positive);
+  verb->add_option("--head-dim", s->head_dim, "widths of q and k, V being twice as wide (64)")
       ->delimiter(',')
       ->check(CLI::Range(1, 1024));
-  verb->add_option("--heads", s->heads, "Differential heads")->check(CLI::Range(1, 4096));
-  verb->add_option("--batch", s->batch, "Batch size")->check(CLI::Range(1, 65536));
-  verb->add_option("--dtype", s->dtype, "float32, bfloat16, float16, float64")
+  verb->add_option("--heads", s->heads, "differential heads (4)")->check(CLI::Range(1, 4096));
+  verb->add_option("--batch", s->batch, "sequences at a time (1)")->check(CLI::Range(1, 65536));
+  verb->add_option("--dtype", s->dtype, "types (float32,bfloat16)")
       ->delimiter(',')
       ->check(CLI::IsMember(bench_dtypes()));
-  verb->add_option("--mask", s->mask, "causal, full, window (an eighth of the keys), tensor")
+  verb->add_option("--mask", s->mask,
+                   "what rows may see, window being an eighth of the keys (causal,full)")
       ->delimiter(',')
       ->check(CLI::IsMember({"causal", "full", "window", "tensor"}));
-  verb->add_option("--pass", s->pass, "forward, backward, decode")
+  verb->add_option("--pass", s->pass, "what is timed (all)")
       ->delimiter(',')
       ->check(CLI::IsMember({"forward", "backward", "decode"}));
-  verb->add_option("--threads", s->threads, "Thread counts")
+  verb->add_option("--threads", s->threads, "thread counts (what torch takes)")
       ->delimiter(',')
       ->check(CLI::Range(1, 1024));
-  verb->add_option("--device", s->device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
+  verb->add_option("--device", s->device, "cpu or cuda (cpu)")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->check(device_problem);
   add_bench_output(*verb, s->output);
   return [s, bench, others] {
     for (const auto& [name, run] : others) {

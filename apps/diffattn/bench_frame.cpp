@@ -13,10 +13,10 @@
 namespace diffattn::app {
 
 void add_bench_output(CLI::App& verb, BenchOutput& output) {
-  verb.add_option("--repeat", output.repeat, "Repetitions after a warm-up")
+  verb.add_option("--repeat", output.repeat, "repetitions after a warm-up (5)")
       ->check(CLI::Range(1, 10000));
-  verb.add_flag("--json", output.json, "One JSON object on standard output");
-  verb.add_flag("--csv", output.csv, "Comma-separated values on standard output");
+  CLI::Option* json = verb.add_flag("--json", output.json, "one JSON object on standard output");
+  verb.add_flag("--csv", output.csv, "comma-separated values on standard output")->excludes(json);
 }
 
 int run_sweep(const BenchOutput& output, const BenchSweep& sweep) {

@@ -10,6 +10,7 @@
 #include "bench_model.h"
 #include "diffattn/nn/generate.h"
 #include "diffattn/train/new_model.h"
+#include "machine.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -62,6 +63,7 @@ Json measure_generation(const GenerationSettings& s, int64_t length) {
   Json rows = Json::array();
   for (size_t i = 0; i < models.size(); ++i) {
     Json row = bench_row(s.model.attention[i], samples[i]);
+    first[i].erase(first[i].begin());  // of the turn that warmed up
     const double all = samples[i].timing.median, begin = summarise(first[i]).median;
     row["ms_first_token"] = begin * 1e3;
     row["tokens_per_second"] = static_cast<double>(s.batch * s.new_tokens) / all;
@@ -78,10 +80,10 @@ Json measure_generation(const GenerationSettings& s, int64_t length) {
 }
 
 void print_generation(const Json& point) {
-  fmt::print("\ngeneration, {}: {} x {} tokens after {}, {} threads, {}\n",
+  fmt::print("\ngeneration, {}: {} x {} tokens after {}, {}, {}\n",
              point["dtype"].get<std::string>(), point["batch"].get<int64_t>(),
              point["new_tokens"].get<int64_t>(), point["prompt"].get<int64_t>(),
-             point["threads"].get<int64_t>(), point["device"].get<std::string>());
+             thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
   fmt::print("  {:<16} {:>10} {:>19} {:>10} {:>12} {:>12}\n", "attention", "ms", "spread",
              "tokens/s", "first ms", "ms per token");
   for (const Json& row : point["routes"]) {
@@ -123,9 +125,9 @@ Run add_bench_generate(CLI::App& bench) {
   auto s = std::make_shared<GenerationSettings>();
   add_bench_model(*verb, s->model);
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 24);
-  verb->add_option("--prompt", s->prompt, "Prompt lengths (128)")->delimiter(',')->check(positive);
-  verb->add_option("--new-tokens", s->new_tokens, "Tokens to add (128)")->check(positive);
-  verb->add_option("--batch", s->batch, "Prompts at a time (1)")->check(positive);
+  verb->add_option("--prompt", s->prompt, "prompt lengths (128)")->delimiter(',')->check(positive);
+  verb->add_option("--new-tokens", s->new_tokens, "tokens to add (128)")->check(positive);
+  verb->add_option("--batch", s->batch, "prompts at a time (1)")->check(positive);
   add_bench_output(*verb, s->output);
   return [s] { return run_bench_generate(*s); };
 }

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "diffattn/nn/presets.h"
+#include "machine.h"
 
 namespace diffattn::app {
 
@@ -40,20 +41,24 @@ nlohmann::ordered_json BenchModel::description() const {
 void add_bench_model(CLI::App& verb, BenchModel& model) {
   model.threads = torch::get_num_threads();
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
-  verb.add_option("--attention", model.attention, "Which models (diffllama,transformer)")
+  verb.add_option("--attention", model.attention, "which models (diffllama,transformer)")
       ->delimiter(',')
       ->check(CLI::IsMember(nn::preset_names()));
-  verb.add_option("--hidden", model.hidden, "Width (384)")->check(size);
-  verb.add_option("--intermediate", model.intermediate, "Width of the feed-forward layer (1024)")
+  verb.add_option("--hidden", model.hidden, "width (384)")->check(size);
+  verb.add_option("--intermediate", model.intermediate, "width of the feed-forward layer (1024)")
       ->check(size);
-  verb.add_option("--layers", model.layers, "Layers (8)")->check(size);
-  verb.add_option("--heads", model.heads, "Heads of the equal-size Transformer (6)")->check(size);
-  verb.add_option("--kv-heads", model.kv_heads, "Its kv heads (as --heads)")->check(size);
-  verb.add_option("--vocab", model.vocab, "Tokens (8192)")->check(size);
-  verb.add_option("--dtype", model.dtype, "float32, or bfloat16: mixed precision")
+  verb.add_option("--layers", model.layers, "layers (8)")->check(size);
+  verb.add_option("--heads", model.heads, "heads of the equal-size Transformer (6)")->check(size);
+  verb.add_option("--kv-heads", model.kv_heads, "its kv heads (as --heads)")->check(size);
+  verb.add_option("--vocab", model.vocab, "tokens of the vocabulary (8192)")->check(size);
+  verb.add_option("--dtype", model.dtype,
+                  "float32 or bfloat16, in training mixed precision (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  verb.add_option("--device", model.device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
-  verb.add_option("--threads", model.threads, "Threads")->check(CLI::Range(1, 1024));
+  verb.add_option("--device", model.device, "cpu or cuda (cpu)")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->check(device_problem);
+  verb.add_option("--threads", model.threads, "threads (those torch takes)")
+      ->check(CLI::Range(1, 1024));
 }
 
 }  // namespace diffattn::app

@@ -10,6 +10,7 @@
 #include "bench_frame.h"
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/nn/presets.h"
+#include "machine.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -209,13 +210,30 @@ int run(ModuleSettings s) {
                               .print_csv = print_module_csv});
 }
 
+/// "two calls, padded" as it is typed in a list: "two_calls_padded".
+std::string typed_route(nn::Route route) {
+  std::string out;
+  for (const char c : nn::route_name(route)) {
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0) {
+      out += c;
+    } else if (out.back() != '_') {
+      out += '_';
+    }
+  }
+  return out;
+}
+
 /// A route's name in any spelling.
 std::string check_route(const std::string& name) {
   try {
     nn::route_from_name(name);
     return {};
-  } catch (const Error& error) {
-    return error.what();
+  } catch (const Error&) {
+    std::string known;
+    for (const nn::Route route : nn::routes()) {
+      known += (known.empty() ? "" : ", ") + typed_route(route);
+    }
+    return fmt::format("expected one of {}, got '{}'", known, name);
   }
 }
 
@@ -233,29 +251,32 @@ Run add_bench_module(CLI::App& bench) {
     if (name != "introspective" && name != "dint") presets.push_back(name);
   }
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 24);
-  verb->add_option("--preset", s->preset, "A published attention")->check(CLI::IsMember(presets));
-  verb->add_option("--embed-dim", s->embed_dim, "Width of the model")->check(positive);
-  verb->add_option("--heads", s->heads, "Heads of the equal-size Transformer")->check(positive);
-  verb->add_option("--kv-heads", s->kv_heads, "Its kv heads (default: as --heads)")
-      ->check(positive);
-  verb->add_option("--batch", s->batch, "Batch size")->check(CLI::Range(1, 65536));
-  verb->add_option("--seq", s->seq, "Sequence lengths")->delimiter(',')->check(positive);
-  verb->add_option("--dtype", s->dtype, "float32, bfloat16, float16, float64")
+  verb->add_option("--preset", s->preset, "a published attention (diffllama)")
+      ->check(CLI::IsMember(presets));
+  verb->add_option("--embed-dim", s->embed_dim, "width of the model (512)")->check(positive);
+  verb->add_option("--heads", s->heads, "heads of the equal-size Transformer (8)")->check(positive);
+  verb->add_option("--kv-heads", s->kv_heads, "its kv heads (as --heads)")->check(positive);
+  verb->add_option("--batch", s->batch, "sequences at a time (1)")->check(CLI::Range(1, 65536));
+  verb->add_option("--seq", s->seq, "sequence lengths (512,2048)")->delimiter(',')->check(positive);
+  verb->add_option("--dtype", s->dtype, "types (float32)")
       ->delimiter(',')
       ->check(CLI::IsMember(bench_dtypes()));
   verb->add_option("--mask", s->mask,
-                   "causal, full, window, left_padding, right_padding, boolean, additive")
+                   "what rows may see, window being a quarter of the keys (causal)")
       ->delimiter(',')
       ->check(CLI::IsMember(kModuleMasks));
-  verb->add_option("--pass", s->pass, "forward, backward, decode")
+  verb->add_option("--pass", s->pass, "what is timed (forward,backward)")
       ->delimiter(',')
       ->check(CLI::IsMember({"forward", "backward", "decode"}));
-  verb->add_option("--route", s->route, "Which routes, e.g. fused,two_calls (default: all)")
+  verb->add_option("--route", s->route, "which routes: fused,two_calls (all)")
       ->delimiter(',')
       ->check(CLI::Validator(check_route, "ROUTE"));
-  verb->add_flag("--no-rotary", s->no_rotary, "Without the preset's rotary embedding");
-  verb->add_option("--threads", s->threads, "Threads")->check(CLI::Range(1, 1024));
-  verb->add_option("--device", s->device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
+  verb->add_flag("--no-rotary", s->no_rotary, "without the preset's rotary embedding");
+  verb->add_option("--threads", s->threads, "threads (those torch takes)")
+      ->check(CLI::Range(1, 1024));
+  verb->add_option("--device", s->device, "cpu or cuda (cpu)")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->check(device_problem);
   add_bench_output(*verb, s->output);
   return [s] { return run(*s); };
 }

@@ -14,6 +14,8 @@
 #include "bench_model.h"
 #include "diffattn/train/new_model.h"
 #include "diffattn/train/trainer.h"
+#include "heap.h"
+#include "machine.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -135,15 +137,23 @@ BenchSample run_step(Contestant& contestant, bool on_gpu) {
   return sample;
 }
 
+/// Host memory of one more step: pages that steps before it left behind would hide what it takes.
+int64_t step_memory(Contestant& contestant) {
+  contestant.trainer.optimizer().zero_grad();
+  trim_freed_memory();
+  return run_step(contestant, /*on_gpu=*/false).memory;
+}
+
 Json measure_step(const StepSettings& s, int64_t seq) {
   std::vector<std::unique_ptr<Contestant>> models;
   for (const std::string& name : s.model.attention) {
     models.push_back(std::make_unique<Contestant>(s, name, seq));
   }
-  const auto samples = take_turns(models.size(), s.output.repeat,
-                                  [&](size_t i) { return run_step(*models[i], s.model.on_gpu()); });
+  auto samples = take_turns(models.size(), s.output.repeat,
+                            [&](size_t i) { return run_step(*models[i], s.model.on_gpu()); });
   Json rows = Json::array();
   for (size_t i = 0; i < models.size(); ++i) {
+    if (!s.model.on_gpu()) samples[i].memory = step_memory(*models[i]);
     Json row = bench_row(s.model.attention[i], samples[i]);
     const double seconds = samples[i].timing.median;
     row["parameters"] = models[i]->trainer.task().parameter_count();
@@ -162,10 +172,9 @@ Json measure_step(const StepSettings& s, int64_t seq) {
 }
 
 void print_step(const Json& point) {
-  fmt::print("\ntraining step, {}: {} x {} tokens, {} threads, {}\n",
-             point["dtype"].get<std::string>(), point["batch"].get<int64_t>(),
-             point["seq"].get<int64_t>(), point["threads"].get<int64_t>(),
-             point["device"].get<std::string>());
+  fmt::print("\ntraining step, {}: {} x {} tokens, {}, {}\n", point["dtype"].get<std::string>(),
+             point["batch"].get<int64_t>(), point["seq"].get<int64_t>(),
+             thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
   fmt::print("  {:<16} {:>11} {:>10} {:>19} {:>10} {:>8} {:>9}\n", "attention", "parameters", "ms",
              "spread", "tokens/s", "TFLOP/s", "MiB");
   for (const Json& row : point["routes"]) {
@@ -195,6 +204,7 @@ void print_step_csv(const Json& points) {
 
 int run_bench_step(const StepSettings& s) {
   torch::set_num_threads(s.model.threads);
+  if (!s.checkpointing) keep_freed_memory();
   return run_sweep(s.output,
                    {.points = s.seq.size(),
                     .head = {{"flop", "6 per matrix element and token, 12 per pair and width"}},
@@ -213,11 +223,13 @@ Run add_bench_step(CLI::App& bench) {
   auto s = std::make_shared<StepSettings>();
   add_bench_model(*verb, s->model);
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 24);
-  verb->add_option("--seq", s->seq, "Sequence lengths (2048)")->delimiter(',')->check(positive);
-  verb->add_option("--batch", s->batch, "Sequences of a step (1)")->check(positive);
-  verb->add_flag("--checkpointing", s->checkpointing, "Activation checkpointing");
-  verb->add_flag("--profile", s->profile, "What one more step spends its time on");
+  verb->add_option("--seq", s->seq, "sequence lengths (2048)")->delimiter(',')->check(positive);
+  verb->add_option("--batch", s->batch, "sequences of a step (1)")->check(positive);
+  verb->add_flag("--checkpointing", s->checkpointing, "with activation checkpointing");
+  CLI::Option* profile =
+      verb->add_flag("--profile", s->profile, "also what one more step spends its time on");
   add_bench_output(*verb, s->output);
+  profile->excludes(verb->get_option("--csv"));
   return [s] { return run_bench_step(*s); };
 }
 

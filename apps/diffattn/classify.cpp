@@ -12,6 +12,7 @@
 #include "diffattn/ops.h"
 #include "diffattn/train/classifier.h"
 #include "line_items.h"
+#include "machine.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -46,8 +47,9 @@ class Classify {
   explicit Classify(const ClassifyOptions& options)
       : options_(options),
         model_(train::load_classifier(options.model)),
-        tokenizer_(tokenizer_in(options.model)),
-        confusion_(std::ssize(model_->config.labels)) {
+        tokenizer_(io::tokenizer_in(options.model)),
+        confusion_(std::ssize(model_->config.labels)),
+        results_(options.json, options.truncate) {
     model_->to(torch::Device(options.device));
   }
 
@@ -58,13 +60,7 @@ class Classify {
                      .expected_key = "label",
                      .max_tokens = config.max_position_embeddings,
                      .vocab_size = config.vocab_size});
-    std::vector<LineItem> batch;
-    for (LineItem item; lines.next(item);) {
-      check_label(item);
-      batch.push_back(std::move(item));
-      if (std::ssize(batch) == options_.batch_size) flush(batch);
-    }
-    flush(batch);
+    for (std::vector<LineItem> batch; lines.next(batch, options_.batch_size);) answer(batch);
     return finish();
   }
 
@@ -79,20 +75,15 @@ class Classify {
   }
 
   /// Labels of a batch, in the order of lines.
-  void flush(std::vector<LineItem>& batch) {
+  void answer(std::vector<LineItem>& batch) {
     std::vector<size_t> good;
     for (size_t i = 0; i < batch.size(); ++i) {
+      check_label(batch[i]);
       if (batch[i].error.empty()) good.push_back(i);
     }
     std::vector<ClassifyJson> results(batch.size());
     if (!good.empty()) predict(batch, good, results);
-    for (size_t i = 0; i < batch.size(); ++i) {
-      if (!batch[i].error.empty()) {
-        results[i] = {{"line", batch[i].line}, {"error", batch[i].error}};
-      }
-      emit(batch[i], results[i]);
-    }
-    batch.clear();
+    for (size_t i = 0; i < batch.size(); ++i) results_.add(batch[i], results[i]);
   }
 
   void predict(const std::vector<LineItem>& batch, const std::vector<size_t>& good,
@@ -185,25 +176,6 @@ class Classify {
     return tokens;
   }
 
-  void emit(const LineItem& item, const ClassifyJson& result) {
-    if (!item.error.empty()) {
-      fmt::print(stderr, "diffattn: line {}: {}\n", item.line, item.error);
-      ++faults_;
-    } else if (item.truncated() && !options_.truncate) {
-      fmt::print(stderr,
-                 "diffattn: line {}: expected at most {} tokens, got {}: the end was cut off "
-                 "(--truncate says that this is right)\n",
-                 item.line, item.ids.size(), item.tokens);
-      ++faults_;
-    }
-    if (options_.json) {
-      all_.push_back(result);
-    } else {
-      fmt::print("{}\n", result.dump(-1, ' ', false, ClassifyJson::error_handler_t::replace));
-      std::fflush(stdout);
-    }
-  }
-
   int finish() {
     ClassifyJson metrics = ClassifyJson::object();
     if (confusion_.total() > 0) {
@@ -221,23 +193,14 @@ class Classify {
       fmt::print(stderr, "{} labelled lines: accuracy {:.4f}, macro-F1 {:.4f}\n",
                  confusion_.total(), confusion_.accuracy(), confusion_.macro_f1());
     }
-    if (options_.json) {
-      const ClassifyJson result{{"results", all_},
-                                {"labels", model_->config.labels},
-                                {"metrics", metrics},
-                                {"faults", faults_}};
-      fmt::print("{}\n", result.dump(2, ' ', false, ClassifyJson::error_handler_t::replace));
-    }
-    if (faults_ > 0) fmt::print(stderr, "diffattn: {} lines with faults\n", faults_);
-    return faults_ > 0 ? 1 : 0;
+    return results_.finish({{"labels", model_->config.labels}, {"metrics", metrics}});
   }
 
   const ClassifyOptions& options_;
   train::Classifier model_;
   std::optional<io::Tokenizer> tokenizer_;
   data::Confusion confusion_;
-  ClassifyJson all_ = ClassifyJson::array();
-  int64_t faults_ = 0;
+  LineResults results_;
 };
 
 }  // namespace
@@ -251,12 +214,13 @@ Run add_classify(CLI::App& app) {
       ->required();
   verb->add_option("--batch-size", options->batch_size, "texts at a time (32)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
-  verb->add_flag("--explain", options->explain,
-                 "also the tokens that attention took most from, with sign");
+  CLI::Option* explain = verb->add_flag("--explain", options->explain,
+                                        "also the tokens that attention took most from, with sign");
   verb->add_option("--top-tokens", options->top_tokens, "how many of them (10)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->needs(explain);
   verb->add_flag("--truncate", options->truncate, "texts longer than the model are no fault");
-  verb->add_option("--device", options->device, "cpu or cuda (cpu)");
+  verb->add_option("--device", options->device, "cpu or cuda (cpu)")->check(device_problem);
   verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->footer("Example:\n  diffattn classify --model runs/a/model --input in.jsonl --explain");
   return [options] { return Classify(*options).run(); };

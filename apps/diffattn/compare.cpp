@@ -7,11 +7,15 @@
 #include <fmt/core.h>
 #include <torch/torch.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "diffattn/compare/recipes.h"
 #include "diffattn/compare/results.h"
+#include "diffattn/io/error.h"
+#include "diffattn/io/file.h"
 #include "diffattn/train/stop_signal.h"
+#include "machine.h"
 #include "progress.h"
 #include "run_file.h"
 #include "verbs.h"
@@ -22,9 +26,9 @@ namespace {
 struct CompareArguments {
   std::string task, config, out;
   std::vector<std::string> set, models = {"diffllama", "transformer"};
-  std::vector<int64_t> seeds = {11};
+  std::vector<int64_t> seeds;  // none: the config's
   std::vector<double> learning_rates;
-  int64_t jobs = 0, samples = 64, threads = 0;
+  int64_t jobs = 0, samples = 0, threads = 0;  // 0: as they are
   bool json = false, keep_models = false, as_given = false;
 };
 
@@ -48,13 +52,14 @@ train::RunConfig base_config(const CompareArguments& arguments) {
 }
 
 /// What to type next, with the reason.
-std::vector<std::string> next_steps(const CompareArguments& arguments) {
+std::vector<std::string> next_steps(const CompareArguments& arguments, int64_t seed) {
   const std::string task = arguments.task.empty() ? "needle" : arguments.task;
   const std::string again =
       "build/release/diffattn compare " +
       (arguments.config.empty() ? "--task " + task : "--config " + arguments.config);
   std::vector<std::string> steps{
-      again + " --seeds 11,12,13,14,15 --out runs/seeds    # is it luck?",
+      fmt::format("{} --seeds {},{},{},{},{} --out runs/seeds    # is it luck?", again, seed,
+                  seed + 1, seed + 2, seed + 3, seed + 4),
       again +
           " --models transformer,diffllama,diffllama:head_norm=false --out runs/ablation    # "
           "which part does it?",
@@ -65,9 +70,17 @@ std::vector<std::string> next_steps(const CompareArguments& arguments) {
     steps[1] = fmt::format(
         "build/release/diffattn analyze --model {}/models/diffllama-seed{}/model --task needle "
         "--out {}/maps.html    # every map of every head",
-        arguments.out, arguments.seeds.front(), arguments.out);
+        arguments.out, seed, arguments.out);
   }
   return steps;
+}
+
+/// Results that cannot be written should be known before hours of training.
+void check_writable_folder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw io::Error(folder, "could not be made: " + error.message());
+  const io::AtomicFile probe(folder + "/results.json");
 }
 
 int run_compare(const CompareArguments& arguments) {
@@ -77,14 +90,21 @@ int run_compare(const CompareArguments& arguments) {
   for (const std::string& model : arguments.models) {
     options.models.push_back(compare::contender(model, base));
   }
-  options.seeds = arguments.seeds;
+  options.seeds = arguments.seeds.empty() ? std::vector{base.seed} : arguments.seeds;
   options.jobs = arguments.jobs;
   options.learning_rates = arguments.learning_rates;
-  options.samples = arguments.samples;
+  if (arguments.samples > 0) options.samples = arguments.samples;
   options.match_parameters = !arguments.as_given;
   if (arguments.keep_models && !arguments.out.empty()) {
     options.models_folder = arguments.out + "/models";
   }
+  if (const std::string problem = device_problem(base.train.device); !problem.empty()) {
+    throw train::ConfigError("train.device: " + problem);
+  }
+  if (arguments.samples > 0 && base.task != "needle") {
+    throw train::ConfigError("--samples: expected task needle, got " + base.task);
+  }
+  if (!arguments.out.empty()) check_writable_folder(arguments.out);
   Progress bar("compare", compare::total_steps(options));
   const train::StopSignal signal;
   compare::CompareEvents events;
@@ -100,9 +120,10 @@ int run_compare(const CompareArguments& arguments) {
   };
   events.stop = [&] { return signal.received() != 0; };
   const compare::Comparison comparison = compare::compare(options, events);
+  const auto next = next_steps(arguments, options.seeds.front());
   bar.clear();
   if (!arguments.out.empty()) {
-    compare::write_results(arguments.out, comparison, kIntroduction, next_steps(arguments));
+    compare::write_results(arguments.out, comparison, kIntroduction, next);
   }
   if (arguments.json) {
     fmt::print("{}", compare::to_json(comparison));
@@ -112,7 +133,7 @@ int run_compare(const CompareArguments& arguments) {
   for (const std::string& sentence : compare::verdicts(comparison)) fmt::print("{}\n", sentence);
   if (!arguments.out.empty()) {
     fmt::print("\nreport in {}/report.html\nnext:\n", arguments.out);
-    for (const std::string& step : next_steps(arguments)) fmt::print("  {}\n", step);
+    for (const std::string& step : next) fmt::print("  {}\n", step);
   }
   return 0;
 }
@@ -130,17 +151,18 @@ Run add_compare(CLI::App& app) {
                    "presets, each with keys of its own: diffllama:head_norm=false "
                    "(diffllama,transformer)")
       ->delimiter(',');
-  verb->add_option("--seeds", arguments->seeds, "one run per model and seed (11)")->delimiter(',');
+  verb->add_option("--seeds", arguments->seeds,
+                   "one run per model and seed (the config's, 11 without)")
+      ->delimiter(',');
   verb->add_option("--learning-rates", arguments->learning_rates,
                    "each model tries these on a seed apart and takes the best for it")
-      ->delimiter(',')
-      ->check(CLI::Range(0.0, 10.0));
+      ->delimiter(',');
   verb->add_option("--set", arguments->set, "override a key: train.steps=20")
       ->allow_extra_args(false);
   CLI::Option* out =
       verb->add_option("--out", arguments->out, "folder for report.html, results.json and CSV");
   verb->add_option("--samples", arguments->samples,
-                   "sequences per number of needles and depth (64)")
+                   "of needle: sequences per number of needles and depth (64)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   verb->add_option("--jobs", arguments->jobs, "runs at a time (one per thread)")
       ->check(CLI::Range(int64_t{1}, int64_t{1024}));

@@ -6,6 +6,7 @@
 
 #include <fmt/core.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "diffattn/io/error.h"
@@ -70,6 +71,12 @@ Json convert_json(const convert::Report& report, const ConvertArguments& argumen
               {"tensors", tensors}};
 }
 
+/// Names of files may be any bytes.
+std::string json_text(const convert::Report& report, const ConvertArguments& arguments) {
+  const Json json = convert_json(report, arguments);
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
 /// "model.layers.3.mlp.up_proj.weight" -> "model.layers.*.mlp.up_proj.weight"
 std::string without_layer(const std::string& name) {
   const std::string mark = ".layers.";
@@ -129,8 +136,32 @@ void print_conversion(const convert::Report& report, const ConvertArguments& arg
              arguments.dry_run ? ", nothing written to" : " in", arguments.target);
 }
 
+/// What a source is may stand in its config.json alone: a dry run says.
+void check_attention_only(const ConvertArguments& arguments, convert::Options options) {
+  options.dry_run = true;
+  const convert::Format from = convert::convert(arguments.source, arguments.target, options).from;
+  if (from == convert::Format::kMotif || from == convert::Format::kPhi4Flash) return;
+  throw io::Error(arguments.source,
+                  fmt::format("expected a motif or phi4_flash model for --attention-only, got {}",
+                              convert::format_name(from)));
+}
+
+/// A report that cannot be written should be known before the conversion. One inside the new folder
+/// is known after it alone.
+void check_report(const ConvertArguments& arguments) {
+  namespace fs = std::filesystem;
+  if (arguments.report.empty()) return;
+  const auto folder_of = [](const fs::path& file) {
+    return fs::weakly_canonical(fs::absolute(file)).parent_path();
+  };
+  if (folder_of(arguments.report) == folder_of(fs::path(arguments.target) / "report")) return;
+  const io::AtomicFile probe(arguments.report);
+}
+
 int run_convert(const ConvertArguments& arguments) {
   convert::Options options = convert_options_of(arguments);
+  check_report(arguments);
+  if (arguments.attention_only) check_attention_only(arguments, options);
   const train::StopSignal signal;
   Progress bar("convert", 1000);
   std::uint64_t shown = 0;
@@ -140,10 +171,9 @@ int run_convert(const ConvertArguments& arguments) {
   };
   const convert::Report report = convert::convert(arguments.source, arguments.target, options);
   bar.clear();
-  const std::string json = convert_json(report, arguments).dump(2) + "\n";
-  if (!arguments.report.empty()) io::write_text(arguments.report, json);
+  if (!arguments.report.empty()) io::write_text(arguments.report, json_text(report, arguments));
   if (arguments.json) {
-    fmt::print("{}", json);
+    fmt::print("{}", json_text(report, arguments));
   } else {
     print_conversion(report, arguments);
   }
@@ -157,8 +187,9 @@ Run add_convert(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("convert", "A model folder from one layout to another");
   verb->add_option("source", arguments->source, "model folder to read")->required();
   verb->add_option("target", arguments->target, "model folder to make")->required();
-  verb->add_option("--from", arguments->from,
-                   "microsoft, microsoft_v2, diffllama, llama, motif or phi4_flash (config.json)")
+  verb->add_option(
+          "--from", arguments->from,
+          "microsoft, microsoft_v2, diffllama, llama, motif or phi4_flash (as config.json says)")
       ->check(CLI::IsMember(convert::format_names()));
   verb->add_option("--to", arguments->to, "microsoft, microsoft_v2, diffllama, llama or diffattn")
       ->required()

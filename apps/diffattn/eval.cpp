@@ -6,6 +6,8 @@
 #include <fmt/core.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -14,6 +16,7 @@
 #include "diffattn/train/language_data.h"
 #include "diffattn/train/model_folder.h"
 #include "diffattn/train/task_data.h"
+#include "machine.h"
 #include "progress.h"
 #include "verbs.h"
 
@@ -26,17 +29,6 @@ struct EvalOptions {
   std::string model, data, device = "cpu", dtype = "float32";
   int64_t seq_len = 0, batch_size = 8, stats_batches = 1;
   bool json = false, skip_bad = false;
-};
-
-/// Means of attention statistics over batches.
-struct Statistics {
-  std::map<std::string, double> sums;
-  int64_t batches = 0;
-
-  void add(const train::Values& values) {
-    for (const auto& [name, value] : values) sums[name] += value;
-    ++batches;
-  }
 };
 
 /// What of the data was not measured.
@@ -52,9 +44,12 @@ struct Unmeasured {
   }
 };
 
+/// Those that there are.
 Json named_values(const train::Values& values) {
   Json result = Json::object();
-  for (const auto& [name, value] : values) result[name] = value;
+  for (const auto& [name, value] : values) {
+    if (!std::isnan(value)) result[name] = value;
+  }
   return result;
 }
 
@@ -72,38 +67,64 @@ Json buckets_json(const train::Evaluator& evaluator) {
   return all;
 }
 
-void print_evaluation(const train::Evaluator& evaluator, const Json& attention) {
-  const train::Evaluation& total = evaluator.total();
-  fmt::print(
-      "loss        {:.5f}\nperplexity  {:.3f}\naccuracy    {:.4f}\ntokens      {}  ({:.0f}/s)\n",
-      total.loss(), total.perplexity(), total.accuracy(), total.tokens,
-      static_cast<double>(total.tokens) / total.seconds);
-  if (evaluator.confusion().classes() > 0) {
-    fmt::print("macro-F1    {:.4f}\n", evaluator.confusion().macro_f1());
+/// Values named "layer.3.entropy", "layer.3.path.1.entropy" as a table with a line per layer.
+void print_layers(const train::Values& values) {
+  std::vector<std::string> statistics;
+  std::vector<std::pair<std::string, std::map<std::string, double>>> layers;
+  for (const auto& [name, value] : values) {
+    if (std::isnan(value)) continue;
+    const size_t begin = name.find('.') + 1, end = name.rfind('.');
+    const std::string layer = name.substr(begin, end - begin), statistic = name.substr(end + 1);
+    if (layers.empty() || layers.back().first != layer) layers.push_back({layer, {}});
+    layers.back().second[statistic] = value;
+    if (std::ranges::find(statistics, statistic) == statistics.end()) {
+      statistics.push_back(statistic);
+    }
   }
+  if (layers.empty()) return;
+  fmt::print("\n{:<8}", "layer");
+  for (const std::string& name : statistics) fmt::print("  {:>8}", name);
+  for (const auto& [layer, row] : layers) {
+    fmt::print("\n{:<8}", layer);
+    for (const std::string& name : statistics) {
+      const auto found = row.find(name);
+      fmt::print("  {:>{}}", found == row.end() ? "-" : fmt::format("{:.4f}", found->second),
+                 std::max<size_t>(8, name.size()));
+    }
+  }
+  fmt::print("\n");
+}
+
+void print_evaluation(const train::Evaluator& evaluator) {
+  const train::Evaluation& total = evaluator.total();
+  const bool classes = evaluator.confusion().classes() > 0;
+  fmt::print("loss        {:.5f}\nperplexity  {:.3f}\naccuracy    {:.4f}\n", total.loss(),
+             total.perplexity(), total.accuracy());
+  fmt::print("{:<11} {}  ({:.0f}/s)\n", classes ? "labels" : "tokens", total.tokens,
+             static_cast<double>(total.tokens) / total.seconds);
+  if (classes) fmt::print("macro-F1    {:.4f}\n", evaluator.confusion().macro_f1());
   fmt::print("\n{:>16}  {:>10}  {:>8}  {:>8}\n", "length", "labels", "loss", "accuracy");
   for (const train::LengthBucket& bucket : evaluator.buckets()) {
     fmt::print("{:>16}  {:>10}  {:>8.4f}  {:>8.4f}\n",
                fmt::format("{} to {}", bucket.from + 1, bucket.to), bucket.sums.tokens,
                bucket.sums.loss(), bucket.sums.accuracy());
   }
+  const Json attention = named_values(evaluator.attention());
   if (!attention.empty()) fmt::print("\n");
   for (const auto& [name, value] : attention.items()) {
-    fmt::print("{:<28} {:>8.4f}\n", name, value.get<double>());
+    fmt::print("{:<16} {:>8.4f}\n", name, value.get<double>());
   }
+  print_layers(evaluator.layer_attention());
 }
 
-int report_evaluation(const train::Evaluator& evaluator, const Statistics& statistics,
-                      const Unmeasured& unmeasured, bool json) {
+int report_evaluation(const train::Evaluator& evaluator, const Unmeasured& unmeasured, bool json) {
   const train::Evaluation& total = evaluator.total();
-  Json attention = named_values(evaluator.attention());
-  for (const auto& [name, sum] : statistics.sums) {
-    attention[name] = sum / static_cast<double>(statistics.batches);
-  }
   if (!json) {
-    print_evaluation(evaluator, attention);
+    print_evaluation(evaluator);
     return 0;
   }
+  Json attention = named_values(evaluator.attention());
+  attention.update(named_values(evaluator.layer_attention()));
   Json result{{"loss", total.loss()},
               {"perplexity", total.perplexity()},
               {"accuracy", total.accuracy()},
@@ -187,17 +208,13 @@ int run_eval(const EvalOptions& options) {
   evaluated.unmeasured.print();
   evaluated.model->module()->to(torch::Device(options.device));
   train::Evaluator evaluator(*evaluated.model, options.dtype, options.stats_batches);
-  Statistics statistics;
   Progress progress("eval", evaluated.batches);
   for (train::Batch batch = evaluated.next(); batch.ids.defined(); batch = evaluated.next()) {
     evaluator.add(batch);
-    if (statistics.batches < options.stats_batches) {
-      statistics.add(train::attention_statistics(*evaluated.model, batch, options.dtype));
-    }
     progress.step(fmt::format("loss {:.4f}", evaluator.total().loss()));
   }
   progress.clear();
-  return report_evaluation(evaluator, statistics, evaluated.unmeasured, options.json);
+  return report_evaluation(evaluator, evaluated.unmeasured, options.json);
 }
 
 }  // namespace
@@ -218,7 +235,7 @@ Run add_eval(CLI::App& app) {
       ->check(CLI::NonNegativeNumber);
   verb->add_option("--dtype", options->dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  verb->add_option("--device", options->device, "cpu or cuda (cpu)");
+  verb->add_option("--device", options->device, "cpu or cuda (cpu)")->check(device_problem);
   verb->add_flag("--skip-bad", options->skip_bad, "skip and count bad lines of JSONL data");
   verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->footer("Example:\n  diffattn eval --model runs/a/model --data valid.txt");

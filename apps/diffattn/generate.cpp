@@ -14,6 +14,8 @@
 #include "diffattn/io/tokenizer.h"
 #include "diffattn/nn/generate.h"
 #include "diffattn/train/model_folder.h"
+#include "diffattn/train/run_config.h"
+#include "machine.h"
 #include "stop_text.h"
 #include "verbs.h"
 
@@ -40,11 +42,6 @@ struct Prompts {
   std::vector<Ids> ids;
   std::vector<std::string> texts;
 };
-
-std::optional<io::Tokenizer> tokenizer_of(const std::string& folder) {
-  if (!io::Directory::open(folder).contains(io::kTokenizerFile)) return std::nullopt;
-  return io::Tokenizer::read(folder);
-}
 
 Ids encode(const io::Tokenizer& tokenizer, const std::string& text) {
   const auto ids = tokenizer.encode(text);
@@ -152,11 +149,30 @@ void print_text(const Prompts& prompts, const std::vector<Ids>& tokens,
   }
 }
 
+/// What says how to sample says nothing about the likeliest token.
+void check_sampling(const GenerateOptions& o) {
+  if (o.temperature > 0.0) return;
+  const auto refuse = [](const char* option) {
+    throw train::ConfigError(fmt::format("{}: expected --temperature above 0, got 0", option));
+  };
+  if (o.top_k > 0) refuse("--top-k");
+  if (o.top_p < 1.0) refuse("--top-p");
+  if (o.seed != 0) refuse("--seed");
+}
+
 int run_generate(const GenerateOptions& options) {
+  check_sampling(options);
+  if (!train::read_model_config(options.model).labels.empty()) {
+    throw io::Error(options.model,
+                    "expected a causal language model, got a classifier (diffattn classify)");
+  }
   const auto dtype = options.dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32;
   nn::CausalLM model = train::load_causal_lm(options.model, dtype);
   model->to(torch::Device(options.device));
-  const auto tokenizer = tokenizer_of(options.model);
+  const auto tokenizer = io::tokenizer_in(options.model);
+  if (!options.stop.empty() && !tokenizer) {
+    throw io::Error(options.model, "has no tokenizer.json: --stop needs one");
+  }
   const Prompts prompts = prompts_of(options, tokenizer);
   const bool stream = !options.json && tokenizer && prompts.ids.size() == 1;
   std::vector<Row> rows(prompts.ids.size());
@@ -211,20 +227,25 @@ Run add_generate(CLI::App& app) {
   what->require_option(1);
   verb->add_option("--max-new-tokens", options->max_new_tokens, "at most this many (64)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
-  verb->add_option("--temperature", options->temperature, "0: the likeliest token (0)")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--top-k", options->top_k, "only the k likeliest tokens; 0: all (0)")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--top-p", options->top_p, "only the likeliest tokens with this share (1)")
-      ->check(CLI::Range(1e-9, 1.0));
-  verb->add_option("--repetition-penalty", options->repetition_penalty, "1: off (1)")
+  CLI::Option* temperature = verb->add_option("--temperature", options->temperature,
+                                              "of the sampling; 0: always the likeliest token (0)")
+                                 ->check(CLI::NonNegativeNumber);
+  verb->add_option("--top-k", options->top_k, "sample from the k likeliest tokens; 0: all (0)")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(temperature);
+  verb->add_option("--top-p", options->top_p,
+                   "sample from the likeliest tokens with this share (1)")
+      ->check(CLI::Range(1e-9, 1.0))
+      ->needs(temperature);
+  verb->add_option("--repetition-penalty", options->repetition_penalty,
+                   "above 1: tokens that were there become less likely (1)")
       ->check(CLI::PositiveNumber);
-  verb->add_option("--seed", options->seed, "of the sampling (0)");
+  verb->add_option("--seed", options->seed, "of the sampling (0)")->needs(temperature);
   verb->add_option("--stop", options->stop, "text at which to stop; may be given several times")
       ->allow_extra_args(false);
   verb->add_option("--dtype", options->dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  verb->add_option("--device", options->device, "cpu or cuda (cpu)");
+  verb->add_option("--device", options->device, "cpu or cuda (cpu)")->check(device_problem);
   auto* json = verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->add_option("--logprobs", options->logprobs,
                    "log-probabilities of the k likeliest tokens at every place")

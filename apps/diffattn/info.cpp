@@ -87,9 +87,9 @@ void print(const Json& info) {
   fmt::print("diffattn {}\n", text(info["version"]));
   row("built", fmt::format("{}, torch {}, CUDA kernels: {}", text(info["compiler"]),
                            text(info["torch"]), text(info["cuda_kernels"])));
-  row("CPU", fmt::format("{}, {} cores, {} threads, {:.1f} GiB", text(cpu["model"]),
-                         cpu["cores"].get<int>(), cpu["threads"].get<int>(),
-                         cpu["memory_gib"].get<double>()));
+  row("CPU", fmt::format("{}, {} {}, {}, {:.1f} GiB", text(cpu["model"]), cpu["cores"].get<int>(),
+                         cpu["cores"].get<int>() == 1 ? "core" : "cores",
+                         thread_text(cpu["threads"].get<int>()), cpu["memory_gib"].get<double>()));
   row("ISA", fmt::format("{}", fmt::join(cpu["isa"].get<std::vector<std::string>>(), " ")));
   row("GPU", gpu_text(info["gpu"]));
 
@@ -111,7 +111,7 @@ Run add_info(CLI::App& app) {
   auto* verb = app.add_subcommand("info", "Versions, machine, backends and which one would run");
   verb->footer("Example:\n  diffattn info --json");
   auto json = std::make_shared<bool>(false);
-  verb->add_flag("--json", *json, "One JSON object on standard output");
+  verb->add_flag("--json", *json, "one JSON object on standard output");
   return [json] {
     const Json info = collect();
     if (*json) {

@@ -4,18 +4,21 @@
 #include <fmt/core.h>
 
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "diffattn/io/error.h"
-#include "diffattn/io/file.h"
 #include "diffattn/io/json.h"
 
 namespace diffattn::app {
+namespace {
 
-std::optional<io::Tokenizer> tokenizer_in(const std::string& folder) {
-  if (!io::Directory::open(folder).contains(io::kTokenizerFile)) return std::nullopt;
-  return io::Tokenizer::read(folder);
+using LineJson = nlohmann::ordered_json;
+
+/// Texts may be any bytes.
+std::string dumped(const LineJson& json, int indent) {
+  return json.dump(indent, ' ', false, LineJson::error_handler_t::replace);
 }
+
+}  // namespace
 
 LineItems::LineItems(const std::string& path, std::optional<io::Tokenizer> tokenizer,
                      LineItemOptions options)
@@ -62,6 +65,12 @@ bool LineItems::next(LineItem& item) {
   return false;
 }
 
+bool LineItems::next(std::vector<LineItem>& batch, int64_t size) {
+  batch.clear();
+  for (LineItem item; std::ssize(batch) < size && next(item);) batch.push_back(std::move(item));
+  return !batch.empty();
+}
+
 void LineItems::parse(const std::string& line, LineItem& item) const {
   const nlohmann::json document = io::parse_json(line, name_);
   const io::JsonValue root(document, name_);
@@ -93,6 +102,41 @@ void LineItems::parse(const std::string& line, LineItem& item) const {
     item.expected = expected->is_string() ? expected->to_string(io::kMaxLineBytes)
                                           : std::to_string(expected->to_int());
   }
+}
+
+void LineResults::add(const LineItem& item, const LineJson& result) {
+  if (!item.error.empty()) {
+    fmt::print(stderr, "diffattn: line {}: {}\n", item.line, item.error);
+    ++faults_;
+  } else if (item.truncated() && !may_cut_) {
+    fmt::print(stderr,
+               "diffattn: line {}: the model reads at most {} tokens, got {}: only the beginning "
+               "was read (--truncate says that this is right)\n",
+               item.line, item.ids.size(), item.tokens);
+    ++faults_;
+  }
+  const LineJson shown =
+      item.error.empty() ? result : LineJson{{"line", item.line}, {"error", item.error}};
+  if (in_one_) {
+    all_.push_back(shown);
+  } else {
+    fmt::print("{}\n", dumped(shown, -1));
+    std::fflush(stdout);
+  }
+}
+
+int LineResults::finish(const LineJson& rest) {
+  if (in_one_) {
+    LineJson result{{"results", all_}};
+    result.update(rest);
+    result["faults"] = faults_;
+    fmt::print("{}\n", dumped(result, 2));
+  }
+  if (faults_ > 0) {
+    fmt::print(stderr, "diffattn: {} with faults\n",
+               faults_ == 1 ? "1 line" : fmt::format("{} lines", faults_));
+  }
+  return faults_ > 0 ? 1 : 0;
 }
 
 }  // namespace diffattn::app

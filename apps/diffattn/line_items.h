@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +40,8 @@ class LineItems {
 
   /// False at the end. Throws io::Error when the file cannot be read.
   bool next(LineItem& item);
+  /// The next `size` items, fewer at the end. False when there are none.
+  bool next(std::vector<LineItem>& batch, int64_t size);
 
  private:
   bool next_line(std::string& line, LineItem& item);
@@ -51,7 +54,23 @@ class LineItems {
   LineItemOptions options_;
 };
 
-/// The tokenizer of a model folder, or nothing when it has none.
-std::optional<io::Tokenizer> tokenizer_in(const std::string& folder);
+/// What became of each item: a JSON object per line on standard output, or all in one at the end.
+/// An item with an error, or one that was cut, is a fault: said on standard error and counted.
+class LineResults {
+ public:
+  /// `may_cut`: texts that lost their end are no fault.
+  LineResults(bool in_one, bool may_cut) : in_one_(in_one), may_cut_(may_cut) {}
+
+  /// `result` is not looked at where the item has an error.
+  void add(const LineItem& item, const nlohmann::ordered_json& result);
+  /// `rest` goes with the results where all are in one. Gives the exit code: 1 when there were
+  /// faults.
+  int finish(const nlohmann::ordered_json& rest);
+
+ private:
+  bool in_one_, may_cut_;
+  int64_t faults_ = 0;
+  nlohmann::ordered_json all_ = nlohmann::ordered_json::array();
+};
 
 }  // namespace diffattn::app

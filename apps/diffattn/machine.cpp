@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "machine.h"
 
+#include <fmt/core.h>
 #include <sched.h>
+#include <torch/torch.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -64,6 +66,29 @@ Machine this_machine() {
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) machine.cores = CPU_COUNT(&allowed);
   machine.memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
   return machine;
+}
+
+std::string device_problem(const std::string& device) {
+  if (device == "cpu") return {};
+  const std::string digits = device.starts_with("cuda:") ? device.substr(5) : "";
+  const bool number = !digits.empty() && digits.size() < 4 &&
+                      digits.find_first_not_of("0123456789") == std::string::npos;
+  if (device != "cuda" && !number) {
+    return fmt::format("expected cpu, cuda or cuda:N, got '{}'", device);
+  }
+  const auto gpus = static_cast<int64_t>(torch::cuda::device_count());
+  if (gpus == 0) {
+    return fmt::format("expected cpu, as torch {} finds no GPU here, got '{}'",
+                       DIFFATTN_TORCH_VERSION, device);
+  }
+  if (number && std::stoll(digits) >= gpus) {
+    return fmt::format("expected at most cuda:{}, the last GPU here, got '{}'", gpus - 1, device);
+  }
+  return {};
+}
+
+std::string thread_text(int64_t threads) {
+  return fmt::format("{} {}", threads, threads == 1 ? "thread" : "threads");
 }
 
 }  // namespace diffattn::app

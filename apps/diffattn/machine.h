@@ -18,4 +18,11 @@ struct Machine {
 
 Machine this_machine();
 
+/// Why nothing can be computed on `device` ("cpu", "cuda", "cuda:1") here; empty when it can. For
+/// CLI11's check().
+std::string device_problem(const std::string& device);
+
+/// "1 thread", "2 threads".
+std::string thread_text(int64_t threads);
+
 }  // namespace diffattn::app

@@ -219,7 +219,7 @@ Run add_selftest(CLI::App& app) {
       "selftest", "Check the numerics of every backend of this machine (under 30 s)");
   verb->footer("Example:\n  diffattn selftest --json");
   auto json = std::make_shared<bool>(false);
-  verb->add_flag("--json", *json, "One JSON object on standard output");
+  verb->add_flag("--json", *json, "one JSON object on standard output");
   return [json] { return run(*json); };
 }
 

@@ -10,8 +10,10 @@
 
 #include "diffattn/data/metrics.h"
 #include "diffattn/train/model_folder.h"
+#include "diffattn/train/run_config.h"
 #include "diffattn/train/summarizer.h"
 #include "line_items.h"
+#include "machine.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -31,7 +33,8 @@ class Summarize {
   explicit Summarize(const SummarizeOptions& options)
       : options_(options),
         model_(train::load_encoder_decoder(options.model)),
-        tokenizer_(tokenizer_in(options.model)) {
+        tokenizer_(io::tokenizer_in(options.model)),
+        results_(options.json, options.truncate) {
     model_->to(torch::Device(options.device));
     model_->eval();
   }
@@ -42,17 +45,12 @@ class Summarize {
                      .expected_key = "summary",
                      .max_tokens = model_->config.max_position_embeddings,
                      .vocab_size = model_->config.vocab_size});
-    std::vector<LineItem> batch;
-    for (LineItem item; lines.next(item);) {
-      batch.push_back(std::move(item));
-      if (std::ssize(batch) == options_.batch_size) flush(batch);
-    }
-    flush(batch);
+    for (std::vector<LineItem> batch; lines.next(batch, options_.batch_size);) answer(batch);
     return finish();
   }
 
  private:
-  void flush(std::vector<LineItem>& batch) {
+  void answer(const std::vector<LineItem>& batch) {
     std::vector<std::vector<int64_t>> sources;
     for (const LineItem& item : batch) {
       if (item.error.empty()) sources.push_back(item.ids);
@@ -61,14 +59,9 @@ class Summarize {
     size_t next = 0;
     for (const LineItem& item : batch) {
       SummaryJson result{{"line", item.line}};
-      if (item.error.empty()) {
-        add_summary(item, texts[next++], result);
-      } else {
-        result["error"] = item.error;
-      }
-      emit(item, result);
+      if (item.error.empty()) add_summary(item, texts[next++], result);
+      results_.add(item, result);
     }
-    batch.clear();
   }
 
   void add_summary(const LineItem& item, const std::vector<int64_t>& ids, SummaryJson& result) {
@@ -88,25 +81,6 @@ class Summarize {
     ++measured_;
   }
 
-  void emit(const LineItem& item, const SummaryJson& result) {
-    if (!item.error.empty()) {
-      fmt::print(stderr, "diffattn: line {}: {}\n", item.line, item.error);
-      ++faults_;
-    } else if (item.truncated() && !options_.truncate) {
-      fmt::print(stderr,
-                 "diffattn: line {}: the model was trained on documents of at most {} tokens, got "
-                 "{}: only its beginning was read (--truncate says that this is right)\n",
-                 item.line, item.ids.size(), item.tokens);
-      ++faults_;
-    }
-    if (options_.json) {
-      all_.push_back(result);
-    } else {
-      fmt::print("{}\n", result.dump(-1, ' ', false, SummaryJson::error_handler_t::replace));
-      std::fflush(stdout);
-    }
-  }
-
   int finish() {
     SummaryJson metrics = SummaryJson::object();
     if (measured_ > 0) {
@@ -118,20 +92,15 @@ class Summarize {
       fmt::print(stderr, "{} summaries: ROUGE-1 {:.4f}, ROUGE-2 {:.4f}, ROUGE-L {:.4f}\n",
                  measured_, sum_.rouge1 / n, sum_.rouge2 / n, sum_.rouge_l / n);
     }
-    if (options_.json) {
-      const SummaryJson result{{"results", all_}, {"metrics", metrics}, {"faults", faults_}};
-      fmt::print("{}\n", result.dump(2, ' ', false, SummaryJson::error_handler_t::replace));
-    }
-    if (faults_ > 0) fmt::print(stderr, "diffattn: {} lines with faults\n", faults_);
-    return faults_ > 0 ? 1 : 0;
+    return results_.finish({{"metrics", metrics}});
   }
 
   const SummarizeOptions& options_;
   nn::EncoderDecoder model_;
   std::optional<io::Tokenizer> tokenizer_;
   data::Rouge sum_;
-  int64_t measured_ = 0, faults_ = 0;
-  SummaryJson all_ = SummaryJson::array();
+  int64_t measured_ = 0;
+  LineResults results_;
 };
 
 }  // namespace
@@ -145,21 +114,28 @@ Run add_summarize(CLI::App& app) {
       ->required();
   verb->add_option("--max-new-tokens", options->writing.max_new_tokens, "of a summary (256)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  verb->add_option("--beams", options->writing.beams, "1: greedy (1)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+  CLI::Option* beams = verb->add_option("--beams", options->writing.beams,
+                                        "texts that are tried at a time; 1: greedy (1)")
+                           ->check(CLI::Range(int64_t{1}, int64_t{1024}));
   verb->add_option("--length-penalty", options->writing.length_penalty,
                    "log-probability is divided by length to this power (1)")
-      ->check(CLI::Range(-10.0, 10.0));
+      ->check(CLI::Range(-10.0, 10.0))
+      ->needs(beams);
   verb->add_option("--no-repeat-ngram", options->writing.no_repeat_ngram,
                    "no run of n tokens twice; 0: off (0)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 20));
   verb->add_option("--batch-size", options->batch_size, "documents at a time (16)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
   verb->add_flag("--truncate", options->truncate, "documents longer than the model are no fault");
-  verb->add_option("--device", options->device, "cpu or cuda (cpu)");
+  verb->add_option("--device", options->device, "cpu or cuda (cpu)")->check(device_problem);
   verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->footer("Example:\n  diffattn summarize --model runs/a/model --input in.jsonl --beams 4");
-  return [options] { return Summarize(*options).run(); };
+  return [options] {
+    if (options->writing.beams == 1 && options->writing.length_penalty != 1.0) {
+      throw train::ConfigError("--length-penalty: expected --beams above 1, got 1");
+    }
+    return Summarize(*options).run();
+  };
 }
 
 }  // namespace diffattn::app

@@ -3,7 +3,6 @@
 // diffattn train: from a run file to a run folder.
 
 #include <fmt/core.h>
-#include <malloc.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -15,6 +14,8 @@
 #include "diffattn/train/run.h"
 #include "diffattn/train/stop_signal.h"
 #include "diffattn/train/task_data.h"
+#include "heap.h"
+#include "machine.h"
 #include "progress.h"
 #include "run_file.h"
 #include "verbs.h"
@@ -41,12 +42,17 @@ std::string mebibytes(int64_t bytes) {
 int dry_run(const train::RunConfig& config, const train::TaskData& data, bool json) {
   const int64_t parameters = train::new_task_model(config, data)->parameter_count();
   const train::MemoryEstimate memory = train::estimate_memory(config, parameters);
+  // The estimate is fitted to causal models of tokens.
+  const bool estimated = config.task != "classify" && config.task != "summarize";
   const int64_t per_step = config.train.batch_size * config.train.accumulate * config.train.seq_len;
   const Json train_tokens = data.train_tokens ? Json(*data.train_tokens) : Json();
   if (json) {
-    const Json result{{"parameters", parameters},       {"steps", config.train.steps},
-                      {"tokens_per_step", per_step},    {"train_tokens", train_tokens},
-                      {"memory_bytes", memory.total()}, {"config", config.to_toml()}};
+    const Json result{{"parameters", parameters},
+                      {"steps", config.train.steps},
+                      {"tokens_per_step", per_step},
+                      {"train_tokens", train_tokens},
+                      {"memory_bytes", estimated ? Json(memory.total()) : Json()},
+                      {"config", config.to_toml()}};
     fmt::print("{}\n", result.dump(2));
     return 0;
   }
@@ -59,6 +65,10 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
                                    static_cast<double>(std::max<int64_t>(1, *data.train_tokens)),
                                *data.train_tokens)
                  : "generated without end");
+  if (!estimated) {
+    fmt::print("memory       not estimated for this task\n");
+    return 0;
+  }
   fmt::print(
       "memory       {:>14}  weights {}, optimiser {}, then activations {} and work {}, or "
       "gradients "
@@ -155,10 +165,11 @@ int run_train(const TrainOptions& options) {
                data.truncated, config.train.seq_len);
   }
   if (options.dry_run) return dry_run(config, data, options.json);
-  if (config.train.activation_checkpointing) {
-    // Who computes again to save memory wants freed blocks back at once, not kept for the next one.
-    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  if (const std::string problem = device_problem(config.train.device); !problem.empty()) {
+    throw train::ConfigError("train.device: " + problem);
   }
+  // Who computes again to save memory wants freed blocks back at once, not kept for the next one.
+  config.train.activation_checkpointing ? return_freed_memory() : keep_freed_memory();
   std::vector<std::pair<std::string, std::string>> extra_files;
   if (data.tokenizer) extra_files.emplace_back(io::kTokenizerFile, data.tokenizer->to_json());
   train::Run run(folder, config, train::new_task_model(config, data), extra_files);

@@ -8,6 +8,7 @@ import os
 import pathlib
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -60,6 +61,7 @@ class Analyze(unittest.TestCase):
         cls.corpus.write_text("alpha beta gamma delta " * 60)
         cls.text = cls.train("text", *SMALL, f"data.train={cls.corpus}", "train.seq_len=64")
         cls.needle = cls.train("needle", *SMALL, *NEEDLE)
+        cls.plain = cls.train("transformer", *SMALL, *NEEDLE, "model.attention=transformer")
 
     @classmethod
     def tearDownClass(cls):
@@ -114,7 +116,9 @@ class Analyze(unittest.TestCase):
         # The others differ from these in their layers alone, which the C++ tests look into.
         for preset in ("transformer", "microsoft_v2", "introspective"):
             with self.subTest(preset):
-                model = self.train(preset, *SMALL, *NEEDLE, f"model.attention={preset}")
+                model = self.plain
+                if preset != "transformer":
+                    model = self.train(preset, *SMALL, *NEEDLE, f"model.attention={preset}")
                 page = self.folder / f"{preset}.html"
                 parts = self.numbers("--model", model, "--task", "needle", "--examples", 1, "--layer", 1, "--head", 0,
                                      "--out", page)["models"]
@@ -160,6 +164,16 @@ class Analyze(unittest.TestCase):
         self.assert_statistics_hold(decoder)
         self.assert_fails("--model", summarizer, "--task", "summarize", "--part", "middle",
                           says="--part.*encoder, decoder, cross-attention.*'middle'")
+        self.writes_no_more_than_it_can_read(summarizer)
+
+    def writes_no_more_than_it_can_read(self, summarizer):
+        short = self.folder / "short"
+        shutil.copytree(summarizer, short)
+        config = json.loads((short / "config.json").read_text())
+        del config["eos_token_id"]  # nothing ends what it writes
+        (short / "config.json").write_text(json.dumps(dict(config, max_position_embeddings=32)))
+        parts = self.numbers("--model", short, "--prompt-ids", "5,7,9")["models"]
+        self.assertEqual([len(part["queries"]) for part in parts], [3, 32, 32])
 
     def test_pictures(self):
         png, svg = self.folder / "head.png", self.folder / "head.svg"
@@ -282,17 +296,40 @@ class Analyze(unittest.TestCase):
         self.assert_fails("--model", self.folder / "missing", "--text", "abc", says="missing")
         self.assert_fails(*model, "--input", self.folder / "missing.txt", says="missing.txt")
         self.assert_fails(*model, "--task", "needle", "--set", "needle.lenght=3", says="needle.length")
-        for option in ("--out", "--csv"):
-            self.assert_fails(*model, "--text", "abc", option, self.folder / "no" / "file", says="no")
-        plain = self.folder / "transformer" / "model"
-        if plain.exists():
-            self.assert_fails("--model", plain, "--task", "needle", "--map", "2", "--png", self.folder / "x.png",
-                              says="map 2")
+        for option in ("--out", "--csv", "--png", "--svg"):
+            self.assert_fails(*model, "--text", "abc", option, self.folder / "no" / "file",
+                              says="/no: .*No such file or directory")
+        self.assert_fails("--model", self.plain, "--task", "needle", "--map", "2", "--png", self.folder / "x.png",
+                          says="map 2")
         none = self.folder / "none"
         none.mkdir()
         config = json.loads((self.text / "config.json").read_text())
         (none / "config.json").write_text(json.dumps(dict(config, model_type="mamba")))
         self.assert_fails("--model", none, "--text", "abc", says="model_type.*mamba")
+
+    def test_options_that_would_be_ignored_are_refused(self):
+        model, text = ["--model", self.text], ["--text", "abc"]
+        for arguments, says in (
+                ([*text, "--set", "needle.length=3"], "--set requires .*--task"),
+                ([*text, "--examples", 2], "--examples requires .*--task"),
+                ([*text, "--seed", 2], "--seed requires .*--task"),
+                (["--task", "needle", "--data", self.corpus, "--examples", 2], "--(examples|data) excludes"),
+                ([*text, "--seq-len", 8], "--seq-len requires .*--data"),
+                ([*text, "--map", "1"], "--map requires --png, --svg or --ascii"),
+                ([*text, "--theme", "dark"], "--theme requires --png"),
+                ([*text, "--range", 0.2], "--range requires --png"),
+                ([*text, "--linear", "--out", self.folder / "x.html"], "--linear requires --png"),
+                ([*text, "--ascii", "--json"], "--(ascii|json) excludes"),
+                (["--prompt-ids", "5,7", "--summary", "a"], "--summary requires --text or --input"),
+                ([*text, "--summary", "a"], "--summary: expected an encoder-decoder")):
+            with self.subTest(arguments):
+                self.assert_fails(*model, *arguments, says=says)
+
+    def test_no_noise_mass_where_no_noise_is_known(self):
+        settings = ("pairs=2", "key_parts=4", "values=8", "questions=2")
+        rows = self.numbers("--model", self.needle, "--task", "recall",
+                            *(part for one in settings for part in ("--set", f"recall.{one}")))["models"][0]["statistics"]
+        self.assertEqual(set(rows[0]), {"layer", "head", *STATISTICS, "answer_mass"})
 
     def test_one_token_says_so(self):
         page = self.folder / "one.html"

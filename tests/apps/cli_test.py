@@ -7,7 +7,7 @@ import unittest
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
 VERBS = ("info", "selftest", "bench", "train", "eval", "generate", "convert", "classify", "compare",
-         "summarize")
+         "summarize", "analyze")
 
 
 def run(*arguments, **kwargs):
@@ -106,6 +106,72 @@ class Bench(unittest.TestCase):
                           ["--threads", "-1"], ["--head-dim", "99999999999999999999"]):
             self.assertEqual(run("bench", "attention", *arguments).returncode, 2, arguments)
 
+    def test_one_kind_of_output_at_a_time(self):
+        for verb in ("attention", "module", "step", "generate"):
+            result = run("bench", verb, "--csv", "--json")
+            self.assertEqual(result.returncode, 2, verb)
+            self.assertRegex(result.stderr, "--(csv|json) excludes --(csv|json)")
+        result = run("bench", "step", "--profile", "--csv")
+        self.assertEqual(result.returncode, 2)
+        self.assertRegex(result.stderr, "--(csv|profile) excludes --(csv|profile)")
+
+    def test_steps_of_longer_sequences_take_more_memory(self):
+        for extra in ([], ["--checkpointing"]):
+            report = json.loads(run("bench", "step", "--seq", "256,2048", "--hidden", "64", "--intermediate",
+                                    "128", "--heads", "4", "--layers", "2", "--vocab", "256", "--repeat", "1",
+                                    "--threads", "1", "--json", *extra).stdout)
+            short, long = ([row["peak_memory_mib"] for row in point["routes"]] for point in report["points"])
+            for less, more in zip(short, long):
+                self.assertGreater(more, 2 * less, (extra, short, long))
+
+    def test_generation_does_not_count_its_warm_up(self):
+        # The first call of a process takes longer than 8 later tokens. A busy machine makes some of them
+        # slower, never faster: the best of a few runs tells.
+        rows = [json.loads(run("bench", "generate", "--prompt", "8", "--new-tokens", "8", "--hidden", "32",
+                               "--intermediate", "32", "--heads", "4", "--layers", "1", "--vocab", "64",
+                               "--repeat", "1", "--threads", "1", "--json").stdout)["points"][0]["routes"][0]
+                for _ in range(4)]
+        first, all_tokens = (min(row[key] for row in rows) for key in ("ms_first_token", "ms"))
+        self.assertLess(first, all_tokens)
+
+
+class Refusals(unittest.TestCase):
+    def test_devices_that_are_not_there(self):
+        for verb in (["bench", "attention"], ["bench", "step"], ["generate", "--model", "x", "--prompt", "a"],
+                     ["eval", "--model", "x", "--data", "x"], ["classify", "--model", "x", "--input", "x"]):
+            result = run(*verb, "--device", "tpu")
+            self.assertEqual(result.returncode, 2, verb)
+            self.assertIn("--device: ", result.stderr)
+        result = run("generate", "--model", "x", "--prompt", "a", "--device", "cuda:999")
+        self.assertEqual(result.returncode, 2)
+        self.assertRegex(result.stderr, r"^--device: expected .*, got 'cuda:999'\n")
+        result = run("train", "--set", "train.device=tpu", "--set", "task=needle", "--out", "/nowhere/run")
+        self.assertEqual(result.returncode, 2)
+        self.assertEqual(result.stderr, "diffattn: train.device: expected cpu, cuda or cuda:N, got 'tpu'\n")
+
+    def test_options_that_would_be_ignored(self):
+        prompt = ["generate", "--model", "x", "--prompt", "a"]
+        for arguments, sentence in ((prompt + ["--top-k", "4"], "--top-k requires --temperature"),
+                                    (prompt + ["--top-p", "0.5"], "--top-p requires --temperature"),
+                                    (prompt + ["--seed", "4"], "--seed requires --temperature"),
+                                    (["summarize", "--model", "x", "--input", "-", "--length-penalty", "2"],
+                                     "--length-penalty requires --beams"),
+                                    (prompt + ["--temperature", "0", "--top-k", "3", "--seed", "4"],
+                                     "--top-k: expected --temperature above 0, got 0"),
+                                    (prompt + ["--temperature", "0", "--top-p", "0.5"],
+                                     "--top-p: expected --temperature above 0, got 0"),
+                                    (prompt + ["--temperature", "0", "--seed", "4"],
+                                     "--seed: expected --temperature above 0, got 0"),
+                                    (["summarize", "--model", "x", "--input", "-", "--beams", "1",
+                                      "--length-penalty", "2"],
+                                     "--length-penalty: expected --beams above 1, got 1"),
+                                    (["compare", "--task", "recall", "--samples", "4"],
+                                     "--samples: expected task needle, got recall"),
+                                    (["compare", "--keep-models"], "--keep-models requires --out")):
+            result = run(*arguments)
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertIn(sentence, result.stderr)
+
 
 class BenchModule(unittest.TestCase):
     ARGUMENTS = ("bench", "module", "--seq", "16", "--embed-dim", "32", "--heads", "4",
@@ -135,6 +201,8 @@ class BenchModule(unittest.TestCase):
     def test_wrong_values(self):
         for arguments in (["--route", "three_calls"], ["--mask", "half"], ["--preset", "x"]):
             self.assertEqual(run("bench", "module", *arguments).returncode, 2, arguments)
+        said = run("bench", "module", "--route", "three_calls").stderr
+        self.assertRegex(said, "--route: expected one of fused, .*two_calls_padded, .*got 'three_calls'")
         result = run("bench", "module", "--heads", "5", "--seq", "16")
         self.assertEqual(result.returncode, 1)
         self.assertIn("num_heads", result.stderr)

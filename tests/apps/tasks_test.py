@@ -16,6 +16,9 @@ TINY = ["model.hidden_size=16", "model.num_hidden_layers=1", "model.num_attentio
 NEEDLE = TINY + ["needle.length=16", "needle.keys=6", "needle.values=4", "needle.noise=4",
                  "needle.questions=2", "train.steps=20"]
 
+# Embeddings of 0, over a norm of 0.
+NOT_FINITE = ["model.initializer_range=0", "model.rms_norm_eps=0"]
+
 
 def program(*arguments, **kwargs):
     return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, timeout=120,
@@ -59,7 +62,10 @@ class Compare(unittest.TestCase):
                     self.assertLessEqual(cell["answer"] + cell["noise"], 1 + 1e-6)
             self.assertGreater(model["metrics"]["logits_top1"]["mean"],
                                model["metrics"]["logits_median"]["mean"])
+            self.assertIn("seed = 1\n", model["config"])
         self.assertEqual(base["metrics"]["negative_mass"]["mean"], 0)
+        self.assertIsNone(base["metrics"]["noise_cancelled"]["mean"])
+        self.assertGreater(report["models"]["diffllama"]["metrics"]["noise_cancelled"]["mean"], 0)
         self.assertNotEqual(report["models"]["diffllama"]["loss"]["values"], base["loss"]["values"])
         page = (out / "report.html").read_text()
         self.assertIn("Accuracy by number of needles", page)
@@ -78,6 +84,25 @@ class Compare(unittest.TestCase):
                          "--learning-rates", "1e-9,1e-2", "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(json.loads(result.stdout)["models"]["transformer"]["learning_rate"], 0.01)
+        result = program("compare", *settings(*NEEDLE, *NOT_FINITE), "--models", "transformer",
+                         "--samples", 1, "--learning-rates", "1e-3,1e-2")
+        self.assertEqual(result.returncode, 1, result.stdout)
+        self.assertIn("--learning-rates: expected one with which transformer", result.stderr)
+
+    def test_updates_that_were_left_out_are_told(self):
+        lost = "transformer:" + ":".join(NOT_FINITE)
+        result = program("compare", *settings(*NEEDLE), "--models", f"transformer,{lost}", "--samples", 1)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        told = [line for line in result.stdout.splitlines() if "not finite" in line]
+        self.assertEqual(told, [f"{lost}: updates of seed 11 were not finite and were left out."])
+
+    def test_seed_of_the_run_file(self):
+        file = self.folder / "run.toml"
+        file.write_text('task = "needle"\nseed = 5\n')
+        result = program("compare", "--config", file, *settings(*NEEDLE, "train.steps=2"), "--models",
+                         "transformer", "--samples", 1, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(json.loads(result.stdout)["seeds"], [5])
 
     def test_table(self):
         result = program("compare", "--task", "recall", *settings(*TINY, "recall.pairs=2",
@@ -86,6 +111,14 @@ class Compare(unittest.TestCase):
         for word in ("parameters", "valid_loss", "accuracy", "ms per step", "one seed"):
             self.assertIn(word, result.stdout)
 
+    def test_a_folder_that_cannot_be_made_is_known_before_training(self):
+        (self.folder / "file").write_text("")
+        many = [setting for setting in NEEDLE if "train.steps" not in setting] + ["train.steps=1000000000"]
+        for name, word in (("file/out", "could not be made"), ("file", "could not be made")):
+            result = program("compare", *settings(*many), "--out", self.folder / name)
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertIn(word, result.stderr)
+
     def test_wrong_use_names_the_argument(self):
         for arguments, word in ((["--task", "dance"], "--task"),
                                 (["--models", "nothing", *settings(*NEEDLE)], "nothing"),
@@ -93,11 +126,16 @@ class Compare(unittest.TestCase):
                                 (["--models", "diffllama,diffllama"], "twice"),
                                 (["--models", "transformer:head_norm=false", *settings(*NEEDLE)],
                                  "head_norm"),
+                                (["--models", "dance"], "--models: expected one of microsoft_v1"),
+                                (["--models", "diffllama,dance:head_norm=false"], "introspective"),
+                                (["--learning-rates", "0.01,0", *settings(*NEEDLE)], "--learning-rates"),
+                                (["--learning-rates", "-1", *settings(*NEEDLE)], "--learning-rates"),
+                                (["--learning-rates", "nan", *settings(*NEEDLE)], "--learning-rates"),
                                 (["--set", "needle.needle=3"], "needle.needles"),
                                 (["--set", "needle.needles=6", "--set", "needle.keys=4"],
                                  "needle.keys")):
             result = program("compare", *arguments)
-            self.assertIn(result.returncode, (1, 2), arguments)
+            self.assertEqual(result.returncode, 1 if "transformer:" in arguments[1] else 2, arguments)
             self.assertIn(word, result.stderr, arguments)
             self.assertNotIn("terminate called", result.stderr)
 
@@ -155,6 +193,9 @@ class Texts(unittest.TestCase):
         whole = program("classify", "--model", model, "--input", "-", "--json", input='{"text": "aab"}\n')
         self.assertEqual(whole.returncode, 0, whole.stderr)
         self.assertEqual(json.loads(whole.stdout)["results"][0]["label"], "good")
+        result = program("classify", "--model", model, "--input", "-", "--top-tokens", 3, input="{}")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--explain", result.stderr)
         measured = program("eval", "--model", model, "--data", self.texts, "--json")
         self.assertEqual(measured.returncode, 0, measured.stderr)
         self.assertEqual(json.loads(measured.stdout)["macro_f1"], 1.0)
@@ -188,8 +229,9 @@ class Texts(unittest.TestCase):
 
     def test_summaries(self):
         model, report = self.train("summarize", "task=summarize", f"data.train={self.documents}",
-                                   f"data.valid={self.documents}", "train.seq_len=20", "train.steps=60",
+                                   f"data.valid={self.documents}", "train.seq_len=20", "train.steps=80",
                                    "data.skip_bad=true")
+        self.assertEqual(report["valid_accuracy"], 1.0)
         lines = [json.dumps({"document": "two and more", "summary": "two"}), "{}",
                  json.dumps({"document": "six " * 10})]
         for beams in (1, 3):
@@ -203,10 +245,18 @@ class Texts(unittest.TestCase):
             self.assertIn("document", second["error"])
             self.assertEqual(third["truncated_from"], 40)
             self.assertLessEqual(len(third["ids"]), 6)
-            self.assertGreaterEqual(first["rouge1"], 0)
+            self.assertEqual(first["summary"], "two")
+            self.assertEqual(first["rouge1"], 1.0)
             self.assertEqual(answer["metrics"]["measured"], 1)
         fine = program("summarize", "--model", model, "--input", "-", "--truncate", input=lines[2])
         self.assertEqual(fine.returncode, 0, fine.stderr)
+        endless = self.folder / "endless.json"
+        endless.write_text((model / "tokenizer.json").read_text().replace("<|endoftext|>", "<|mark|>"))
+        refused = program("train", "--dry-run", *settings("task=summarize", *TINY,
+                                                          f"data.train={self.documents}",
+                                                          f"data.tokenizer={endless}"))
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+        self.assertIn("data.tokenizer", refused.stderr)
 
     def test_models_of_other_tasks_are_refused(self):
         model, _ = self.train("needle", "task=needle", *[s for s in NEEDLE if "=" in s][len(TINY):])
@@ -215,11 +265,27 @@ class Texts(unittest.TestCase):
             result = program(verb, "--model", model, "--input", "-", input="{}")
             self.assertEqual(result.returncode, 1, verb)
             self.assertIn(word, result.stderr)
+        for verb, *rest in (("eval", "--data", self.texts), ("classify", "--input", self.texts),
+                            ("summarize", "--input", self.texts), ("generate", "--prompt-ids", "5,7"),
+                            ("analyze", "--text", "a", "--out", self.folder / "maps.html")):
+            result = program(verb, "--model", model.parent, *rest)
+            self.assertEqual(result.returncode, 1, verb)
+            self.assertIn(f"the model is in {model}\n", result.stderr, verb)
+        result = program("generate", "--model", model, "--prompt-ids", "5,7", "--stop", "x")
+        self.assertEqual(result.returncode, 1, result.stdout)
+        self.assertIn("has no tokenizer.json: --stop needs one", result.stderr)
 
     def test_dry_run_of_a_generated_task(self):
         result = program("train", "--dry-run", "--json", *settings("task=needle", *NEEDLE))
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIsNone(json.loads(result.stdout)["train_tokens"])
+        self.assertGreater(json.loads(result.stdout)["memory_bytes"], 0)
+        for task in ("classify", "summarize"):
+            result = program("train", "--dry-run", "--json", *settings(f"task={task}", *TINY))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIsNone(json.loads(result.stdout)["memory_bytes"], task)
+            text = program("train", "--dry-run", *settings(f"task={task}", *TINY)).stdout
+            self.assertRegex(text, r"(?m)^memory +not estimated for this task$")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,13 @@ def start(*arguments):
                             stderr=subprocess.PIPE, text=True)
 
 
+def wait_until_training(process, run):
+    while not (run / "metrics.jsonl").exists():
+        if process.poll() is not None:
+            raise AssertionError(process.communicate()[1])
+        time.sleep(0.05)
+
+
 class Training(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -125,8 +132,7 @@ class Training(unittest.TestCase):
         for number in (signal.SIGTERM, signal.SIGINT):
             run = self.folder / f"signal{number}"
             process = start("train", "--config", config, "--out", run)
-            while not (run / "metrics.jsonl").exists():
-                time.sleep(0.05)
+            wait_until_training(process, run)
             process.send_signal(number)
             _, errors = process.communicate(timeout=60)
             self.assertEqual(process.returncode, 0, errors)
@@ -137,8 +143,7 @@ class Training(unittest.TestCase):
         config = self.write_config("busy.toml", steps=1000000)
         run = self.folder / "busy"
         process = start("train", "--config", config, "--out", run)
-        while not (run / "metrics.jsonl").exists():
-            time.sleep(0.05)
+        wait_until_training(process, run)
         result = program("train", "--config", config, "--out", run)
         process.terminate()
         process.communicate(timeout=60)
@@ -197,6 +202,18 @@ class Training(unittest.TestCase):
         self.assertGreater(report["tokens"], 10000)
         self.assertLess(report["loss"], 5.6)
         self.assertIn("layer.1.noise_cancelled", report["attention"])
+        result = program("eval", "--model", self.whole / "model", "--data", self.folder / "corpus.txt")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(result.stdout, r"(?m)^tokens +\d+  \(\d+/s\)$")
+        lines = result.stdout.splitlines()
+        at = next(i for i, line in enumerate(lines) if line.startswith("layer "))
+        names = lines[at].split()[1:]
+        for layer, line in enumerate(lines[at + 1:]):
+            number, *values = line.split()
+            self.assertEqual(number, str(layer))
+            for name, value in zip(names, values, strict=True):
+                self.assertAlmostEqual(float(value), report["attention"][f"layer.{layer}.{name}"], delta=1e-4)
+        self.assertEqual(len(lines) - at - 1, 2)
 
     def test_generation(self):
         model = self.whole / "model"

@@ -297,4 +297,4 @@ class Refusals(unittest.TestCase):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    unittest.main()
+    unittest.main(verbosity=2)  # with the reasons of what is skipped

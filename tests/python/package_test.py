@@ -130,4 +130,4 @@ class Installation(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(verbosity=2)  # with the reasons of what is skipped

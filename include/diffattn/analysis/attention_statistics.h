@@ -23,9 +23,15 @@ std::vector<LayerCalls> calls_of(const std::vector<nn::AttentionTrace>& traces);
 /// What |A| < threshold counts as nothing.
 inline constexpr double kSparseThreshold = 1e-3;
 
+/// Statistics of every row of a call in double, [B, M, H, kStatCount] (packed [total, H, ...]).
+/// Rows of padding (`nn::text_rows`) are all 0, as rows that see nothing are.
+torch::Tensor row_statistics(const nn::HeadTensors& call,
+                             double sparse_threshold = kSparseThreshold,
+                             const std::optional<torch::Tensor>& row_lengths = {});
+
 /// The statistics of `attention_statistics()` per layer and head, summed up over any number of
 /// sequences. A sequence costs memory linear in its length (`attention_stats`); sums are in double
-/// precision. Rows that see nothing (padding) do not count.
+/// precision. Padding and rows that see nothing do not count.
 class AttentionStatistics {
  public:
   explicit AttentionStatistics(double sparse_threshold = kSparseThreshold)
@@ -34,6 +40,8 @@ class AttentionStatistics {
   /// Batches [B, M, H, D] or packed sequences [total, H, D], on any device; no gradients. Throws
   /// std::invalid_argument when layers or heads are not those of earlier calls.
   void add(const LayerCalls& calls);
+  /// The same with what `row_statistics` gave for each of the calls.
+  void add(const LayerCalls& calls, const std::vector<torch::Tensor>& rows);
 
   /// Means so far. NaN: what a plain map does not have (lambda, likeness, noise cancelled), and
   /// everything when no row saw anything.
@@ -56,7 +64,8 @@ class AttentionStatistics {
     bool plain = false;
     bool shared_lambda = false;  // one number for all heads
   };
-  static void add_lambda(Layer& layer, const nn::HeadTensors& call);
+  /// `visible` [R, H]: entries that each row may see.
+  static void add_lambda(Layer& layer, const nn::HeadTensors& call, const torch::Tensor& visible);
 
   double sparse_threshold_;
   std::vector<Layer> layers_;

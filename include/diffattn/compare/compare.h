@@ -78,13 +78,13 @@ struct RunResult {
   std::vector<NeedleCell> needles;
   Outliers attention_logits, hidden_states;  // 0 where a model has none
   double train_seconds = 0;                  // side by side with others
-  bool finite = true;
+  bool finite = true;                        // false: updates that were not were left out
 };
 
 struct ModelResult {
   std::string name;
   int64_t parameters = 0;
-  train::RunConfig config;
+  train::RunConfig config;      // resolved, of the first seed
   std::vector<RunResult> runs;  // in the order of seeds
   double step_seconds = 0;      // one update, median, alone on the machine, interleaved
   int64_t step_bytes = 0;       // most that tensors held while training
@@ -101,7 +101,8 @@ struct Comparison {
 
 int64_t total_steps(const CompareOptions& options);
 
-/// Trains and measures. Throws what training throws, and std::runtime_error when `stop` said so.
+/// Trains and measures. Throws what training throws, and std::runtime_error when `stop` said so or
+/// a model gets a finite loss with none of the learning rates.
 Comparison compare(CompareOptions options, const CompareEvents& events = {});
 
 struct MeanSpread {

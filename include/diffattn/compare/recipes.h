@@ -9,9 +9,8 @@ namespace diffattn::compare {
 
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
-/// Sizes and schedule with which a generated task is learnt in minutes on two cores, as keys of a
-/// run file; docs/results.md says what they give. Empty for "lm", which needs data. Throws
-/// train::ConfigError for other names.
+/// Small sizes for generated tasks, minutes on two cores; docs/results.md has those that were run.
+/// Keys of a run file. Empty for "lm", which needs data. Throws train::ConfigError for other names.
 Settings recipe(const std::string& task);
 
 }  // namespace diffattn::compare

@@ -23,7 +23,7 @@ std::string curves_csv(const Comparison& comparison);
 std::string to_text(const Comparison& comparison);
 
 /// One sentence per model beside the baseline: better, worse, or no difference beyond the spread of
-/// the seeds, by the numbers measured.
+/// the seeds, by the numbers measured; and one per model of which updates were left out.
 std::vector<std::string> verdicts(const Comparison& comparison);
 
 /// Writes report.html, results.json, numbers.csv and curves.csv into a folder. `introduction`:

@@ -42,7 +42,8 @@ struct Rouge {
 };
 
 /// Matches are counted with multiplicity, at most as often as both sides have them. A side without
-/// n-grams gives 0, but two empty summaries agree: 1.
+/// n-grams gives 0 (rouge2 of a single word, also of the same one), but two empty summaries agree
+/// in all three: 1.
 Rouge rouge(std::span<const std::int64_t> summary, std::span<const std::int64_t> reference);
 
 /// The same over words: runs of ASCII letters and digits, lower case, and of bytes beyond ASCII;

@@ -39,13 +39,17 @@ class SequenceTask {
   virtual std::int64_t length() const = 0;
   TaskSequence example(std::uint64_t seed, Split split, std::uint64_t index) const;
 
+ protected:
+  /// With room for length() tokens.
+  TaskSequence empty_sequence() const;
+
  private:
   virtual TaskSequence make(Random& random) const = 0;
 };
 
 /// Needles in a haystack: `needles` facts (a key and its value next to each other) somewhere among
 /// noise, then `questions` times a mark and the key of one of `asked` of them, whose value is the
-/// answer and follows.
+/// answer and follows. Up to `asked` questions differ; with more of them, each draws its needle.
 struct NeedleOptions {
   std::int64_t length = 512;  // of the haystack
   std::int64_t needles = 4;
@@ -59,6 +63,8 @@ struct NeedleOptions {
   std::int64_t min_needles = 0;
 };
 std::unique_ptr<SequenceTask> needle_task(const NeedleOptions& options);
+/// A token of such a sequence as people read it: "key7", "val12", "n3" (noise), "?" (the mark).
+std::string needle_label(std::int64_t id, const NeedleOptions& options);
 
 /// Pairs of two-token keys and values, one after the other; for each pair that is asked for there
 /// are `distractors` that share one half of its key. Then the questions, as above.

@@ -105,6 +105,10 @@ class Tokenizer {
   std::shared_ptr<const Impl> impl_;
 };
 
+/// The tokenizer of a model folder, or nothing when it has none. Throws Error for a folder that
+/// cannot be opened, and as Tokenizer::read().
+std::optional<Tokenizer> tokenizer_in(const std::string& folder);
+
 /// Decodes ids as they come. What a call returns is valid UTF-8: bytes of a character that is not
 /// complete yet are held back. All returned pieces together are decode() of all ids.
 class StreamDecoder {

@@ -15,7 +15,7 @@ namespace diffattn::train {
 struct LengthBucket {
   int64_t from = 0, to = 0;
   Evaluation sums;   // its seconds are not told apart: 0
-  Values attention;  // means over rows, heads and layers; empty without statistics
+  Values attention;  // as Evaluator::attention(), of rows that see as many; may be empty
 };
 
 /// Adds up what a model does on one batch after another: a few sums per length bucket, no maps.
@@ -33,21 +33,26 @@ class Evaluator {
   const Evaluation& total() const { return total_; }
   /// Those that something fell into, shortest first.
   std::vector<LengthBucket> buckets() const;
-  /// "focus", "coverage", "negative_mass", "noise_cancelled", ...: means over everything.
+  /// "focus", "coverage", "negative_mass", "noise_cancelled", ...: means over everything, defined
+  /// as `analysis::attention_statistics()`; coverage is the share of entries with A > 1/10. NaN:
+  /// what plain maps do not have. Empty without statistics.
   Values attention() const;
+  /// "layer.0.focus", ... of the same batches.
+  Values layer_attention() const { return layers_.means(); }
   /// Of a classifier; no classes for other models.
   const data::Confusion& confusion() const { return confusion_; }
 
  private:
   void add_predictions(const Predictions& made);
-  void add_statistics(const TaskModel::Traces& traces);
+  void add_statistics(const Batch& batch, const TaskModel::Traces& traces);
 
   TaskModel& model_;
   std::string dtype_;
   int64_t stats_batches_;
   Evaluation total_;
   torch::Tensor sums_;      // [buckets, 3] float64: labels, loss, right
-  torch::Tensor row_sums_;  // [buckets, statistics + 1] float64; the last: rows
+  torch::Tensor row_sums_;  // [buckets, statistics + 3] float64; see evaluator.cpp
+  LayerStatistics layers_;
   data::Confusion confusion_;
 };
 

@@ -53,10 +53,12 @@ struct RunConfig {
   data::RecallOptions recall;  // generated: task = "recall"
 
   /// Needles only: the first `steps` updates see haystacks of `length` tokens, in larger batches of
-  /// as many tokens.
+  /// as many tokens. Over the next `growth_steps` they double, again and again, until they have
+  /// needle.length.
   struct Curriculum {
     int64_t steps = 0;
     int64_t length = 256;
+    int64_t growth_steps = 0;
   } curriculum;
 
   /// Without data.train the texts are generated.

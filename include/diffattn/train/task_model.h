@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,11 @@ std::shared_ptr<TaskModel> language_model(nn::CausalLM model);
 /// `class_weights` [classes] float32, or undefined.
 std::shared_ptr<TaskModel> classifier_model(Classifier model, torch::Tensor class_weights = {});
 std::shared_ptr<TaskModel> summarizer_model(nn::EncoderDecoder model);
+
+/// For each of the `layers` layers that `model` traced on `batch`: [B], how many rows of each
+/// sequence are no padding; none where the batch does not say.
+std::vector<std::optional<torch::Tensor>> traced_row_lengths(const TaskModel& model,
+                                                             const Batch& batch, size_t layers);
 
 /// Loss and likeliest class of each row [n, E] of `hidden` for labels [n] (none ignored), logits in
 /// chunks as `linear_cross_entropy`. Only `loss`, `predicted` and `labels` are set.

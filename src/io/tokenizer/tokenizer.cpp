@@ -143,6 +143,11 @@ std::string Tokenizer::to_json() const { return impl_->to_json(); }
 void Tokenizer::write(const std::string& path) const { write_text(path, to_json()); }
 std::uint64_t Tokenizer::hash() const { return hash64(to_json()); }
 
+std::optional<Tokenizer> tokenizer_in(const std::string& folder) {
+  if (!Directory::open(folder).contains(kTokenizerFile)) return std::nullopt;
+  return Tokenizer::read(folder);
+}
+
 StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens)
     : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {}
 
