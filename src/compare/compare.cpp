@@ -2,6 +2,7 @@
 #include "diffattn/compare/compare.h"
 
 #include <ATen/Parallel.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <atomic>
@@ -34,26 +35,29 @@ size_t baseline_of(const std::vector<Contender>& models) {
   return found == models.end() ? 0 : static_cast<size_t>(found - models.begin());
 }
 
-int64_t count_parameters(RunConfig config) {
-  const auto data = train::open_task(config);
-  return train::new_task_model(config, *data)->parameter_count();
+int64_t count_parameters(const RunConfig& resolved, const train::TaskData& data) {
+  return train::new_task_model(resolved, data)->parameter_count();
 }
 
 /// Changes the width of the feed-forward layer where the count is not that of the baseline: it is
 /// the one size that no attention of the family depends on.
 void match_parameters(std::vector<Contender>& models, size_t baseline) {
-  const int64_t wanted = count_parameters(models[baseline].config);
-  for (Contender& model : models) {
+  RunConfig base = models[baseline].config;
+  const auto base_data = train::open_task(base);
+  const int64_t wanted = count_parameters(base, *base_data);
+  for (size_t i = 0; i < models.size(); ++i) {
+    if (i == baseline) continue;
+    Contender& model = models[i];
     RunConfig resolved = model.config;
-    train::open_task(resolved);
+    const auto data = train::open_task(resolved);
     const int64_t width = resolved.model.intermediate_size;
-    const int64_t count = count_parameters(resolved);
+    const int64_t count = count_parameters(resolved, *data);
     if (std::abs(static_cast<double>(count - wanted)) <
         kParameterTolerance * static_cast<double>(wanted)) {
       continue;
     }
     resolved.model.intermediate_size = width + 1;
-    const int64_t each = count_parameters(resolved) - count;
+    const int64_t each = count_parameters(resolved, *data) - count;
     model.config.model.intermediate_size = std::max<int64_t>(
         1, width + std::llround(static_cast<double>(wanted - count) / static_cast<double>(each)));
   }
@@ -135,7 +139,7 @@ class Runner {
     trained.data = train::open_task(trained.config);
     auto task = train::new_task_model(trained.config, *trained.data);
     comparison_.models[model].parameters = task->parameter_count();
-    comparison_.models[model].config = trained.config;
+    if (seed == 0) comparison_.models[model].config = trained.config;
     trained.batches = trained.data->train_batches();
     trained.trainer = std::make_unique<train::Trainer>(std::move(task), trained.config);
     return trained;
@@ -268,6 +272,8 @@ class Runner {
   std::atomic<bool> stopped_{false};
 };
 
+constexpr double kMaxLearningRate = 10.0;  // as train.learning_rate
+
 void check_options(const CompareOptions& options) {
   if (options.models.empty()) throw train::ConfigError("--models: expected at least one, got none");
   if (options.seeds.empty()) throw train::ConfigError("--seeds: expected at least one, got none");
@@ -285,6 +291,11 @@ void check_options(const CompareOptions& options) {
   if (twice != seeds.end()) {
     throw train::ConfigError("--seeds: expected different seeds, got " + std::to_string(*twice) +
                              " twice");
+  }
+  for (const double rate : options.learning_rates) {
+    if (rate > 0.0 && rate <= kMaxLearningRate) continue;
+    throw train::ConfigError(fmt::format(
+        "--learning-rates: expected numbers above 0, at most {}, got {}", kMaxLearningRate, rate));
   }
 }
 
@@ -321,6 +332,11 @@ void tune(CompareOptions& options, const CompareEvents& events) {
       if (!(run.valid.loss() < least)) continue;
       least = run.valid.loss();
       options.models[i].config.train.learning_rate = options.learning_rates[j];
+    }
+    if (std::isinf(least)) {
+      throw std::runtime_error("compare: --learning-rates: expected one with which " +
+                               options.models[i].name +
+                               " ends with a finite validation loss, got none");
     }
   }
 }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "diffattn/compare/compare.h"
+#include "diffattn/nn/presets.h"
 #include "diffattn/train/task_data.h"
 
 namespace diffattn::compare {
@@ -23,6 +26,11 @@ std::vector<std::string> parts_of(const std::string& text) {
 Contender contender(const std::string& text, const train::RunConfig& config) {
   Contender result{text, config};
   const auto parts = parts_of(text);
+  const auto& presets = nn::preset_names();
+  if (std::ranges::find(presets, parts.front()) == presets.end()) {
+    throw train::ConfigError(fmt::format("--models: expected one of {}, got '{}'",
+                                         fmt::join(presets, ", "), parts.front()));
+  }
   result.config.set("model.attention", parts.front());
   for (size_t i = 1; i < parts.size(); ++i) {
     const size_t equals = parts[i].find('=');

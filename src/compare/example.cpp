@@ -8,20 +8,11 @@ namespace {
 
 constexpr int64_t kExampleLength = 256;  // of a haystack: longer maps show no more
 
-/// A token of the needle task as it is read by people.
-std::string needle_token(int64_t id, const data::NeedleOptions& options) {
-  const int64_t kind = id - data::kTaskTokens;
-  if (kind < 0) return id == data::kTaskMark ? "?" : "<" + std::to_string(id) + ">";
-  if (kind < options.keys) return "key" + std::to_string(kind);
-  if (kind < options.keys + options.values) return "val" + std::to_string(kind - options.keys);
-  return "n" + std::to_string(kind - options.keys - options.values);
-}
-
 analysis::Sequence named_tokens(const data::TaskSequence& sequence,
                                 const data::NeedleOptions& options) {
   analysis::Sequence result;
   result.name = std::to_string(options.needles) + " needles, question about the one in the middle";
-  for (const int64_t id : sequence.ids) result.rows.push_back(needle_token(id, options));
+  for (const int64_t id : sequence.ids) result.rows.push_back(data::needle_label(id, options));
   const int64_t answer = sequence.questions.front().answer;
   result.regions.push_back({"answer", "answer", answer - 1, answer + 1});
   for (int64_t i = 0; i + 1 < options.length; ++i) {

@@ -20,12 +20,13 @@ struct Trained {
   std::unique_ptr<train::Trainer> trainer;
 };
 
-/// Every number of needles up to 6 that the task has room for, at five depths.
+/// Every number of needles up to 6 that the task has room for, at five depths; in float32, whatever
+/// the training's type.
 std::vector<NeedleCell> measure_needles(train::TaskModel& model, const train::RunConfig& config,
                                         int64_t samples);
 
-/// Attention logits and hidden states of a causal model on one batch; leaves `result` as it is for
-/// other models.
+/// Attention logits and hidden states of a causal model on one batch, in float32; leaves `result`
+/// as it is for other models and for packed batches (task lm).
 void measure_outliers(train::TaskModel& model, const train::Batch& batch, RunResult& result);
 
 /// step_seconds and step_bytes of each, updates in turn. Changes the models.

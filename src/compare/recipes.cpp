@@ -60,8 +60,11 @@ Settings recipe(const std::string& task) {
                 {{"task", "classify"}, {"train.steps", "600"}, {"train.eval_every", "50"}});
   }
   if (task == "summarize") {
-    return with(small_model(),
-                {{"task", "summarize"}, {"train.steps", "2000"}, {"train.eval_every", "100"}});
+    return with(small_model(), {{"task", "summarize"},
+                                {"model.num_attention_heads", "4"},
+                                {"model.tie_word_embeddings", "true"},
+                                {"train.steps", "3600"},
+                                {"train.eval_every", "100"}});
   }
   throw train::ConfigError(
       "--task: expected one of lm, needle, recall, classify, summarize, got '" + task + "'");

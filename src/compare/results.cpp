@@ -200,6 +200,15 @@ std::vector<std::string> verdicts(const Comparison& comparison) {
                     model.name, mine.mean, of_base.mean, base.name, model.config.train.steps, seeds,
                     seeds == 1 ? "" : "s", what));
   }
+  for (const ModelResult& model : comparison.models) {
+    std::string left_out;
+    for (const RunResult& run : model.runs) {
+      if (!run.finite) left_out += (left_out.empty() ? "" : ", ") + std::to_string(run.seed);
+    }
+    if (left_out.empty()) continue;
+    sentences.push_back(fmt::format("{}: updates of seed {} were not finite and were left out.",
+                                    model.name, left_out));
+  }
   return sentences;
 }
 

@@ -12,7 +12,6 @@ namespace {
 using Words = std::span<const std::int64_t>;
 
 double f1_of(std::int64_t common, std::int64_t one, std::int64_t other) {
-  if (one == 0 && other == 0) return 1.0;
   if (common == 0) return 0.0;
   const double precision = static_cast<double>(common) / static_cast<double>(one);
   const double recall = static_cast<double>(common) / static_cast<double>(other);
@@ -132,6 +131,7 @@ Rouge& Rouge::operator+=(const Rouge& other) {
 }
 
 Rouge rouge(Words summary, Words reference) {
+  if (summary.empty() && reference.empty()) return {1.0, 1.0, 1.0};
   return {
       ngram_f1(summary, reference, 1), ngram_f1(summary, reference, 2),
       f1_of(common_subsequence(summary, reference), std::ssize(summary), std::ssize(reference))};

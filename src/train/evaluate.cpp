@@ -1,35 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/train/evaluate.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 
-#include "diffattn/analysis/attention_statistics.h"
 #include "train/mixed_precision.h"
 
 namespace diffattn::train {
-namespace {
-
-/// Means over the heads of one call, of every statistic that it has.
-void append_statistics(const nn::HeadTensors& call, const std::string& prefix, Values& values) {
-  analysis::AttentionStatistics statistics;
-  statistics.add({call});
-  const analysis::StatisticsTable table = statistics.table();
-  for (size_t i = 0; i < table.names.size(); ++i) {
-    double sum = 0;
-    for (const auto& row : table.rows) sum += row.values[i];
-    const double mean = sum / static_cast<double>(table.rows.size());
-    if (!std::isnan(mean)) values.emplace_back(prefix + table.names[i].key, mean);
-  }
-}
-
-std::shared_ptr<TaskModel> as_task(nn::CausalLMImpl& model) {
-  return language_model(
-      nn::CausalLM(std::dynamic_pointer_cast<nn::CausalLMImpl>(model.shared_from_this())));
-}
-
-}  // namespace
 
 Evaluation& Evaluation::operator+=(const Evaluation& other) {
   loss_sum += other.loss_sum;
@@ -59,31 +36,54 @@ Evaluation evaluate(TaskModel& model, const Batch& given, const std::string& dty
   return result;
 }
 
-Evaluation evaluate(nn::CausalLMImpl& model, const Batch& batch, const std::string& dtype) {
-  return evaluate(*as_task(model), batch, dtype);
+std::vector<torch::Tensor> LayerStatistics::add(const TaskModel& model, const Batch& batch,
+                                                const TaskModel::Traces& traces) {
+  const auto row_lengths = traced_row_lengths(model, batch, traces.size());
+  prefixes_.clear();
+  analysis::LayerCalls calls;
+  std::vector<torch::Tensor> rows;
+  for (size_t layer = 0; layer < traces.size(); ++layer) {
+    for (size_t i = 0; i < traces[layer].calls.size(); ++i) {
+      const std::string path = i == 0 ? "" : "path." + std::to_string(i) + ".";
+      prefixes_.push_back("layer." + std::to_string(layer) + "." + path);
+      calls.push_back(traces[layer].calls[i]);
+      rows.push_back(
+          analysis::row_statistics(calls.back(), analysis::kSparseThreshold, row_lengths[layer]));
+    }
+  }
+  statistics_.add(calls, rows);
+  return rows;
 }
 
-Values attention_statistics(TaskModel& model, const Batch& given, const std::string& dtype) {
-  const torch::NoGradGuard no_grad;
-  const Batch batch = given.to(model.device());
-  std::vector<nn::AttentionTrace> traces;
-  {
-    const MixedPrecision region(model.device(), dtype);
-    model.predict(batch, &traces);
-  }
+Values LayerStatistics::means() const {
+  const analysis::StatisticsTable table = statistics_.table();
   Values values;
-  for (size_t layer = 0; layer < traces.size(); ++layer) {
-    const auto& calls = traces[layer].calls;
-    for (size_t i = 0; i < calls.size(); ++i) {
-      const std::string path = i == 0 ? "" : "path." + std::to_string(i) + ".";
-      append_statistics(calls[i], "layer." + std::to_string(layer) + "." + path, values);
+  for (size_t call = 0; call < prefixes_.size(); ++call) {
+    for (size_t i = 0; i < table.names.size(); ++i) {
+      double sum = 0, heads = 0;
+      for (const auto& row : table.rows) {
+        if (row.layer != static_cast<int64_t>(call)) continue;
+        sum += row.values[i];
+        ++heads;
+      }
+      const double mean = sum / heads;
+      if (!std::isnan(mean)) values.emplace_back(prefixes_[call] + table.names[i].key, mean);
     }
   }
   return values;
 }
 
-Values attention_statistics(nn::CausalLMImpl& model, const Batch& batch, const std::string& dtype) {
-  return attention_statistics(*as_task(model), batch, dtype);
+Values attention_statistics(TaskModel& model, const Batch& given, const std::string& dtype) {
+  const torch::NoGradGuard no_grad;
+  const Batch batch = given.to(model.device());
+  TaskModel::Traces traces;
+  {
+    const MixedPrecision region(model.device(), dtype);
+    model.predict(batch, &traces);
+  }
+  LayerStatistics statistics;
+  statistics.add(model, batch, traces);
+  return statistics.means();
 }
 
 }  // namespace diffattn::train

@@ -45,8 +45,9 @@ double measure_product(torch::Device device, torch::ScalarType type) {
 FlopCounter::FlopCounter(const torch::nn::Module& model, const nn::ModelConfig& config)
     : config_(config) {
   for (const auto& item : model.named_parameters()) {
-    const bool looked_up =
-        item.key().ends_with("embed_tokens.weight") && !config.tie_word_embeddings;
+    // Tied embeddings are the head of a model that says tokens; a classifier has its own.
+    const bool head = config.tie_word_embeddings && config.labels.empty();
+    const bool looked_up = item.key().ends_with("embed_tokens.weight") && !head;
     if (item.value().dim() < 2 || looked_up) continue;
     const bool of_encoder = item.key().starts_with("encoder.");
     (of_encoder ? encoder_elements_ : elements_) += static_cast<double>(item.value().numel());

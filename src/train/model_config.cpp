@@ -3,6 +3,7 @@
 // config.json to ModelConfig and back.
 
 #include <array>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -208,6 +209,18 @@ void add_type(nlohmann::json& json, const ModelConfig& c) {
   if (c.kind == nn::ModelKind::kEncoderDecoder) json["num_encoder_layers"] = c.num_encoder_layers;
 }
 
+/// A run keeps its model one folder further down.
+void refuse_run_folder(const std::string& folder, const std::string& path) {
+  const std::filesystem::path model = std::filesystem::path(folder) / "model";
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored)) return;
+  if (!std::filesystem::exists(model / "config.json", ignored)) return;
+  throw io::Error(path,
+                  "expected a model's config.json, got none in this run folder; the model is "
+                  "in " +
+                      model.string());
+}
+
 void add_classifier(nlohmann::json& json, const ModelConfig& c) {
   if (c.labels.empty()) return;
   for (size_t id = 0; id < c.labels.size(); ++id) {
@@ -223,6 +236,7 @@ void add_classifier(nlohmann::json& json, const ModelConfig& c) {
 
 ModelConfig read_model_config(const std::string& folder) {
   const std::string path = folder + "/config.json";
+  refuse_run_folder(folder, path);
   const nlohmann::json json = io::read_json(path);
   const JsonValue root(json, path);
   ModelConfig c;

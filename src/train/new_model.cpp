@@ -33,7 +33,7 @@ nn::ModelConfig model_config_of(const RunConfig& config) {
   c.tie_word_embeddings = m.tie_word_embeddings;
   c.rotary.theta(m.rope_theta);
   c.head_norm = m.head_norm;
-  if (m.lambda_init >= 0.0) c.lambda_init = m.lambda_init;
+  if (m.lambda_init != -1.0) c.lambda_init = m.lambda_init;
   return c;
 }
 
@@ -91,8 +91,9 @@ MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count)
   estimate.activations += 2 * hidden_rows;  // before and after the last norm
   const int64_t chunk = std::min(nn::default_chunk_bytes(torch::Device(config.train.device)),
                                  tokens * m.vocab_size * int64_t{4});
-  // Logits and their softmax, in mixed precision each twice; gradients of hidden states and head.
-  const int64_t loss = (mixed ? 3 : 2) * chunk + hidden_rows + head;
+  // Logits (in float32 on the CPU they become gradients in place), else their softmax too, in mixed
+  // precision each twice; gradients of hidden states and head.
+  const int64_t loss = (mixed ? 3 : gpu ? 2 : 1) * chunk + hidden_rows + head;
   const int64_t backward = 2 * head + 2 * hidden_rows + tokens * layer.working;
   estimate.working = std::max(loss, backward);
   if (gpu) return estimate;

@@ -9,8 +9,10 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <variant>
 
+#include "diffattn/nn/presets.h"
 #include "train/sections.h"
 
 namespace diffattn::train {
@@ -44,7 +46,7 @@ std::vector<Field> fields(RunConfig& c) {
   return {
       {"task", TextField{&c.task, {"lm", "needle", "recall", "classify", "summarize"}}},
       {"seed", IntField{&c.seed, 0, std::numeric_limits<int64_t>::max()}},
-      {"model.attention", TextField{&m.attention, {}}},
+      {"model.attention", TextField{&m.attention, nn::preset_names()}},
       {"model.vocab_size", IntField{&m.vocab_size, 0, 1 << 24}},
       {"model.hidden_size", IntField{&m.hidden_size, 1, 1 << 20}},
       {"model.intermediate_size", IntField{&m.intermediate_size, 0, 1 << 22}},
@@ -75,6 +77,7 @@ std::vector<Field> fields(RunConfig& c) {
       {"needle.noise", IntField{&c.needle.noise, 1, kTaskMost}},
       {"curriculum.steps", IntField{&c.curriculum.steps, 0, kMany}},
       {"curriculum.length", IntField{&c.curriculum.length, 2, kTaskMost}},
+      {"curriculum.growth_steps", IntField{&c.curriculum.growth_steps, 0, kMany}},
       {"recall.pairs", IntField{&c.recall.pairs, 1, kTaskMost}},
       {"recall.distractors", IntField{&c.recall.distractors, 0, kTaskMost}},
       {"recall.questions", IntField{&c.recall.questions, 1, kTaskMost}},
@@ -145,10 +148,37 @@ size_t edit_distance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
+struct KeyParts {
+  std::string section, name;
+};
+
+KeyParts parts_of(const std::string& key) {
+  const size_t dot = key.find('.');
+  if (dot == std::string::npos) return {"", key};
+  return {key.substr(0, dot), key.substr(dot + 1)};
+}
+
+/// How far `known` is from what was written; none where nobody would take one for the other. A
+/// name may be written right in the wrong section.
+std::optional<size_t> key_distance(const std::string& written, const std::string& known) {
+  const KeyParts ours = parts_of(written), theirs = parts_of(known);
+  const size_t section = edit_distance(ours.section, theirs.section);
+  const size_t name = edit_distance(ours.name, theirs.name);
+  if (name > ours.name.size() / 3) return {};
+  if (name > 0 && section + name > written.size() / 3) return {};
+  return section + name;
+}
+
 [[noreturn]] void fail_unknown(const std::string& key, const std::vector<Field>& known) {
-  const auto nearest = std::ranges::min_element(
-      known, {}, [&](const Field& field) { return edit_distance(key, field.key); });
-  throw ConfigError(fmt::format("{}: no such key; the nearest is {}", key, nearest->key));
+  std::string hint;
+  size_t least = std::numeric_limits<size_t>::max();
+  for (const Field& field : known) {
+    const auto distance = key_distance(key, field.key);
+    if (!distance || *distance >= least) continue;
+    least = *distance;
+    hint = fmt::format("; the nearest is {}", field.key);
+  }
+  throw ConfigError(fmt::format("{}: no such key{}", key, hint));
 }
 
 template <class Number>
@@ -234,6 +264,18 @@ void check_curriculum(int64_t length, data::NeedleOptions needle) {
   with_section("curriculum", [&] { return data::needle_task(needle); });
 }
 
+/// Files that a task would not read are refused: the numbers would not be of them.
+void check_data(const RunConfig& config) {
+  const bool sequences = config.task == "needle" || config.task == "recall";
+  require(!sequences || config.data.train.empty(),
+          fmt::format("data.train: expected none with task = \"{}\", which is generated, got '{}'",
+                      config.task, config.data.train));
+  require(config.task == "lm" || !config.data.train.empty() || config.data.valid.empty(),
+          fmt::format("data.valid: expected none without data.train with task = \"{}\", which is "
+                      "then generated, got '{}'",
+                      config.task, config.data.valid));
+}
+
 }  // namespace
 
 void RunConfig::set(const std::string& key, const std::string& value) {
@@ -269,6 +311,7 @@ void RunConfig::resolve() {
   if (task == "recall") {
     train.seq_len = with_section("recall", [&] { return data::recall_task(recall)->length(); });
   }
+  check_data(*this);
   if (task == "classify" && data.train.empty()) train.seq_len = classify.text.length;
   if (task == "summarize" && data.train.empty()) {
     train.seq_len = summarize.select.sentences * (summarize.select.words + 2);

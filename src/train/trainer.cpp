@@ -61,7 +61,8 @@ Trainer::Loss Trainer::loss_of(const Batch& batch) {
       penalized && torch::GradMode::is_enabled() ? &traces : nullptr);
   Tensor value = loss.mean;
   if (!traces.empty()) {
-    const nn::AttentionPenalty penalty = nn::attention_penalty(traces);
+    const nn::AttentionPenalty penalty =
+        nn::attention_penalty(traces, traced_row_lengths(*model_, batch, traces.size()));
     value = value + t.sparsity_weight * penalty.sparsity + t.focus_weight * penalty.focus;
   }
   return {value, loss.count};

@@ -152,6 +152,16 @@ TEST(Ascii, NoByteOfATokenReachesTheTerminal) {
   for (const char c : text) EXPECT_TRUE(c == '\n' || (c >= 0x20 && c < 0x7f)) << int{c};
 }
 
+TEST(Ascii, NarrowMapsHaveWholeTitles) {
+  Picture picture = lone_negative(3);
+  picture.panels[0].title = "first title";
+  picture.panels.push_back({"second title", picture.panels[0].values});
+  picture.panels.push_back({"third title", picture.panels[0].values});
+  const std::string text = to_ascii(picture, TerminalColours::kNone, 80);
+  EXPECT_EQ(text.substr(0, text.find("scale")),
+            "first title   second title  third title\n\n\n =             =             =\n\n");
+}
+
 TEST(Ascii, LinesFitTheTerminal) {
   Picture picture = lone_negative(300);
   picture.panels.push_back(picture.panels[0]);

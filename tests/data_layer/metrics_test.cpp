@@ -42,6 +42,20 @@ TEST(Rouge, EmptyOrDisjointTexts) {
   EXPECT_DOUBLE_EQ(rouge("GRÜN, Welt", "grün welt").rouge1, 0.5);  // only ASCII changes case
 }
 
+// One word has no bigram, so that there is nothing in common, whatever the word.
+TEST(Rouge, SingleWordsHaveNoBigrams) {
+  const auto expect = [](const Rouge& r, double rouge1, double rouge2, double rouge_l) {
+    EXPECT_DOUBLE_EQ(r.rouge1, rouge1);
+    EXPECT_DOUBLE_EQ(r.rouge2, rouge2);
+    EXPECT_DOUBLE_EQ(r.rouge_l, rouge_l);
+  };
+  expect(rouge("aa", "beta"), 0, 0, 0);
+  expect(rouge("beta", "beta"), 1, 0, 1);
+  expect(rouge("beta", "beta gamma"), 2.0 / 3, 0, 2.0 / 3);
+  expect(rouge("", "beta"), 0, 0, 0);
+  expect(rouge("", " ..."), 1, 1, 1);
+}
+
 // Labels 0 0 0 1 1 2, predictions 0 0 1 1 2 2: f1 = 2*2/(2+3), 2*1/(2+2), 2*1/(2+1).
 TEST(Confusion, AccuracyAndMacroF1) {
   Confusion confusion(3);

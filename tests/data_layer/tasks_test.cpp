@@ -47,6 +47,35 @@ TEST(NeedleTask, EveryQuestionHasItsNeedle) {
   }
 }
 
+// Worked out by another program with Python's integers and a shuffle of whole lists: runs that
+// resume would otherwise see other data.
+TEST(NeedleTask, TheSameSequencesForEver) {
+  const auto sparse = needle_task({.length = 40,
+                                   .needles = 3,
+                                   .asked = 3,
+                                   .questions = 3,
+                                   .depth = {},
+                                   .keys = 8,
+                                   .values = 8,
+                                   .noise = 16});
+  EXPECT_EQ(
+      sparse->example(3, Split::kTrain, 7).ids,
+      (std::vector<std::int64_t>{24, 33, 20, 30, 27, 30, 32, 6,  16, 26, 28, 22, 24, 23, 35, 34, 25,
+                                 34, 8,  13, 10, 12, 20, 21, 24, 24, 24, 20, 31, 20, 31, 32, 33, 33,
+                                 29, 24, 32, 22, 35, 33, 1,  10, 12, 1,  6,  16, 1,  8,  13}));
+  const auto dense = needle_task({.length = 10,
+                                  .needles = 4,
+                                  .asked = 4,
+                                  .questions = 4,
+                                  .depth = {},
+                                  .keys = 4,
+                                  .values = 8,
+                                  .noise = 16});
+  EXPECT_EQ(dense->example(3, Split::kValidation, 7).ids,
+            (std::vector<std::int64_t>{5, 11, 6, 11, 20, 23, 7, 10, 4, 8, 1,
+                                       5, 11, 1, 6,  11, 1,  4, 8,  1, 7, 10}));
+}
+
 TEST(NeedleTask, DepthPlacesTheFirstNeedle) {
   for (const double depth : {0.0, 0.5, 1.0}) {
     const auto task = needle_task({.length = 200, .needles = 6, .depth = depth});
@@ -66,6 +95,17 @@ TEST(NeedleTask, AsksAboutDifferentNeedles) {
     for (const Question& q : task->example(1, Split::kTrain, i).questions) answers.insert(q.answer);
     EXPECT_EQ(answers.size(), 3u);
   }
+}
+
+TEST(NeedleTask, WhatWasAskedTellsNothingOfWhatComes) {
+  const auto task = needle_task({.needles = 2, .asked = 2, .questions = 3, .depth = {}});
+  int again = 0;
+  for (std::uint64_t i = 0; i < 100; ++i) {
+    const TaskSequence sequence = task->example(1, Split::kTrain, i);
+    again += sequence.questions[0].answer == sequence.questions[1].answer ? 1 : 0;
+  }
+  EXPECT_GT(again, 30);
+  EXPECT_LT(again, 70);
 }
 
 TEST(RecallTask, EveryQuestionHasOnePairAndDistractors) {

@@ -120,6 +120,20 @@ TEST(RunConfig, SetsAndRefuses) {
     return std::string("nothing was thrown");
   };
   EXPECT_EQ(message("train.step", "5"), "train.step: no such key; the nearest is train.steps");
+  EXPECT_EQ(message("model.foo", "5"), "model.foo: no such key");
+  EXPECT_EQ(message("train.abc", "5"), "train.abc: no such key");
+  EXPECT_EQ(message("x", "5"), "x: no such key");
+  EXPECT_EQ(message("sed", "5"), "sed: no such key; the nearest is seed");
+  EXPECT_EQ(message("trian.step", "5"), "trian.step: no such key; the nearest is train.steps");
+  EXPECT_EQ(message("model.steps", "5"), "model.steps: no such key; the nearest is train.steps");
+  EXPECT_EQ(message("needle.value", "5"),
+            "needle.value: no such key; the nearest is needle.values");
+  EXPECT_EQ(message("recall.value", "5"),
+            "recall.value: no such key; the nearest is recall.values");
+  EXPECT_EQ(
+      message("model.attention", "dance"),
+      "model.attention: expected one of microsoft_v1, microsoft_v2, diffllama, phi4_flash, "
+      "motif_2_6b, motif_2_12_7b, dint, introspective, temperature, transformer, got 'dance'");
   EXPECT_EQ(message("train.steps", "ten"),
             "train.steps: expected an integer in [1, 1099511627776], got 'ten'");
   EXPECT_NE(message("train.steps", "0").find("[1,"), std::string::npos);

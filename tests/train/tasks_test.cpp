@@ -2,11 +2,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <set>
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
+#include "diffattn/nn/attention_penalty.h"
 #include "diffattn/train/evaluator.h"
+#include "diffattn/train/flops.h"
+#include "diffattn/train/new_model.h"
 #include "diffattn/train/run.h"
 #include "diffattn/train/summarizer.h"
 #include "diffattn/train/task_data.h"
@@ -88,6 +92,21 @@ TEST(Tasks, ShortHaystacksComeFirst) {
   source->seek(here);
   EXPECT_TRUE(torch::equal(source->next().ids, second.ids));
   EXPECT_EQ(data->valid_batches()->next().ids.size(1), 43);
+}
+
+TEST(Tasks, HaystacksGrowUntilTheyAreWhole) {
+  RunConfig config = tiny_task("needle");
+  config.set("needle.length", "100");
+  config.set("needle.questions", "2");
+  config.set("curriculum.steps", "1");
+  config.set("curriculum.length", "20");
+  config.set("curriculum.growth_steps", "4");
+  const auto source = open_task(config)->train_batches();
+  std::vector<std::int64_t> lengths;
+  for (int i = 0; i < 6; ++i) lengths.push_back(source->next().ids.size(1) - 6);
+  EXPECT_EQ(lengths, (std::vector<int64_t>{20, 40, 40, 80, 80, 100}));
+  source->seek(open_task(config)->train_batches()->position());
+  EXPECT_EQ(source->next().ids.size(1), 26);
 }
 
 TEST(Tasks, OnlyAnswersPassThroughTheHead) {
@@ -209,6 +228,223 @@ TEST(Evaluator, BucketsAddUpToTheWhole) {
     EXPECT_EQ(evaluator.confusion().total(), std::string(task) == "classify" ? tokens : 0);
     EXPECT_FALSE(evaluator.attention().empty());
   }
+}
+
+double value_of(const Values& values, const std::string& name) {
+  for (const auto& [known, value] : values) {
+    if (known == name) return value;
+  }
+  ADD_FAILURE() << "no " << name;
+  return 0;
+}
+
+/// Source and target lengths; the longest are equal, so that the maps of a batch are all square.
+data::ExampleSet texts_of_lengths() {
+  data::ExampleSet texts;
+  for (const auto& [source, target] : {std::pair{3, 10}, {10, 4}, {6, 6}, {1, 2}}) {
+    data::Example example;
+    for (int i = 0; i < source; ++i) example.source.push_back(static_cast<io::TokenId>(5 + i));
+    for (int i = 0; i < target; ++i) example.target.push_back(static_cast<io::TokenId>(14 - i));
+    texts.examples.push_back(example);
+  }
+  return texts;
+}
+
+void expect_same_alone(TaskModel& model, Batch (*to_batch)(const data::ExampleSet&),
+                       const std::string& what) {
+  const data::ExampleSet texts = texts_of_lengths();
+  Evaluator together(model, "float32", 4), alone(model, "float32", 4);
+  together.add(to_batch(texts));
+  for (const data::Example& example : texts.examples) {
+    data::ExampleSet one;
+    one.examples.push_back(example);
+    alone.add(to_batch(one));
+  }
+  for (const auto& [name, value] : together.attention()) {
+    if (std::isnan(value)) continue;
+    EXPECT_NEAR(value, value_of(alone.attention(), name), 1e-5) << what << name;
+  }
+  for (const auto& [name, value] : together.layer_attention()) {
+    EXPECT_NEAR(value, value_of(alone.layer_attention(), name), 1e-5) << what << name;
+  }
+  EXPECT_GT(value_of(together.attention(), "focus"), 0) << what;
+}
+
+TEST(Evaluator, AttentionDoesNotDependOnHowTextsAreBatched) {
+  for (const std::string backbone : {"decoder", "encoder"}) {
+    for (const std::string attention :
+         {"diffllama", "microsoft_v2", "transformer", "introspective"}) {
+      RunConfig config = tiny_task("classify");
+      config.set("classify.backbone", backbone);
+      config.set("model.attention", attention);
+      config.set("model.initializer_range", "1");
+      const auto model = classifier_model(classifier_of(config));
+      expect_same_alone(*model, classification_batch, backbone + " " + attention + " ");
+    }
+  }
+  RunConfig config = tiny_task("summarize");
+  config.set("model.attention", "microsoft_v2");
+  config.set("model.initializer_range", "1");
+  const auto data = open_task(config);
+  const auto model = new_task_model(config, *data);
+  expect_same_alone(
+      *model, [](const data::ExampleSet& set) { return summarization_batch(set, 1); },
+      "summarize ");
+}
+
+/// The same batch at every step.
+class OneBatch final : public BatchSource {
+ public:
+  explicit OneBatch(Batch batch) : batch_(std::move(batch)) {}
+  Batch next() override { return batch_; }
+  std::string position() const override { return "{}"; }
+  void seek(const std::string&) override {}
+
+ private:
+  Batch batch_;
+};
+
+Batch batch_of(const RunConfig& config, const data::ExampleSet& texts) {
+  return config.task == "classify" ? classification_batch(texts) : summarization_batch(texts, 1);
+}
+
+/// What a weight of 1 adds to the loss of the first update.
+double added_penalty(RunConfig config, const std::string& key, const data::ExampleSet& texts) {
+  const auto data = open_task(config);
+  OneBatch source(batch_of(config, texts));
+  const auto loss = [&](const std::string& weight) {
+    config.set(key, weight);
+    return Trainer(new_task_model(config, *data), config).step(source).loss;
+  };
+  return loss("1") - loss("0");
+}
+
+// Sources and targets are as long as each other: rows of all maps weigh the same, and all are
+// square.
+TEST(Trainer, PaddingHasNoShareInTheAttentionPenalty) {
+  data::ExampleSet texts;
+  for (const int length : {3, 10, 6, 1}) {
+    data::Example example;
+    for (int i = 0; i < length; ++i) example.source.push_back(static_cast<io::TokenId>(5 + i));
+    example.target.assign(example.source.rbegin(), example.source.rend());
+    texts.examples.push_back(example);
+  }
+  for (const auto& [task, backbone] :
+       {std::pair{"classify", "decoder"}, {"classify", "encoder"}, {"summarize", "encoder"}}) {
+    RunConfig config = tiny_task(task);
+    config.set_all({{"classify.backbone", backbone},
+                    {"classify.dropout", "0"},
+                    {"model.initializer_range", "1"},
+                    {"train.peak_tflops", "1"}});
+    for (const std::string key : {"train.sparsity_weight", "train.focus_weight"}) {
+      double sum = 0, rows = 0;
+      for (const data::Example& example : texts.examples) {
+        data::ExampleSet one;
+        one.examples.push_back(example);
+        const auto length = static_cast<double>(example.source.size());
+        sum += length * added_penalty(config, key, one);
+        rows += length;
+      }
+      EXPECT_NEAR(added_penalty(config, key, texts), sum / rows, 2e-5) << task << backbone << key;
+    }
+    // It would show if all 10 rows of each text counted.
+    const auto data = open_task(config);
+    const auto model = new_task_model(config, *data);
+    const Batch batch = batch_of(config, texts);
+    TaskModel::Traces traces;
+    model->loss(batch, {}, &traces);
+    const auto right =
+        nn::attention_penalty(traces, traced_row_lengths(*model, batch, traces.size()));
+    const auto wrong = nn::attention_penalty(traces, {traces.size(), torch::full({4}, 10)});
+    EXPECT_GT((right.focus - wrong.focus).abs().item<double>(), 1e-3) << task << backbone;
+  }
+}
+
+TEST(Evaluator, NamesMeanWhatTheyMeanInAnAnalysis) {
+  for (const std::string attention : {"diffllama", "transformer"}) {
+    RunConfig config = tiny_task("classify");
+    config.set("model.attention", attention);
+    config.set("model.initializer_range", "1");
+    const auto model = classifier_model(classifier_of(config));
+    Evaluator evaluator(*model, "float32", 1);
+    evaluator.add(classification_batch(texts_of_lengths()));
+    // One layer: the mean over all is that of the layer.
+    for (const char* name : {"focus", "sparsity", "negative_mass", "entropy"}) {
+      EXPECT_NEAR(value_of(evaluator.attention(), name),
+                  value_of(evaluator.layer_attention(), std::string("layer.0.") + name), 1e-9)
+          << attention << name;
+    }
+    EXPECT_EQ(std::isnan(value_of(evaluator.attention(), "noise_cancelled")),
+              attention == "transformer");
+  }
+}
+
+TEST(Tasks, ClassifiersHaveAZLoss) {
+  RunConfig config = tiny_task("classify");
+  const auto data = open_task(config);
+  const auto model = new_task_model(config, *data);
+  model->module()->eval();
+  const Batch batch = data->train_batches()->next();
+  const auto loss = [&](double z_loss) {
+    return model->loss(batch, nn::CrossEntropyOptions().z_loss(z_loss), nullptr)
+        .mean.item<double>();
+  };
+  const auto classifier = std::dynamic_pointer_cast<ClassifierImpl>(model->module());
+  const Tensor lse = classifier->forward(batch.model_input()).logits.logsumexp(1);
+  EXPECT_NEAR(loss(0.5) - loss(0), 0.5 * lse.square().mean().item<double>(), 1e-6);
+}
+
+TEST(Tasks, RefusesFilesThatWouldNotBeReadAndTooSmallVocabularies) {
+  const TempFolder folder;
+  const std::string file = folder.path() + "/data.jsonl";
+  io::write_text(file, R"({"text": "aa", "label": "x"})"
+                       "\n"
+                       R"({"text": "bb", "label": "y"})"
+                       "\n");
+  const auto message = [](RunConfig config) -> std::string {
+    try {
+      open_task(config);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  for (const char* task : {"needle", "recall", "classify", "summarize"}) {
+    RunConfig config = tiny_task(task);
+    config.set("data.valid", file);
+    EXPECT_TRUE(message(config).starts_with("data.valid")) << task << message(config);
+  }
+  for (const char* task : {"needle", "recall"}) {
+    RunConfig config = tiny_task(task);
+    config.set("data.train", file);
+    EXPECT_TRUE(message(config).starts_with("data.train")) << task << message(config);
+  }
+  RunConfig config = tiny_task("classify");
+  config.set("data.train", file);
+  config.set("data.valid", file);
+  config.set("model.vocab_size", "256");
+  EXPECT_TRUE(message(config).starts_with("model.vocab_size")) << message(config);
+  config.set("model.vocab_size", "257");
+  EXPECT_EQ(message(config), "nothing");
+}
+
+TEST(Tasks, LambdaMayBeginBelowZero) {
+  RunConfig config = tiny_task("needle");
+  open_task(config);
+  EXPECT_FALSE(model_config_of(config).lambda_init.has_value());
+  config.set("model.lambda_init", "-0.5");
+  EXPECT_EQ(model_config_of(config).lambda_init, -0.5);
+}
+
+TEST(Tasks, EmbeddingsOfAClassifierAreNoProduct) {
+  RunConfig config = tiny_task("classify");
+  const Classifier untied = classifier_of(config);
+  config.set("model.tie_word_embeddings", "true");
+  const Classifier tied = classifier_of(config);
+  Batch batch;
+  batch.ids = torch::zeros({2, 8}, torch::kLong);
+  EXPECT_EQ(FlopCounter(*tied, tied->config).training(batch),
+            FlopCounter(*untied, untied->config).training(batch));
 }
 
 /// A summariser of a few tokens, so that all texts can be tried.

@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "diffattn/nn/text_rows.h"
+
 namespace diffattn::analysis {
 namespace {
 
@@ -84,20 +86,37 @@ std::vector<LayerCalls> calls_of(const std::vector<nn::AttentionTrace>& traces) 
   return out;
 }
 
+Tensor row_statistics(const nn::HeadTensors& call, double sparse_threshold,
+                      const std::optional<Tensor>& row_lengths) {
+  const torch::NoGradGuard no_grad;
+  const Tensor rows = attention_stats(call.q1, call.q2, call.k1, call.k2, call.lambda, call.options,
+                                      sparse_threshold)
+                          .to(torch::kFloat64);
+  const auto of_texts = nn::text_rows(call, row_lengths);
+  if (!of_texts) return rows;
+  return rows.masked_fill(of_texts->logical_not().unsqueeze(-1).unsqueeze(-1), 0.0);
+}
+
 void AttentionStatistics::add(const LayerCalls& calls) {
+  std::vector<Tensor> rows;
+  for (const nn::HeadTensors& call : calls) rows.push_back(row_statistics(call, sparse_threshold_));
+  add(calls, rows);
+}
+
+void AttentionStatistics::add(const LayerCalls& calls, const std::vector<Tensor>& call_rows) {
   const torch::NoGradGuard no_grad;
   const bool first = layers_.empty();
   if (!first && calls.size() != layers_.size()) {
     refuse_calls(count_text(layers_.size(), "layers"), std::to_string(calls.size()));
   }
+  if (call_rows.size() != calls.size()) {
+    refuse_calls(count_text(calls.size(), "statistics of rows"), std::to_string(call_rows.size()));
+  }
   layers_.resize(calls.size());
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const nn::HeadTensors& call = calls[i];
     Layer& layer = layers_[i];
-    const Tensor rows = attention_stats(call.q1, call.q2, call.k1, call.k2, call.lambda,
-                                        call.options, sparse_threshold_)
-                            .flatten(0, -3)
-                            .to(torch::kFloat64);  // [R, H, kStatCount]
+    const Tensor rows = call_rows[i].flatten(0, -3);  // [R, H, kStatCount]
     const auto heads = static_cast<std::size_t>(rows.size(1));
     if (first) {
       layer.heads.assign(heads, {std::vector<double>(kSources.size()), 0, 0, {}, 0});
@@ -117,15 +136,20 @@ void AttentionStatistics::add(const LayerCalls& calls) {
       head.rows += seeing.const_data_ptr<double>()[h];
       head.entries += entries.const_data_ptr<double>()[h];
     }
-    if (!call.single_map) add_lambda(layer, call);
+    if (!call.single_map) add_lambda(layer, call, visible);
   }
 }
 
-void AttentionStatistics::add_lambda(Layer& layer, const nn::HeadTensors& call) {
+void AttentionStatistics::add_lambda(Layer& layer, const nn::HeadTensors& call,
+                                     const Tensor& visible) {
   const auto heads = static_cast<int64_t>(layer.heads.size());
   // One number, [H] or [..., H] -> [tokens, H]; one number for all is counted once per head.
-  const Tensor values = call.lambda.numel() == 1 ? call.lambda.reshape({1, 1}).expand({1, heads})
-                                                 : call.lambda.reshape({-1, heads});
+  Tensor values = call.lambda.numel() == 1 ? call.lambda.reshape({1, 1}).expand({1, heads})
+                                           : call.lambda.reshape({-1, heads});
+  if (values.size(0) == visible.size(0)) {
+    values = values.index_select(0, (visible > 0).any(1).nonzero().squeeze(1));
+    if (values.size(0) == 0) return;
+  }
   const Tensor wide = values.to(torch::kFloat64);
   const Tensor sum = wide.sum(0).to(torch::kCPU).contiguous();
   const Tensor low = wide.amin(0).to(torch::kCPU).contiguous();

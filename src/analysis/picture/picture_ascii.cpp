@@ -86,10 +86,11 @@ class Terminal {
 
   std::string lines(std::size_t first, std::size_t last) const {
     const auto wide = static_cast<std::size_t>(grids_[first].columns * cell_columns());
+    const std::size_t column = std::max(wide, title_columns(first, last));
     std::string out = margin(-1);
     for (std::size_t i = first; i < last; ++i) {
-      std::string title = plain(picture_.panels[i].title, wide);
-      title.resize(wide + 2, ' ');
+      std::string title = plain(picture_.panels[i].title, column);
+      title.resize(column + 2, ' ');
       out += title;
     }
     out.erase(out.find_last_not_of(' ') + 1);
@@ -97,15 +98,26 @@ class Terminal {
     for (int64_t row = 0; row < grids_[first].rows; ++row) {
       out += margin(row);
       for (std::size_t i = first; i < last; ++i) {
-        for (int64_t column = 0; column < grids_[i].columns; ++column) {
-          out += cell(grids_[i], row, column);
+        for (int64_t place = 0; place < grids_[i].columns; ++place) {
+          out += cell(grids_[i], row, place);
         }
-        out += "  ";
+        out.append(column - wide + 2, ' ');
       }
       while (out.back() == ' ') out.pop_back();
       out += "\n";
     }
     return out + "\n";
+  }
+
+  /// The longest title of panels beside each other, or what the terminal has for each.
+  std::size_t title_columns(std::size_t first, std::size_t last) const {
+    std::size_t longest = 0;
+    for (std::size_t i = first; i < last; ++i) {
+      const std::string title = plain(picture_.panels[i].title, static_cast<std::size_t>(columns_));
+      longest = std::max(longest, title.size());
+    }
+    const auto room = static_cast<std::size_t>(columns_) - margin(-1).size();
+    return std::min(longest, room / (last - first) - 2);
   }
 
   std::string margin(int64_t row) const {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -12,22 +14,42 @@
 
 namespace diffattn::data {
 
-/// `count` different numbers below `n`, in random order.
-inline std::vector<std::int64_t> draw_different(Random& random, std::int64_t n,
-                                                std::int64_t count) {
-  std::vector<std::int64_t> numbers(static_cast<std::size_t>(n));
-  for (std::int64_t i = 0; i < n; ++i) numbers[static_cast<std::size_t>(i)] = i;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto other = static_cast<std::size_t>(
-        i + static_cast<std::int64_t>(random.below(static_cast<std::uint64_t>(n - i))));
-    std::swap(numbers[static_cast<std::size_t>(i)], numbers[other]);
-  }
-  numbers.resize(static_cast<std::size_t>(count));
-  return numbers;
-}
-
 inline std::int64_t draw(Random& random, std::int64_t n) {
   return static_cast<std::int64_t>(random.below(static_cast<std::uint64_t>(n)));
+}
+
+/// `count` different numbers below `n`, in random order: the front of a shuffle of all of them, of
+/// which only places that were swapped are kept where these are few.
+inline std::vector<std::int64_t> draw_different(Random& random, std::int64_t n,
+                                                std::int64_t count) {
+  std::vector<std::int64_t> drawn(static_cast<std::size_t>(count));
+  if (count * count >= n) {
+    std::vector<std::int64_t> numbers(static_cast<std::size_t>(n));
+    std::iota(numbers.begin(), numbers.end(), std::int64_t{0});
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto place = static_cast<std::size_t>(i);
+      const auto other = static_cast<std::size_t>(i + draw(random, n - i));
+      std::swap(numbers[place], numbers[other]);
+      drawn[place] = numbers[place];
+    }
+    return drawn;
+  }
+  struct Moved {
+    std::int64_t place, number;
+  };
+  std::vector<Moved> moved;
+  moved.reserve(drawn.size());
+  const auto number_at = [&](std::int64_t place) {
+    const auto last = std::find_if(moved.rbegin(), moved.rend(),
+                                   [&](const Moved& one) { return one.place == place; });
+    return last == moved.rend() ? place : last->number;
+  };
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t other = i + draw(random, n - i);
+    drawn[static_cast<std::size_t>(i)] = number_at(other);
+    moved.push_back({other, number_at(i)});
+  }
+  return drawn;
 }
 
 /// Throws io::Error unless low <= value <= high.

@@ -9,9 +9,9 @@ namespace diffattn::data {
 namespace {
 
 /// Appends a question about the value at `answer`: mark, key, then the value itself.
-void ask(TaskSequence& sequence, const std::vector<std::int64_t>& key, std::int64_t answer) {
+void ask(TaskSequence& sequence, std::initializer_list<std::int64_t> key, std::int64_t answer) {
   sequence.ids.push_back(kTaskMark);
-  sequence.ids.insert(sequence.ids.end(), key.begin(), key.end());
+  sequence.ids.insert(sequence.ids.end(), key);
   const std::int64_t value = sequence.ids[static_cast<std::size_t>(answer)];
   sequence.labels.resize(sequence.ids.size(), kIgnoredLabel);
   sequence.labels.back() = value;
@@ -40,9 +40,10 @@ class NeedleTask final : public SequenceTask {
 
  private:
   TaskSequence make(Random& random) const override {
-    TaskSequence sequence;
-    for (std::int64_t i = 0; i < o_.length; ++i) {
-      sequence.ids.push_back(kTaskTokens + o_.keys + o_.values + draw(random, o_.noise));
+    TaskSequence sequence = empty_sequence();
+    sequence.ids.resize(static_cast<std::size_t>(o_.length));
+    for (std::int64_t& id : sequence.ids) {
+      id = kTaskTokens + o_.keys + o_.values + draw(random, o_.noise);
     }
     const std::int64_t needles =
         o_.min_needles == 0 ? o_.needles
@@ -55,9 +56,11 @@ class NeedleTask final : public SequenceTask {
       sequence.ids[at] = kTaskTokens + keys[static_cast<std::size_t>(n)];
       sequence.ids[at + 1] = kTaskTokens + o_.keys + draw(random, o_.values);
     }
-    // Needle 0 comes first: it is the one whose depth can be set.
+    // Needle 0 comes first: it is the one whose depth can be set. With more questions than needles
+    // asked for, each draws its needle: else a model could guess among those not asked for before.
+    const bool each_once = o_.questions <= asked;
     for (std::int64_t q = 0; q < o_.questions; ++q) {
-      const auto needle = static_cast<std::size_t>(q < asked ? q : draw(random, asked));
+      const auto needle = static_cast<std::size_t>(each_once || q == 0 ? q : draw(random, asked));
       ask(sequence, {kTaskTokens + keys[needle]}, places[needle] + 1);
     }
     return sequence;
@@ -115,7 +118,7 @@ class RecallTask final : public SequenceTask {
                          kTaskTokens + 2 * o_.key_parts + draw(random, o_.values)});
       }
     }
-    TaskSequence sequence;
+    TaskSequence sequence = empty_sequence();
     for (const std::int64_t i : draw_different(random, std::ssize(pairs), std::ssize(pairs))) {
       Pair& pair = pairs[static_cast<std::size_t>(i)];
       sequence.ids.insert(sequence.ids.end(), {pair.first, pair.second, pair.value});
@@ -133,6 +136,13 @@ class RecallTask final : public SequenceTask {
 
 }  // namespace
 
+TaskSequence SequenceTask::empty_sequence() const {
+  TaskSequence sequence;
+  sequence.ids.reserve(static_cast<std::size_t>(length()));
+  sequence.labels.reserve(static_cast<std::size_t>(length()));
+  return sequence;
+}
+
 TaskSequence SequenceTask::example(std::uint64_t seed, Split split, std::uint64_t index) const {
   Random random(seed, 2 * index + static_cast<std::uint64_t>(split));
   return make(random);
@@ -140,6 +150,15 @@ TaskSequence SequenceTask::example(std::uint64_t seed, Split split, std::uint64_
 
 std::unique_ptr<SequenceTask> needle_task(const NeedleOptions& options) {
   return std::make_unique<NeedleTask>(options);
+}
+
+std::string needle_label(std::int64_t id, const NeedleOptions& options) {
+  if (id == kTaskMark) return "?";
+  const std::int64_t key = id - kTaskTokens;
+  const std::int64_t value = key - options.keys, noise = value - options.values;
+  if (key < 0) return std::to_string(id);
+  if (value < 0) return "key" + std::to_string(key);
+  return noise < 0 ? "val" + std::to_string(value) : "n" + std::to_string(noise);
 }
 
 std::unique_ptr<SequenceTask> recall_task(const RecallOptions& options) {

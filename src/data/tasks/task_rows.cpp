@@ -44,6 +44,8 @@ RowBatch TaskRows::next() {
   batch.rows = options_.batch_size;
   batch.seq_len = batch.max_segment = task_->length();
   batch.cu_seqlens.push_back(0);
+  const auto tokens = static_cast<std::size_t>(batch.rows * batch.seq_len);
+  for (auto* values : {&batch.ids, &batch.labels, &batch.positions}) values->reserve(tokens);
   const auto ranks = static_cast<std::uint64_t>(options_.world_size);
   for (std::int64_t row = 0; row < batch.rows; ++row, taken_ += ranks) {
     const TaskSequence sequence =

@@ -14,13 +14,23 @@ using torch::Tensor;
 
 constexpr int64_t kBuckets = 41;  // lengths up to 2^40
 
-constexpr std::array<std::pair<Stat, const char*>, 6> kEvaluated{{
-    {kStatFocus, "focus"},
-    {kStatCoverage, "coverage"},
-    {kStatNegativeMass, "negative_mass"},
-    {kStatCancelled, "noise_cancelled"},
-    {kStatSparse, "sparsity"},
-    {kStatEntropy, "entropy"},
+/// What a statistic is a mean of: rows, visible entries, rows of two maps. The sums that means
+/// divide by come after those of the statistics, in this order.
+enum Divisor { kRows, kEntries, kRowsOfTwoMaps, kDivisors };
+
+struct Evaluated {
+  Stat stat;
+  const char* name;
+  Divisor by;
+};
+
+constexpr std::array<Evaluated, 6> kEvaluated{{
+    {kStatFocus, "focus", kEntries},
+    {kStatCoverage, "coverage", kEntries},
+    {kStatNegativeMass, "negative_mass", kRows},
+    {kStatCancelled, "noise_cancelled", kRowsOfTwoMaps},
+    {kStatSparse, "sparsity", kEntries},
+    {kStatEntropy, "entropy", kRows},
 }};
 constexpr auto kEvaluatedCount = static_cast<int64_t>(kEvaluated.size());
 
@@ -32,10 +42,12 @@ Tensor bucket_of(const Tensor& lengths) {
 
 Values means_of(const Tensor& row) {
   Values values;
-  const double rows = row[kEvaluatedCount].item<double>();
-  if (rows == 0) return values;
+  if (row[kEvaluatedCount + kRows].item<double>() == 0) return values;
   for (int64_t i = 0; i < kEvaluatedCount; ++i) {
-    values.emplace_back(kEvaluated[static_cast<size_t>(i)].second, row[i].item<double>() / rows);
+    const Evaluated& one = kEvaluated[static_cast<size_t>(i)];
+    // 0 / 0 is NaN: none of the maps has it.
+    values.emplace_back(one.name,
+                        row[i].item<double>() / row[kEvaluatedCount + one.by].item<double>());
   }
   return values;
 }
@@ -47,7 +59,7 @@ Evaluator::Evaluator(TaskModel& model, std::string dtype, int64_t stats_batches)
       dtype_(std::move(dtype)),
       stats_batches_(stats_batches),
       sums_(torch::zeros({kBuckets, 3}, torch::kFloat64)),
-      row_sums_(torch::zeros({kBuckets, kEvaluatedCount + 1}, torch::kFloat64)),
+      row_sums_(torch::zeros({kBuckets, kEvaluatedCount + kDivisors}, torch::kFloat64)),
       confusion_(static_cast<int64_t>(model.config().labels.size())) {
   model.module()->eval();
 }
@@ -56,18 +68,16 @@ void Evaluator::add(const Batch& given) {
   const auto start = std::chrono::steady_clock::now();
   const torch::NoGradGuard no_grad;
   const Batch batch = given.to(model_.device());
+  const bool traced = stats_batches_-- > 0;
+  TaskModel::Traces traces;
   Predictions made;
   {
     const MixedPrecision region(model_.device(), dtype_);
-    made = model_.predict(batch);
+    made = model_.predict(batch, traced ? &traces : nullptr);
   }
   add_predictions(made);
   total_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (stats_batches_-- <= 0) return;
-  TaskModel::Traces traces;
-  const MixedPrecision region(model_.device(), dtype_);
-  model_.predict(batch, &traces);
-  add_statistics(traces);
+  if (traced) add_statistics(batch, traces);
 }
 
 void Evaluator::add_predictions(const Predictions& made) {
@@ -86,17 +96,23 @@ void Evaluator::add_predictions(const Predictions& made) {
   }
 }
 
-void Evaluator::add_statistics(const TaskModel::Traces& traces) {
+void Evaluator::add_statistics(const Batch& batch, const TaskModel::Traces& traces) {
+  const std::vector<Tensor> rows = layers_.add(model_, batch, traces);
+  size_t call = 0;
   for (const nn::AttentionTrace& layer : traces) {
     for (const nn::HeadTensors& heads : layer.calls) {
-      const Tensor stats =
-          attention_stats(heads.q1, heads.q2, heads.k1, heads.k2, heads.lambda, heads.options)
-              .flatten(0, -2)
-              .to(torch::kCPU, torch::kFloat64);  // [rows, kStatCount]
-      std::vector<Tensor> columns;
-      for (const auto& [stat, name] : kEvaluated) columns.push_back(stats.select(1, stat));
+      const Tensor stats = rows[call++].flatten(0, -2).to(torch::kCPU);  // [rows, kStatCount]
       const Tensor visible = stats.select(1, kStatVisible);
+      std::vector<Tensor> columns;
+      for (const Evaluated& one : kEvaluated) {
+        Tensor values = stats.select(1, one.stat);
+        if (one.by == kEntries) values = values * visible;  // shares of what a row sees
+        if (one.by == kRowsOfTwoMaps && heads.single_map) values = torch::zeros_like(values);
+        columns.push_back(values);
+      }
       columns.push_back(torch::ones_like(visible));
+      columns.push_back(visible);
+      columns.push_back(torch::full_like(visible, heads.single_map ? 0.0 : 1.0));
       // Rows that see nothing are padding.
       const Tensor kept = (visible > 0).nonzero().squeeze(1);
       row_sums_.index_add_(0, bucket_of(visible.index_select(0, kept)),

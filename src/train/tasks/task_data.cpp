@@ -79,32 +79,49 @@ class SequenceTaskData final : public TaskData {
  public:
   explicit SequenceTaskData(const RunConfig& config)
       : task_(sequence_task(config)), options_(row_options(config)) {
-    if (config.task != "needle" || config.curriculum.steps == 0) return;
-    data::NeedleOptions shorter = config.needle;
-    shorter.length = config.curriculum.length;
-    short_task_ = data::needle_task(shorter);
-    short_batches_ = config.curriculum.steps * config.train.accumulate;
+    const RunConfig::Curriculum& c = config.curriculum;
+    if (config.task != "needle" || c.steps == 0) return;
+    add_stage(config, c.length, c.steps);
+    std::vector<int64_t> grown;
+    for (int64_t length = 2 * c.length; length < config.needle.length; length *= 2) {
+      grown.push_back(length);
+    }
+    for (const int64_t length : grown)
+      add_stage(config, length, c.growth_steps / std::ssize(grown));
   }
   std::unique_ptr<BatchSource> train_batches() const override {
-    auto whole = batches(data::Split::kTrain);
-    if (!short_task_) return whole;
-    data::RowOptions options = options_;  // as many tokens in a batch
-    options.batch_size = options.batch_size * task_->length() / short_task_->length();
-    return std::make_unique<StagedBatches>(std::make_unique<SequenceBatches>(data::TaskRows(
-                                               short_task_, data::Split::kTrain, options)),
-                                           short_batches_, std::move(whole));
+    auto rest = batches(data::Split::kTrain);
+    for (auto stage = stages_.rbegin(); stage != stages_.rend(); ++stage) {
+      data::RowOptions options = options_;  // as many tokens in a batch
+      options.batch_size = options.batch_size * task_->length() / stage->task->length();
+      rest = std::make_unique<StagedBatches>(std::make_unique<SequenceBatches>(data::TaskRows(
+                                                 stage->task, data::Split::kTrain, options)),
+                                             stage->batches, std::move(rest));
+    }
+    return rest;
   }
   std::unique_ptr<BatchSource> valid_batches() const override {
     return batches(data::Split::kValidation);
   }
 
  private:
+  struct Stage {
+    std::shared_ptr<const data::SequenceTask> task;
+    int64_t batches;
+  };
+
+  void add_stage(const RunConfig& config, int64_t length, int64_t steps) {
+    data::NeedleOptions shorter = config.needle;
+    shorter.length = length;
+    stages_.push_back({data::needle_task(shorter), steps * config.train.accumulate});
+  }
+
   std::unique_ptr<BatchSource> batches(data::Split split) const {
     return std::make_unique<SequenceBatches>(data::TaskRows(task_, split, options_));
   }
 
-  std::shared_ptr<const data::SequenceTask> task_, short_task_;  // short_task_: null without
-  int64_t short_batches_ = 0;
+  std::shared_ptr<const data::SequenceTask> task_;
+  std::vector<Stage> stages_;  // before the whole task
   data::RowOptions options_;
 };
 
@@ -212,6 +229,12 @@ std::unique_ptr<TaskData> read_example_task(const RunConfig& config,
                                             const io::Tokenizer& tokenizer) {
   const auto kind =
       config.task == "classify" ? io::RecordKind::kLabelled : io::RecordKind::kSummary;
+  if (config.task == "summarize" && !tokenizer.end_of_text()) {
+    throw ConfigError(
+        "data.tokenizer: expected one with an end-of-text token, between which summaries stand, "
+        "got '" +
+        config.data.tokenizer + "' without");
+  }
   data::ExampleOptions options;
   options.skip_bad = config.data.skip_bad;
   options.max_source_tokens = static_cast<size_t>(config.train.seq_len);
@@ -235,18 +258,20 @@ std::unique_ptr<TaskData> read_example_task(const RunConfig& config,
   return result;
 }
 
+/// Fills in model.vocab_size for ids below `size`, and all that the config leaves open.
+void set_vocabulary(RunConfig& config, int64_t size, const char* whose) {
+  if (config.model.vocab_size == 0) config.model.vocab_size = size;
+  if (config.model.vocab_size < size) {
+    throw ConfigError(std::string("model.vocab_size: expected at least the ") + whose + " " +
+                      std::to_string(size) + ", got " + std::to_string(config.model.vocab_size));
+  }
+  config.resolve();
+}
+
 /// A task without a file to read, or null.
 std::unique_ptr<TaskData> generated_task(RunConfig& config) {
-  const auto with_vocabulary = [&](int64_t size) {
-    if (config.model.vocab_size == 0) config.model.vocab_size = size;
-    if (config.model.vocab_size < size) {
-      throw ConfigError("model.vocab_size: expected at least the task's " + std::to_string(size) +
-                        ", got " + std::to_string(config.model.vocab_size));
-    }
-    config.resolve();
-  };
   if (const auto task = sequence_task(config)) {
-    with_vocabulary(task->vocab_size());
+    set_vocabulary(config, task->vocab_size(), "task's");
     return std::make_unique<SequenceTaskData>(config);
   }
   if (!config.data.train.empty() || config.task == "lm") return nullptr;
@@ -254,7 +279,7 @@ std::unique_ptr<TaskData> generated_task(RunConfig& config) {
     return config.task == "classify" ? data::noisy_text_task(config.classify.text)
                                      : data::select_task(config.summarize.select);
   });
-  with_vocabulary(task->vocab_size());
+  set_vocabulary(config, task->vocab_size(), "task's");
   return std::make_unique<ExampleTaskData>(task, config);
 }
 
@@ -292,10 +317,7 @@ std::shared_ptr<const data::SequenceTask> sequence_task(const RunConfig& config)
 std::unique_ptr<TaskData> open_task(RunConfig& config) {
   if (auto generated = generated_task(config)) return generated;
   const io::Tokenizer tokenizer = tokenizer_for(config);
-  if (config.model.vocab_size == 0) {
-    config.model.vocab_size = static_cast<int64_t>(tokenizer.vocab_size());
-  }
-  config.resolve();
+  set_vocabulary(config, static_cast<int64_t>(tokenizer.vocab_size()), "tokenizer's");
   if (config.task == "lm") return std::make_unique<LanguageTaskData>(config, tokenizer);
   return read_example_task(config, tokenizer);
 }

@@ -86,9 +86,14 @@ class ClassificationTask final : public TaskModel {
                       .ignore_index(options.ignore_index())
                       .label_smoothing(options.label_smoothing());
     if (class_weights_.defined()) chosen.weight(class_weights_.to(batch.labels.device()));
-    const Tensor mean =
-        torch::nn::functional::cross_entropy(logits(batch, traces), batch.labels, chosen);
-    return {mean, (batch.labels != options.ignore_index()).sum()};
+    const Tensor scores = logits(batch, traces);
+    Tensor mean = torch::nn::functional::cross_entropy(scores, batch.labels, chosen);
+    const Tensor counts = batch.labels != options.ignore_index();
+    if (options.z_loss() != 0.0) {
+      const Tensor squares = torch::where(counts, scores.logsumexp(-1).square(), 0.0);
+      mean = mean + options.z_loss() * squares.sum() / counts.sum();
+    }
+    return {mean, counts.sum()};
   }
 
   Predictions predict(const Batch& batch, Traces* traces) override {
@@ -182,6 +187,18 @@ std::shared_ptr<TaskModel> classifier_model(Classifier model, Tensor class_weigh
 
 std::shared_ptr<TaskModel> summarizer_model(nn::EncoderDecoder model) {
   return std::make_shared<SummarizationTask>(std::move(model));
+}
+
+std::vector<std::optional<Tensor>> traced_row_lengths(const TaskModel& model, const Batch& batch,
+                                                      size_t layers) {
+  std::vector<std::optional<Tensor>> lengths(layers, batch.mask.key_lengths());
+  if (!batch.target_ids.defined()) return lengths;
+  // The encoder's layers come first, then those whose rows are targets, each of which has a label.
+  const Tensor targets = (batch.labels != nn::CrossEntropyOptions().ignore_index()).sum(1);
+  for (auto i = static_cast<size_t>(model.config().num_encoder_layers); i < layers; ++i) {
+    lengths[i] = targets;
+  }
+  return lengths;
 }
 
 Predictions predict_tokens(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {

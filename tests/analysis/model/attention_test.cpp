@@ -199,30 +199,66 @@ TEST(AttentionStatisticsTest, SeveralTextsAreOneMean) {
   }
 }
 
-TEST(AttentionStatisticsTest, PaddingAndPackingCountAsTheTextsAlone) {
-  const LayerCalls whole = calls_of_layer({"diffllama", Role::kBidirectional}).front();
-  AttentionStatistics alone, packed;
-  const auto cut = [&](int64_t begin, int64_t end) {
-    LayerCalls part = whole;
-    for (Tensor* tensor : {&part[0].q1, &part[0].q2, &part[0].k1, &part[0].k2}) {
-      *tensor = tensor->slice(1, begin, end);
+/// Everything of a call that has a row per token.
+std::vector<Tensor*> tokens_of(nn::HeadTensors& call) {
+  std::vector<Tensor*> all{&call.q1, &call.q2, &call.k1, &call.k2};
+  if (call.lambda.dim() == 3) all.push_back(&call.lambda);
+  return all;
+}
+
+void expect_same_heads(const AttentionStatistics& got, const AttentionStatistics& wanted,
+                       const std::string& what) {
+  for (std::size_t head = 0; head < wanted.table().rows.size(); ++head) {
+    for (std::size_t i = 0; i < attention_statistics().size(); ++i) {
+      EXPECT_NEAR(got.table().rows[head].values[i], wanted.table().rows[head].values[i], 1e-6)
+          << what << " " << head << " " << attention_statistics()[i].key;
     }
-    return part;
-  };
-  alone.add(cut(0, 8));
-  alone.add(cut(8, kTokens));
-  LayerCalls joined = whole;
-  for (Tensor* tensor : {&joined[0].q1, &joined[0].q2, &joined[0].k1, &joined[0].k2}) {
-    *tensor = tensor->squeeze(0);
   }
-  const Tensor ends = torch::tensor({0, 8, int(kTokens)}, torch::kInt32);
-  joined[0].options.cu_seqlens_q(ends).cu_seqlens_k(ends);
-  packed.add(joined);
-  for (std::size_t i = 0; i < attention_statistics().size(); ++i) {
-    EXPECT_NEAR(packed.table().rows[0].values[i], alone.table().rows[0].values[i], 1e-6)
-        << attention_statistics()[i].key;
+  EXPECT_EQ(got.lambda()[0].heads[0].max, wanted.lambda()[0].heads[0].max) << what;
+}
+
+TEST(AttentionStatisticsTest, PaddingAndPackingCountAsTheTextsAlone) {
+  for (const LayerCase& layer : {LayerCase{"diffllama", Role::kBidirectional},
+                                 {"microsoft_v2", Role::kBidirectional},
+                                 {"microsoft_v2", Role::kCausal}}) {
+    const LayerCalls whole = calls_of_layer(layer).front();
+    // Tokens [begin, end) behind `before` others and in front of `after` of them.
+    const auto cut = [&](int64_t begin, int64_t end, int64_t before = 0, int64_t after = 0) {
+      LayerCalls part = whole;
+      for (Tensor* tensor : tokens_of(part[0])) {
+        *tensor = torch::cat(
+            {5 * torch::ones_like(tensor->slice(1, 0, before)), tensor->slice(1, begin, end),
+             5 * torch::ones_like(tensor->slice(1, 0, after))},
+            1);
+      }
+      return part;
+    };
+    const auto stacked = [&](LayerCalls one, LayerCalls other) {
+      const auto others = tokens_of(other[0]);
+      std::size_t i = 0;
+      for (Tensor* tensor : tokens_of(one[0])) *tensor = torch::cat({*tensor, *others[i++]});
+      return one;
+    };
+    AttentionStatistics alone, packed, right, left;
+    alone.add(cut(0, 8));
+    alone.add(cut(8, kTokens));
+    LayerCalls joined = whole;
+    for (Tensor* tensor : tokens_of(joined[0])) *tensor = tensor->squeeze(0);
+    const Tensor ends = torch::tensor({0, 8, int(kTokens)}, torch::kInt32);
+    joined[0].options.cu_seqlens_q(ends).cu_seqlens_k(ends);
+    packed.add(joined);
+    expect_same_heads(packed, alone, layer.preset + " packed");
+    EXPECT_THROW(head_maps(joined, 0, 0), std::invalid_argument);
+    LayerCalls padded = stacked(cut(0, 8, 0, 7), cut(8, kTokens));
+    padded[0].options.key_lengths(torch::tensor({8, 15}, torch::kLong));
+    right.add(padded);
+    expect_same_heads(right, alone, layer.preset + " padded on the right");
+    padded = stacked(cut(0, 8, 6, 1), cut(8, kTokens));
+    padded[0].options.key_starts(torch::tensor({6, 0}, torch::kLong));
+    padded[0].options.key_lengths(torch::tensor({14, 15}, torch::kLong));
+    left.add(padded);
+    expect_same_heads(left, alone, layer.preset + " padded on both sides");
   }
-  EXPECT_THROW(head_maps(joined, 0, 0), std::invalid_argument);
 }
 
 TEST(AttentionMapsTest, VisibleColumnsOfMasks) {
