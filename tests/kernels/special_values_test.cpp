@@ -309,6 +309,83 @@ TEST_P(SpecialValues, TheLowestFiniteMaskHidesWithoutNan) {
   }
 }
 
+/// Rows whose whole mask is one huge number, as padding often has it. Scores vanish beside the
+/// lowest finite number: all weights are equal, in every gradient too.
+TEST_P(SpecialValues, RowsUnderTheLowestFiniteMask) {
+  const double lowest = -static_cast<double>(std::numeric_limits<float>::max());
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    Spec spec = partly_hidden_spec(seed + 700);
+    spec.mask = MaskKind::kAdditive;
+    spec.mask_dtype = Dtype::kFloat32;
+    spec.mask_row = spec.mask_column = true;
+    if (seed % 3 == 0) spec.head_dim = 64, spec.value_dim = 128, spec.scale = spec.scale2 = 0.125;
+    Case c = make(spec);
+    for (size_t i = 0; i < c.values.mask.size(); ++i) {
+      if (i % 3 == 0 || c.values.mask[i] == -kInfinity) c.values.mask[i] = lowest;
+    }
+    for (int64_t b = 0; b < spec.batch; ++b) {  // and of every second row all of it
+      for (int64_t m = 0; m < c.len_q(b); m += 2) {
+        for (int64_t h = 0; h < spec.heads; ++h) {
+          for (int64_t n = 0; n < c.len_k(b); ++n) c.values.mask[c.mask_index(b, h, m, n)] = lowest;
+        }
+      }
+    }
+    c.store();
+    Oracle<double> oracle(c);
+    const auto expect_close = [&](const char* name, const std::vector<double>& got,
+                                  const Measured& want) {
+      const double unit =
+          8 * unit_roundoff(c.dtype) + 1024 * unit_roundoff(c.accumulator);  // of every term
+      const Comparison result = compare(got, want.value, [&](int64_t i) {
+        return ulp(c.dtype, want.value[i]) + unit * want.magnitude[i] + 0x1p-30;
+      });
+      EXPECT_TRUE(result.ok()) << name << ": got " << result.got << ", want " << result.want
+                               << ", bound " << result.bound << "\n  " << c.describe();
+    };
+    expect_close("out", run_forward(backend(), c).out, oracle.forward().out);
+    const BackwardResult got = run_backward(backend(), c);
+    const BackwardTruth want = oracle.backward();
+    expect_close("dq1", got.dq1, want.dq1);
+    expect_close("dk2", got.dk2, want.dk2);
+    expect_close("dv", got.dv, want.dv);
+    expect_close("dlambda", got.dlambda, want.dlambda);
+    expect_close("dmask", got.dmask, want.dmask);
+  }
+}
+
+/// The weights by which dv spreads a row's dout over its columns sum to 1 - lambda, however large
+/// the number is that is added to all its scores.
+TEST_P(SpecialValues, WeightsSumToOneUnderHugeMasks) {
+  for (const double bias : {-1e4, -65504.0, -1e6, -1e9, -1e30, 1e6}) {
+    Spec spec;
+    spec.seed = 21;
+    spec.seq_q = 9;
+    spec.seq_k = 40;
+    spec.head_dim = 64;
+    spec.value_dim = 128;
+    spec.scale = spec.scale2 = 0.125;
+    spec.mask = MaskKind::kAdditive;
+    spec.mask_row = true;
+    spec.mask_hidden = 0.0;
+    Case c = make(spec);
+    for (double& x : c.values.mask) x = bias;
+    c.store();
+    const std::vector<double> dv = run_backward(backend(), c).dv;
+    double size = 0.0, error = 0.0;
+    for (int64_t d = 0; d < spec.value_dim; ++d) {
+      double sum = 0.0, want = 0.0;
+      for (int64_t n = 0; n < spec.seq_k; ++n) sum += dv[n * spec.value_dim + d];
+      for (int64_t m = 0; m < spec.seq_q; ++m) {
+        want += (1.0 - c.values.lambda[c.lambda_index(0, m, 0)]) *
+                c.values.dout[m * spec.value_dim + d];
+      }
+      size += std::abs(want);
+      error += std::abs(sum - want);
+    }
+    EXPECT_LE(error, 0.02 * size) << bias << "; " << c.describe();
+  }
+}
+
 TEST_P(SpecialValues, SubnormalNumbers) {
   // Half's subnormals are ordinary floats and must survive. The other types' may be flushed, as
   // matrix units do, but nothing worse.

@@ -24,6 +24,10 @@ struct HeadEpilogue {
   __device__ float gain(int c) const {
     return norm && weight != nullptr ? out_scale * weight[c] : out_scale;
   }
+  /// 1 / sqrt(mean(O^2) + eps) from the sum of squares; 1 without norm.
+  __device__ float rstd(float squares, int width) const {
+    return norm ? 1.0f / sqrtf(squares / width + eps) : 1.0f;
+  }
 };
 
 inline HeadEpilogue epilogue_of(const Epilogue& epilogue) {
@@ -46,6 +50,14 @@ struct SavedRow {
   int8_t* rest;
   float* exact;
 
+  /// Columns c and c + 1, c even, as one word each: o 4-byte, rest 2-byte aligned, no `exact`.
+  __device__ void store_pair(int c, float x, float y) const {
+    *reinterpret_cast<uint32_t*>(o + c) = pack<T>(x, y);
+    if (rest != nullptr) {
+      *reinterpret_cast<uint16_t*>(rest + c) = static_cast<uint16_t>(
+          (rest_of(x, narrow<T>(x)) & 0xff) | (rest_of(y, narrow<T>(y)) & 0xff) << 8);
+    }
+  }
   __device__ void store(int c, float x) const {
     if (o != nullptr) o[c] = narrow<T>(x);
     if constexpr (sizeof(T) == 2) {

@@ -22,8 +22,9 @@ __device__ inline int rest_of(float x, T rounded) {
   return fabsf(wide) < INFINITY ? max(-128, min(127, rest)) : 0;
 }
 
-/// x again, to 1/512 of the unit in the last place of T (1/256 where bytes were rounded down). Below T's normal numbers, where the byte
-/// may stand for more than the number itself, and beyond them: `rounded` alone.
+/// x again, to 1/512 of the unit in the last place of T (1/256 where bytes were rounded down).
+/// Below T's normal numbers, where the byte may stand for more than the number itself, and beyond
+/// them: `rounded` alone.
 template <class T>
 __device__ inline float with_rest(T rounded, int rest) {
   constexpr float kSmallest = __is_same(T, float16) ? 0x1p-14f : 0x1p-126f;

@@ -10,10 +10,16 @@
 # so that growth shows.
 function(find_allowed kernel)
   set(allowed 0)
-  if(kernel MATCHES "sm80.*pair_forward_kernel.*PairConfigILi64ELi128E")
-    set(allowed 8)  # on sm_90 alone: 4, once a block
+  if(kernel MATCHES "sm80.*pair_forward_kernel.*PairConfigILi(64|128)ELi128E")
+    set(allowed 16)  # 12, 4
   elseif(kernel MATCHES "sm80.*backward_keys_kernel.*KeysConfigILi(64ELi128|96ELi192|128ELi256)E")
     set(allowed 136)  # 128 or more sums a thread: 32, 132, 80
+  elseif(kernel MATCHES "sm80.*backward_fused_kernel.*FusedConfigILi64ELi128ELi128E")
+    set(allowed 120)  # 128 sums a thread
+  elseif(kernel MATCHES "sm80.*backward_fused_kernel.*FusedConfigILi64ELi128ELi64E")
+    set(allowed 272)  # and 64 of dq: 268
+  elseif(kernel MATCHES "sm80.*backward_fused_kernel.*FusedConfigILi64ELi64ELi64E")
+    set(allowed 80)
   elseif(kernel MATCHES "sm80.*backward_queries_kernel.*QueriesConfigILi(96|128)E")
     set(allowed 32)  # 24
   elseif(kernel MATCHES "sm80.*decode_kernel.*DecodeConfigILi(64ELi128ELi2|128ELi256ELi1)E")

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void reduce_dlambda(const BackwardParams& params, const BackwardWorkspace& workspace,
                     cudaStream_t stream) {
-  reduce_dlambda(params, params.dlambda, workspace.state.delta2, stream);
+  reduce_dlambda(params, params.dlambda, workspace.state.minus_dlambda, stream);
 }
 
 void reduce_dlambda(const Problem& problem, const View<void>& out, const Rows<float>& minus_rows,

@@ -9,8 +9,10 @@
 //                  shared memory, over blocks by a second kernel, each in a fixed order
 //
 // Everything in float; dO is rounded to T when it is stored, and delta uses the rounded one, which
-// is what the products with keys will see.
+// is what the products with keys will see. dlambda = -dO.o2 cancels under a norm, whose gradient is
+// nearly orthogonal to O: it uses dO as it was.
 
+#include "kernels/cuda/backward/row_softmax.cuh"
 #include "kernels/cuda/backward/rows.cuh"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/epilogue.cuh"
@@ -21,7 +23,6 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kMaxWidth = 256;
-constexpr int kPerLane = kMaxWidth / kWarpSize;
 
 /// U: of o and o2, T as the forward saved them or float as the backward recomputed them.
 template <class T, class U>
@@ -33,23 +34,57 @@ struct RowsArguments {
   Rows<const float> lse1, lse2;        // [B, M, H], natural
   Rows<const float> lambda;            // [B, M, H]
   HeadEpilogue epilogue;
+  MaskedScores<T> scores;
   Rows<T> d_o;  // [B, M, H, Dv]
   RowState state;
   float* dnorm_parts;  // [kRowBlocks, Dv] or null
 };
 
-/// Element c of a saved row, with what its rounding lost where that was kept.
-template <class T>
-__device__ float saved(const T* row, const int8_t* rest, int c) {
-  return rest == nullptr ? widen(row[c]) : with_rest(row[c], rest[c]);
-}
-__device__ float saved(const float* row, const int8_t*, int c) { return row[c]; }
+/// A lane's columns lane, lane + 32, ... of a saved row. What the loads bring is first used by
+/// `value`: a row is all latency, so everything is asked for before the first of it is used.
+template <class U, int kPerLane>
+struct SavedColumns {
+  U values[kPerLane];
+  int rests[kPerLane];  // what rounding lost
 
-template <class T, class U>
+  __device__ SavedColumns(const U* row, const int8_t* rest, int lane, int width) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int c = lane + i * kWarpSize;
+      values[i] = c < width ? row[c] : narrow<U>(0.0f);
+      rests[i] = 0;
+    }
+    if (sizeof(U) != 2 || rest == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int c = lane + i * kWarpSize;
+      if (c < width) rests[i] = rest[c];
+    }
+  }
+  __device__ float value(int i) const {
+    if constexpr (sizeof(U) == 2) {
+      return with_rest(values[i], rests[i]);
+    } else {
+      return values[i];
+    }
+  }
+};
+
+/// kPerLane: columns of a lane.
+template <class T, class U, int kPerLane>
 struct PrepareRow {
   const RowsArguments<T, U>& args;
   const int lane = threadIdx.x % kWarpSize;
   float dweight[kPerLane] = {};  // columns lane, lane + 32, ...
+  float gain[kPerLane];
+
+  __device__ explicit PrepareRow(const RowsArguments<T, U>& args) : args(args) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int c = lane + i * kWarpSize;
+      gain[i] = c < args.shape.value_dim ? args.epilogue.gain(c) : 0.0f;
+    }
+  }
 
   __device__ void run(int b, int m, int h) {
     const Sequence seq = args.shape.sequence(b);
@@ -64,52 +99,64 @@ struct PrepareRow {
     const int8_t* const o_rest = args.o_rest.at_or_null(b, l, h);
     const int8_t* const o2_rest = args.o2_rest.at_or_null(b, l, h);
 
-    float o[kPerLane], g[kPerLane];
+    const SavedColumns<T, kPerLane> dout(dout_row, nullptr, lane, width);
+    const SavedColumns<U, kPerLane> saved_o(o_row, o_rest, lane, width);
+    const SavedColumns<U, kPerLane> saved_o2(o2_row, o2_rest, lane, width);
+    const float lambda = *args.lambda.at(b, l, h);
+    float o[kPerLane], o2[kPerLane], g[kPerLane];
     float squares = 0.0f, inner = 0.0f;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const int c = lane + i * kWarpSize;
-      o[i] = g[i] = 0.0f;
-      if (dead || c >= width) continue;
-      o[i] = saved(o_row, o_rest, c);
-      g[i] = widen(dout_row[c]);
+      o[i] = dead ? 0.0f : saved_o.value(i);
+      o2[i] = dead ? 0.0f : saved_o2.value(i);
+      g[i] = dead ? 0.0f : dout.value(i);
       squares += o[i] * o[i];
-      inner += g[i] * args.epilogue.gain(c) * o[i];
+      inner += g[i] * gain[i] * o[i];
     }
     float rstd = 1.0f, pull = 0.0f;
     if (args.epilogue.norm && !dead) {
       rstd = 1.0f / sqrtf(warp_sum(squares) / width + args.epilogue.eps);
       pull = rstd * rstd * warp_sum(inner) / width;
     }
+    RowSoftmaxes maps{{lse1 * kLog2E, 1.0f}, {lse2 * kLog2E, 1.0f}};
+    if (args.scores.is_needed(args.shape, lse1)) maps = args.scores.softmax(args.shape, b, m, h);
+    const float share = 1.0f / maps.map1.sum;
     T* const d_o_row = args.d_o.at(b, l, h);
-    float delta = 0.0f, delta2 = 0.0f;
+    float delta = 0.0f, delta2 = 0.0f, minus_dlambda = 0.0f;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int c = lane + i * kWarpSize;
       if (c >= width) continue;
       dweight[i] += args.epilogue.out_scale * g[i] * o[i] * rstd;
-      const T d_o = narrow<T>(dead ? 0.0f : rstd * (g[i] * args.epilogue.gain(c) - o[i] * pull));
+      const float exact = dead ? 0.0f : rstd * (g[i] * gain[i] - o[i] * pull);
+      const T d_o = narrow<T>(exact * share);
       d_o_row[c] = d_o;
       delta += widen(d_o) * o[i];
-      if (!dead) delta2 += widen(d_o) * saved(o2_row, o2_rest, c);
+      delta2 += widen(d_o) * o2[i];
+      minus_dlambda += exact * o2[i];
     }
-    delta = warp_sum(delta);
-    delta2 = warp_sum(delta2);
+    store_state(b, l, h, dead, dead ? 0.0f : lambda, maps, warp_sum(delta), warp_sum(delta2),
+                warp_sum(minus_dlambda));
+  }
+
+  __device__ void store_state(int b, int64_t l, int h, bool dead, float lambda,
+                              const RowSoftmaxes& maps, float delta, float delta2,
+                              float minus_dlambda) const {
     if (lane != 0) return;
-    const float lambda = dead ? 0.0f : *args.lambda.at(b, l, h);
-    *args.state.lse1.at(b, l, h) = dead ? INFINITY : lse1 * kLog2E;
-    *args.state.lse2.at(b, l, h) = dead ? INFINITY : lse2 * kLog2E;
+    *args.state.lse1.at(b, l, h) = dead ? INFINITY : maps.map1.reference;
+    *args.state.lse2.at(b, l, h) = dead ? INFINITY : maps.map2.reference;
     *args.state.delta1.at(b, l, h) = delta + lambda * delta2;
     *args.state.delta2.at(b, l, h) = delta2;
-    *args.state.lambda.at(b, l, h) = lambda;
+    *args.state.lambda.at(b, l, h) = lambda * maps.map1.sum / maps.map2.sum;
+    *args.state.minus_dlambda.at(b, l, h) = minus_dlambda;
   }
 };
 
-template <class T, class U>
+template <class T, class U, int kPerLane>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     prepare_rows_kernel(const __grid_constant__ RowsArguments<T, U> args) {
-  __shared__ float parts[kWarps][kMaxWidth];
-  PrepareRow<T, U> row{args};
+  __shared__ float parts[kWarps][kPerLane * kWarpSize];
+  PrepareRow<T, U, kPerLane> row(args);
   const Shape& shape = args.shape;
   const int64_t count = static_cast<int64_t>(shape.batch) * shape.seq_q * shape.heads;
   const int warp = threadIdx.x / kWarpSize;
@@ -143,20 +190,33 @@ __global__ void __launch_bounds__(kWarpSize)
 template <class T, class U>
 void prepare(const BackwardParams& params, const View<const void>& o, const View<const void>& o2,
              const BackwardWorkspace& workspace, cudaStream_t stream) {
-  const RowsArguments<T, U> args{.shape = shape_of(params),
-                                 .dout = rows_of<const T>(params.dout),
-                                 .o = rows_of<const U>(o),
-                                 .o2 = rows_of<const U>(o2),
-                                 .o_rest = rows_of<const int8_t>(params.o_rest),
-                                 .o2_rest = rows_of<const int8_t>(params.o2_rest),
-                                 .lse1 = rows_of<const float>(params.lse1),
-                                 .lse2 = rows_of<const float>(params.lse2),
-                                 .lambda = rows_of<const float>(params.lambda),
-                                 .epilogue = epilogue_of(params.epilogue),
-                                 .d_o = rows_of<T>(workspace.d_o),
-                                 .state = workspace.state,
-                                 .dnorm_parts = workspace.dnorm_parts};
-  prepare_rows_kernel<T, U><<<kRowBlocks, kWarps * kWarpSize, 0, stream>>>(args);
+  const RowsArguments<T, U> args{
+      .shape = shape_of(params),
+      .dout = rows_of<const T>(params.dout),
+      .o = rows_of<const U>(o),
+      .o2 = rows_of<const U>(o2),
+      .o_rest = rows_of<const int8_t>(params.o_rest),
+      .o2_rest = rows_of<const int8_t>(params.o2_rest),
+      .lse1 = rows_of<const float>(params.lse1),
+      .lse2 = rows_of<const float>(params.lse2),
+      .lambda = rows_of<const float>(params.lambda),
+      .epilogue = epilogue_of(params.epilogue),
+      .scores = {.q1 = rows_of<const T>(params.q1),
+                 .q2 = rows_of<const T>(params.q2),
+                 .k1 = rows_of<const T>(params.k1),
+                 .k2 = rows_of<const T>(params.k2),
+                 .scale_log2 = static_cast<float>(params.scale * kLog2E),
+                 .scale2_log2 = static_cast<float>(params.scale2 * kLog2E)},
+      .d_o = rows_of<T>(workspace.d_o),
+      .state = workspace.state,
+      .dnorm_parts = workspace.dnorm_parts};
+  // Rows are all latency, so that fewer registers and more warps count where they are common.
+  constexpr bool kIsCommon = sizeof(T) == 2 && __is_same(T, U);
+  auto kernel = prepare_rows_kernel<T, U, kMaxWidth / kWarpSize>;
+  if constexpr (kIsCommon) {
+    if (params.value_dim <= 128) kernel = prepare_rows_kernel<T, U, 128 / kWarpSize>;
+  }
+  kernel<<<kRowBlocks, kWarps * kWarpSize, 0, stream>>>(args);
   check_launch("backward over rows", params);
   if (params.dnorm_weight == nullptr) return;
   const auto width = static_cast<unsigned>(params.value_dim);

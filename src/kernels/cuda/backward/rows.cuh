@@ -4,6 +4,7 @@
 //
 //   dO = gradient of the epilogue at dout            [rows, H, Dv], in T
 //   delta2 = dO.o2,  delta1 = dO.O + lambda delta2   the softmax gradients' row sums
+//   minus_dlambda = dO.o2 with dO as it was before it was rounded to T
 //   lse1, lse2 in base 2; +inf for a row that sees nothing, so that its P is 0
 //
 // "rows" is B * M, or the packed total, which B * M bounds.
@@ -18,14 +19,14 @@ namespace diffattn::cuda {
 
 /// Arrays of one float per (b, m, h), rows of a head adjacent: [H, rows].
 struct RowState {
-  Rows<float> lse1, lse2, delta1, delta2, lambda;
+  Rows<float> lse1, lse2, delta1, delta2, lambda, minus_dlambda;
 };
 
 /// What the sm_90a kernels keep for each unit of 64 rows of a head, see sm90/backward/stats.cuh.
 struct UnitWorkspace {
   char* stats = nullptr;           // [H, units, kStatBytes]
   float* dq_sums = nullptr;        // [H, units, 2, 64, D]
-  int* dq_done = nullptr;          // [H, units, 8]
+  int* dq_done = nullptr;          // [H, units, sm90::kDqWriters]
   float* dlambda_parts = nullptr;  // [H, units]
   int* recompute = nullptr;        // 1: not 0 where these kernels' results are not to be used
 };
@@ -56,7 +57,7 @@ inline constexpr int kRowBlocks = 1024;
 void prepare_rows(const BackwardParams& params, const BackwardWorkspace& workspace,
                   cudaStream_t stream);
 
-/// dlambda, each entry the sum of -delta2 over the rows it was broadcast to, in a fixed order.
+/// dlambda, each entry the sum over the rows it was broadcast to, in a fixed order.
 void reduce_dlambda(const BackwardParams& params, const BackwardWorkspace& workspace,
                     cudaStream_t stream);
 

@@ -48,7 +48,7 @@ BackwardWorkspace::BackwardWorkspace(const BackwardParams& params, void* memory)
     o = like_out(4);
     o2 = like_out(4);
   }
-  state = {row_values(), row_values(), row_values(), row_values(), row_values()};
+  state = {row_values(), row_values(), row_values(), row_values(), row_values(), row_values()};
   const int64_t unit_heads = sm90 ? sm90::unit_count(params) * heads : 0;
   if (params.dnorm_weight != nullptr) {
     const int64_t parts = sm90 ? unit_heads : kRowBlocks;
@@ -59,7 +59,7 @@ BackwardWorkspace::BackwardWorkspace(const BackwardParams& params, void* memory)
     const int64_t sum_bytes = 2 * sm90::kUnitRows * params.head_dim * 4;
     units = {.stats = static_cast<char*>(cutter.take(unit_heads * sm90::kStatBytes)),
              .dq_sums = static_cast<float*>(cutter.take(unit_heads * sum_bytes)),
-             .dq_done = static_cast<int*>(cutter.take(unit_heads * 8 * 4)),
+             .dq_done = static_cast<int*>(cutter.take(unit_heads * sm90::kDqWriters * 4)),
              .dlambda_parts = static_cast<float*>(cutter.take(unit_heads * 4)),
              .recompute = static_cast<int*>(cutter.take(4))};
   }

@@ -33,15 +33,30 @@ struct KeysConfig {
   static_assert(kSmemBytes <= kMaxSmemBytes);
 };
 
-/// Tiles of the one pass over keys that makes all gradients: 16 keys a warp, kBlockM queries a
-/// step. Wider heads have no registers for the sums of dk1, dk2 and dv beside each other.
+/// Can one pass over the keys make all gradients? Wider heads have no registers for the sums of dk
+/// and dv: 128 of a thread.
 template <int kD, int kValue>
-struct FusedConfig : KeysConfig<kD, kValue, kDvAndDk> {
-  using Keys = KeysConfig<kD, kValue, kDvAndDk>;
-  static constexpr bool kFits = 2 * kD + kValue <= 256;              // 128 registers of sums
-  static constexpr int kDsElements = Keys::kBlockN * Keys::kBlockM;  // of one map
-  static constexpr int kSmemBytes = Keys::kKeyBytes + 2 * Keys::kStageBytes + 2 * 2 * kDsElements;
-  static_assert(!kFits || kSmemBytes <= kMaxSmemBytes);
+inline constexpr bool kFusedFits = 2 * kD + kValue <= 256;
+
+/// Tiles of the one pass over keys: kKeys keys a block, 32 a pair of warps, kBlockM queries a step.
+template <int kD, int kValue, int kKeys, int kBuffers>
+struct FusedConfig {
+  static constexpr int kHeadDim = kD;
+  static constexpr int kValueDim = kValue;
+  static constexpr int kBlockN = kKeys;
+  static constexpr int kBlockM = 64;
+  static constexpr int kWarps = kKeys / 16;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kBlocksPerSm = 8 / kWarps;  // 255 registers a thread
+  static constexpr int kRowStats = 5;              // lse1, lse2, delta1, delta2, lambda
+  static constexpr int kStages = kBuffers;
+
+  static constexpr int kKElements = kBlockN * kD;
+  static constexpr int kQElements = kBlockM * kD;
+  static constexpr int kKeyBytes = 2 * kBlockN * (2 * kD + kValue);
+  static constexpr int kStageBytes = 2 * kBlockM * (2 * kD + kValue) + 4 * kRowStats * kBlockM;
+  static constexpr int kDsElements = kBlockM * kBlockN;  // of one map
+  static constexpr int kSmemBytes = kKeyBytes + kStages * kStageBytes + 3 * 2 * kDsElements;
 };
 
 /// Tiles of the pass over queries: 16 rows a warp, kBlockN keys a step.

@@ -59,23 +59,45 @@ void launch_keys(const BackwardParams& params, const BackwardArguments<T>& args,
                           params.kv_heads, params.seq_k, Config::kBlockN, params, stream);
 }
 
-template <class T, int kD, int kValue>
-void launch_fused(const BackwardParams& params, const BackwardWorkspace& workspace,
-                  const BackwardArguments<T>& args, cudaStream_t stream) {
-  using Config = FusedConfig<kD, kValue>;
+template <class T, class Config>
+void launch_fused_tiles(const BackwardParams& params, const BackwardArguments<T>& args,
+                        const DqSums& sums, cudaStream_t stream) {
   const auto kernel = backward_fused_kernel<T, Config>;
-  const DqSums sums{workspace.dq_sums, static_cast<int>(dq_units(params))};
-  const int64_t bytes = params.heads * int64_t{sums.units} * 2 * DqSums::kRows * kD * 4;
-  check(cudaMemsetAsync(sums.data, 0, bytes, stream), "sm80 backward: sums of dq", params);
   check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
       "sm80 backward: shared memory", params);
-  const int64_t key_tiles = (params.seq_k + Config::kBlockN - 1) / Config::kBlockN;
-  const auto blocks = static_cast<unsigned>(params.batch * params.kv_heads * key_tiles);
-  if (blocks > 0) {
-    kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(args, sums,
-                                                                     static_cast<int>(key_tiles));
-    check_launch("sm80 backward", params);
+  const int64_t tiles = (params.seq_k + Config::kBlockN - 1) / Config::kBlockN;
+  const auto blocks = static_cast<unsigned>(params.batch * params.kv_heads * tiles);
+  if (blocks == 0) return;
+  const int64_t row_bytes = 2 * (2 * Config::kHeadDim + Config::kValueDim);  // of q1, q2, dO
+  const int group = heads_in_cache(params.seq_q, row_bytes, int64_t{32} << 20);
+  kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(args, sums,
+                                                                   static_cast<int>(tiles), group);
+  check_launch("sm80 backward", params);
+}
+
+/// Shared memory that a block may have on the current device.
+inline int max_smem_bytes(const Problem& problem) {
+  int device = 0, bytes = 0;
+  check(cudaGetDevice(&device), "current device", problem);
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "shared memory of the device", problem);
+  return bytes;
+}
+
+template <class T, int kD, int kValue>
+void launch_fused(const BackwardParams& params, const BackwardWorkspace& workspace,
+                  const BackwardArguments<T>& args, cudaStream_t stream) {
+  const DqSums sums{workspace.dq_sums, static_cast<int>(dq_units(params))};
+  const int64_t bytes = params.heads * int64_t{sums.units} * 2 * DqSums::kRows * kD * 4;
+  check(cudaMemsetAsync(sums.data, 0, bytes, stream), "sm80 backward: sums of dq", params);
+  using Large = FusedConfig<kD, kValue, 128, 2>;
+  using Small = FusedConfig<kD, kValue, 64, 1>;
+  static_assert(Small::kSmemBytes <= kMaxSmemBytes);
+  if (max_smem_bytes(params) >= Large::kSmemBytes) {
+    launch_fused_tiles<T, Large>(params, args, sums, stream);
+  } else {
+    launch_fused_tiles<T, Small>(params, args, sums, stream);
   }
   constexpr int kThreads = 256;
   const int64_t tiles = (params.seq_q + DqSums::kRows - 1) / DqSums::kRows;
@@ -91,10 +113,10 @@ void launch_backward(const BackwardParams& params, const BackwardWorkspace& work
                      cudaStream_t stream) {
   const BackwardArguments<T> args = backward_arguments<T>(params, workspace);
   const bool want_dk = params.dk1 || params.dk2, want_dv = static_cast<bool>(params.dv);
-  if constexpr (FusedConfig<kD, kValue>::kFits) {
+  if constexpr (kFusedFits<kD, kValue>) {
     if (is_fused(params)) return launch_fused<T, kD, kValue>(params, workspace, args, stream);
   }
-  if constexpr (FusedConfig<kD, kValue>::kFits) {
+  if constexpr (kFusedFits<kD, kValue>) {
     if (want_dk || want_dv) launch_keys<T, kD, kValue, kDvAndDk>(params, args, stream);
   } else {
     if (want_dv) launch_keys<T, kD, kValue, kDv>(params, args, stream);

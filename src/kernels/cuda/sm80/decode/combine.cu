@@ -5,6 +5,8 @@
 //
 //   m = max m_s, l = sum l_s 2^(m_s - m), o = sum o_s 2^(m_s - m)     for both maps
 //   lse = m ln 2 + log l;  O = o1 / l1 - lambda o2 / l2;  out = epilogue(O)
+//
+// It is all latency: everything a warp reads is asked for before the first of it is used.
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/epilogue.cuh"
@@ -16,7 +18,7 @@ namespace {
 
 constexpr int kWarps = 8;  // of a map
 constexpr int kThreads = 2 * kWarps * kWarpSize;
-constexpr int kMaxWidth = 256;
+constexpr int kAtOnce = kWarpSize / kWarps;  // parts that a warp has of 32
 
 template <class T>
 struct CombineArguments {
@@ -29,17 +31,17 @@ struct CombineArguments {
   Rows<float> lse1, lse2;        // [B, M, H]
 };
 
+/// kQuads: of a lane's columns, 4 lane + 128 i to 4 lane + 128 i + 3.
+template <int kQuads>
 struct CombineSmem {
-  float o[2][kWarps][kMaxWidth];  // of each warp's parts
-  float l[2][kWarps];
-  float top[2];
-  float row[kMaxWidth];
+  float4 o[2][kWarps][kQuads][kWarpSize];  // of each warp's parts
+  float l[2], top[2];
 };
 
-template <class T>
+template <class T, int kQuads>
 struct Combine {
   const CombineArguments<T>& args;
-  CombineSmem& smem;
+  CombineSmem<kQuads>& smem;
   const int b, m, h;
   const Sequence seq = args.shape.sequence(b);
   const int lane = threadIdx.x % kWarpSize;
@@ -49,35 +51,11 @@ struct Combine {
 
   __device__ void run() {
     if (m >= seq.seq_q) return;
+    const int64_t row = seq.q_begin + m;
+    const float lambda = *args.lambda.at(b, row, h);
     add_parts();
     __syncthreads();  // every warp's sums are there
-    float l[2];
-    for (int which = 0; which < 2; ++which) {
-      l[which] = 0.0f;
-      for (int w = 0; w < kWarps; ++w) l[which] += smem.l[which][w];
-    }
-    const int64_t row = seq.q_begin + m;
-    // A row that sees nothing has o = 0, and its lambda may be infinite.
-    const bool dead = l[0] == 0.0f;
-    const float lambda = dead ? 0.0f : *args.lambda.at(b, row, h);
-    const SavedRow<T> saved_o2{args.o2.at_or_null(b, row, h), args.o2_rest.at_or_null(b, row, h),
-                               nullptr};
-    for (int c = threadIdx.x; c < width; c += kThreads) {
-      float o[2] = {0.0f, 0.0f};
-      for (int w = 0; w < kWarps; ++w) o[0] += smem.o[0][w][c], o[1] += smem.o[1][w][c];
-      const float o2 = dead ? 0.0f : o[1] / l[1];
-      smem.row[c] = dead ? 0.0f : o[0] / l[0] - lambda * o2;
-      saved_o2.store(c, o2);
-    }
-    __syncthreads();  // O is there
-    if (threadIdx.x >= kWarpSize) return;
-    if (lane == 0 && args.lse1.data != nullptr) {
-      *args.lse1.at(b, row, h) = smem.top[0] * kLn2 + logf(l[0]);
-      *args.lse2.at(b, row, h) = smem.top[1] * kLn2 + logf(l[1]);
-    }
-    finish_row<T>(
-        args.epilogue, smem.row, width, dead, args.out.at(b, row, h),
-        SavedRow<T>{args.o.at_or_null(b, row, h), args.o_rest.at_or_null(b, row, h), nullptr});
+    if (threadIdx.x < kWarpSize) finish(row, lambda);
   }
 
   /// This warp's parts of its map: o and l relative to the map's maximum, to shared memory.
@@ -86,41 +64,119 @@ struct Combine {
     const int64_t slot0 = partials.slot(map, 0, b, m, h);
     const int64_t stride = partials.slot(map, 1, b, m, h) - slot0;
     const UsedSplits used(seq, partials.split_keys);
-    float top = -INFINITY;
-    for (int split = used.begin + lane; split < used.end; split += kWarpSize) {
-      top = fmaxf(top, partials.m[slot0 + split * stride]);
-    }
-    for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
-    }
-    const float reference = top == -INFINITY ? 0.0f : top;
-    float o[kMaxWidth / kWarpSize] = {}, sum = 0.0f;
-#pragma unroll 4
-    for (int split = used.begin + warp; split < used.end; split += kWarps) {
-      const int64_t slot = slot0 + split * stride;
-      const float weight = ptx::exp2(partials.m[slot] - reference);
-      sum += partials.l[slot] * weight;
+    float top = -INFINITY, sum = 0.0f;
+    float o[kQuads][4] = {};
+    for (int first = used.begin; first < used.end; first += kWarpSize) {
+      const bool mine = first + lane < used.end;
+      const int64_t slot = slot0 + (first + lane) * stride;
+      const float m_part = mine ? partials.m[slot] : -INFINITY;
+      const float l_part = mine ? partials.l[slot] : 0.0f;
+      float4 parts[kAtOnce][kQuads] = {};
 #pragma unroll
-      for (int i = 0; i < kMaxWidth / kWarpSize; ++i) {
-        const int c = lane + i * kWarpSize;
-        if (c < width) o[i] += partials.o[slot * width + c] * weight;
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int split = first + warp + u * kWarps;
+        const float* const from = partials.o + (slot0 + split * stride) * partials.pitch + lane * 4;
+#pragma unroll
+        for (int i = 0; i < kQuads; ++i) {
+          if (split < used.end && i * 128 + lane * 4 < width) {
+            parts[u][i] = *reinterpret_cast<const float4*>(from + i * 128);
+          }
+        }
+      }
+      float best = m_part;
+      for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+        best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, offset));
+      }
+      const float top_new = fmaxf(top, best);
+      const float reference = top_new == -INFINITY ? 0.0f : top_new;
+      const float decay = ptx::exp2(top - reference), weight = ptx::exp2(m_part - reference);
+      top = top_new;
+      sum = sum * decay + warp_sum(l_part * weight);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[i][e] *= decay;
+      }
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const float w = __shfl_sync(0xffffffffu, weight, warp + u * kWarps);
+#pragma unroll
+        for (int i = 0; i < kQuads; ++i) {
+          const float4& x = parts[u][i];
+          o[i][0] += x.x * w, o[i][1] += x.y * w, o[i][2] += x.z * w, o[i][3] += x.w * w;
+        }
       }
     }
 #pragma unroll
-    for (int i = 0; i < kMaxWidth / kWarpSize; ++i) smem.o[map][warp][lane + i * kWarpSize] = o[i];
-    if (lane == 0) smem.l[map][warp] = sum;
-    if (lane == 0) smem.top[map] = top;  // every warp of the map has the same
+    for (int i = 0; i < kQuads; ++i) {
+      smem.o[map][warp][i][lane] = make_float4(o[i][0], o[i][1], o[i][2], o[i][3]);
+    }
+    if (lane == 0) smem.l[map] = sum, smem.top[map] = top;  // every warp of the map has the same
+  }
+
+  __device__ void finish(int64_t row, float lambda_or_garbage) {
+    const float l1 = smem.l[0], l2 = smem.l[1];
+    // A row that sees nothing has o = 0, and its lambda may be infinite.
+    const bool dead = l1 == 0.0f;
+    const float lambda = dead ? 0.0f : lambda_or_garbage;
+    const float inverse1 = dead ? 0.0f : 1.0f / l1, inverse2 = dead ? 0.0f : 1.0f / l2;
+    const SavedRow<T> saved_o2{args.o2.at_or_null(b, row, h), args.o2_rest.at_or_null(b, row, h),
+                               nullptr};
+    float o[kQuads][4], squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      if (i * 128 >= width) continue;
+      float x1[4] = {}, x2[4] = {};
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const float4 y1 = smem.o[0][w][i][lane], y2 = smem.o[1][w][i][lane];
+        x1[0] += y1.x, x1[1] += y1.y, x1[2] += y1.z, x1[3] += y1.w;
+        x2[0] += y2.x, x2[1] += y2.y, x2[2] += y2.z, x2[3] += y2.w;
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        x2[e] *= inverse2;
+        o[i][e] = x1[e] * inverse1 - lambda * x2[e];
+        if (i * 128 + lane * 4 + e < width) squares += o[i][e] * o[i][e];
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (i * 128 + lane * 4 + e < width) saved_o2.store(i * 128 + lane * 4 + e, x2[e]);
+      }
+    }
+    const float rstd = args.epilogue.rstd(warp_sum(squares), width);
+    if (lane == 0 && args.lse1.data != nullptr) {
+      *args.lse1.at(b, row, h) = smem.top[0] * kLn2 + logf(l1);
+      *args.lse2.at(b, row, h) = smem.top[1] * kLn2 + logf(l2);
+    }
+    store(o, row, rstd, dead);
+  }
+
+  __device__ void store(const float (&o)[kQuads][4], int64_t row, float rstd, bool dead) {
+    const SavedRow<T> saved{args.o.at_or_null(b, row, h), args.o_rest.at_or_null(b, row, h),
+                            nullptr};
+    T* const out = args.out.at(b, row, h);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int c = i * 128 + lane * 4 + e;
+        if (c >= width) continue;
+        saved.store(c, o[i][e]);
+        out[c] = narrow<T>(dead ? 0.0f : o[i][e] * rstd * args.epilogue.gain(c));
+      }
+    }
   }
 };
 
-template <class T>
+template <class T, int kQuads>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(const __grid_constant__ CombineArguments<T> args) {
-  __shared__ CombineSmem smem;
+  __shared__ CombineSmem<kQuads> smem;
   const Shape& shape = args.shape;
   const int row = blockIdx.x;
-  Combine<T>{args, smem, row / shape.heads / shape.seq_q, row / shape.heads % shape.seq_q,
-             row % shape.heads}
+  Combine<T, kQuads>{args, smem, row / shape.heads / shape.seq_q, row / shape.heads % shape.seq_q,
+                     row % shape.heads}
       .run();
 }
 
@@ -140,7 +196,8 @@ void combine(const ForwardParams& params, const Partials& partials, cudaStream_t
                                  .lse1 = rows_of<float>(params.lse1),
                                  .lse2 = rows_of<float>(params.lse2)};
   const auto blocks = static_cast<unsigned>(params.batch * params.seq_q * params.heads);
-  combine_kernel<T><<<blocks, kThreads, 0, stream>>>(args);
+  const auto kernel = params.value_dim <= 128 ? combine_kernel<T, 1> : combine_kernel<T, 2>;
+  kernel<<<blocks, kThreads, 0, stream>>>(args);
   check_launch("sm80 decode: combine", params);
 }
 

@@ -264,7 +264,7 @@ struct Decode {
   }
 
   __device__ void merge() {
-    const int width = args.shape.value_dim;
+    const int pitch = args.partials.pitch;  // v is padded with zeros, and so is o
     for (int r = warp; r < 16 * kM; r += kWarps) {
       const int row = row0 + r / 16 * 8 + r % 8, map = r % 16 / 8;
       if (row >= end_row) continue;
@@ -279,14 +279,14 @@ struct Decode {
       const int64_t slot = args.partials.slot(map, split, b, query_of(row), head_of(row));
       if (lane == 0) args.partials.m[slot] = m;
       if (lane == 0) args.partials.l[slot] = l;
-      for (int c = lane; c < width; c += kWarpSize) {
+      for (int c = lane; c < pitch; c += kWarpSize) {
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
           const float x = o_smem[(w * 16 * kM + r) * Config::kOPitch + c];
           if (weight[w] != 0.0f) sum += x * weight[w];
         }
-        args.partials.o[slot * width + c] = sum;
+        args.partials.o[slot * pitch + c] = sum;
       }
     }
   }
@@ -296,10 +296,13 @@ template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 2)
     decode_kernel(const __grid_constant__ DecodeArguments<T> args, int row_tiles, int splits) {
   extern __shared__ __align__(128) char smem[];
-  // Row tiles of the same keys are neighbours: the second finds them in the cache.
-  const BlockPlace place(blockIdx.x / row_tiles, args.shape.kv_heads, splits);
+  // Row tiles of the same keys are neighbours: the second finds them in the cache. Then heads,
+  // whose keys are neighbours in memory.
+  const int heads = args.shape.kv_heads, place = static_cast<int>(blockIdx.x / row_tiles);
   const int row0 = static_cast<int>(blockIdx.x % row_tiles) * Config::kRows;
-  Decode<T, Config>{args, smem, place.b, place.h, row0, place.tile}.run();
+  Decode<T, Config>{args,          smem, place / (heads * splits),
+                    place % heads, row0, place / heads % splits}
+      .run();
 }
 
 }  // namespace diffattn::cuda::sm80

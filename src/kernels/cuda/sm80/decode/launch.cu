@@ -17,7 +17,8 @@ Partials partials_of(const Problem& problem, void* workspace) {
                     .splits = static_cast<int>((problem.seq_k + split_keys - 1) / split_keys),
                     .batch = static_cast<int>(problem.batch),
                     .seq_q = static_cast<int>(problem.seq_q),
-                    .heads = static_cast<int>(problem.heads)};
+                    .heads = static_cast<int>(problem.heads),
+                    .pitch = static_cast<int>(Partials::pitch_of(problem.value_dim))};
   if (workspace == nullptr) return partials;
   partials.l = partials.m + partials.count();
   partials.o = partials.l + partials.count();
@@ -48,7 +49,8 @@ bool takes_decode(const Problem& problem) {
 }
 
 int64_t decode_workspace_bytes(const Problem& problem) {
-  return partials_of(problem, nullptr).count() * (2 + problem.value_dim) * 4;
+  const Partials partials = partials_of(problem, nullptr);
+  return partials.count() * (2 + partials.pitch) * 4;
 }
 
 void decode(const ForwardParams& params, void* workspace, cudaStream_t stream) {

@@ -13,8 +13,11 @@ namespace diffattn::cuda::sm80 {
 struct Partials {
   float* m;  // [2, splits, B, M, H]
   float* l;  // [2, splits, B, M, H]
-  float* o;  // [2, splits, B, M, H, Dv]
+  float* o;  // [2, splits, B, M, H, pitch]: Dv, and zeros up to a multiple of 4
   int split_keys, splits, batch, seq_q, heads;
+  int pitch;
+
+  static int64_t pitch_of(int64_t value_dim) { return (value_dim + 3) / 4 * 4; }
 
   __host__ __device__ int64_t count() const { return int64_t{2} * splits * batch * seq_q * heads; }
   __device__ int64_t slot(int map, int split, int b, int m_row, int h) const {

@@ -15,7 +15,8 @@ struct ForwardArguments {
   Rows<const float> lambda;  // [B, M, H]
   float scale_log2, scale2_log2;
   bool q_aligned, k_aligned, v_aligned;
-  bool shared_k;  // k1 and k2 are the same memory: kernel.cuh loads it once
+  bool whole_rows;  // as wide as the tiles, and neighbours may be stored as one word
+  bool shared_k;    // k1 and k2 are the same memory: kernel.cuh loads it once
   HeadEpilogue epilogue;
   Rows<T> out, o, o2;             // [B, M, H, Dv]
   Rows<int8_t> o_rest, o2_rest;   // [B, M, H, Dv]

@@ -3,10 +3,10 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// Tile shapes of the forward where a warp holds the outputs of both maps, see pair.cuh.
+/// Tile shapes of the forward where a warp holds the outputs of 32 rows, see pair.cuh.
 template <int kD, int kDv>
 struct PairConfig {
-  static constexpr bool kFits = kDv <= 128;  // kDv / 2 registers a map for 16 rows
+  static constexpr bool kFits = kDv <= 128;  // kDv registers for 32 rows
   static constexpr int kHeadDim = kD;
   static constexpr int kValueDim = kDv;
   static constexpr int kWarps = 4;
@@ -19,12 +19,14 @@ struct PairConfig {
   static constexpr int kQElements = kBlockM * kD;  // one of q1, q2
   static constexpr int kKElements = kBlockN * kD;  // one of k1, k2
   static constexpr int kStageElements = kBlockN * (2 * kD + kDv);
-  static constexpr int kOPitch = kDv + 8;  // floats; 8 more keep quads' stores off the same banks
   static constexpr int kLoopBytes = 2 * (2 * kQElements + 2 * kStageElements);
   static constexpr int kPointerBytes = 3 * 8 * kThreads;  // where each thread loads k1, k2, v from
+  static constexpr int kBiasElements = 16 * 40;           // of a warp, see bias_tile.cuh
   static constexpr int kSmemBytes = kLoopBytes + kPointerBytes;
-  static_assert(4 * kBlockM * kOPitch <= kLoopBytes);  // rows of O
-  static_assert(!kFits || kSmemBytes <= 99 * 1024);    // sm_86 and sm_89
+  static constexpr int kMaskedSmemBytes = kSmemBytes + 4 * kWarps * kBiasElements;
+  static_assert(!kFits ||
+                4 * kBlockM * (2 * kDv + 2) <= kLoopBytes);  // half of o1 and o2, l, and rows
+  static_assert(!kFits || kMaskedSmemBytes <= 99 * 1024);    // sm_86 and sm_89
 };
 
 /// Tile shapes of the forward for padded widths kD of q, k and kDv of v. A block has two groups of

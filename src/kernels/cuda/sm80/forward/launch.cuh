@@ -8,7 +8,7 @@
 
 namespace diffattn::cuda::sm80 {
 
-template <class T>
+template <class T, int kDv>
 ForwardArguments<T> forward_arguments(const ForwardParams& params, const ExactOutputs& exact) {
   const auto same = [](const View<const void>& x, const View<const void>& y) {
     return x.data == y.data && x.batch_stride == y.batch_stride && x.seq_stride == y.seq_stride &&
@@ -16,6 +16,11 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const ExactOu
   };
   const auto aligned = [](const View<const void>& view, int64_t width) {
     return has_aligned_rows(view, width);
+  };
+  // Of 16-bit elements or bytes: neighbours at an even place lie in one word.
+  const auto words = [](const View<void>& view) {
+    return reinterpret_cast<uintptr_t>(view.data) % 4 == 0 && view.batch_stride % 2 == 0 &&
+           view.seq_stride % 2 == 0 && view.head_stride % 2 == 0;
   };
   return {.shape = shape_of(params),
           .q1 = rows_of<const T>(params.q1),
@@ -29,6 +34,9 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const ExactOu
           .q_aligned = aligned(params.q1, params.head_dim) && aligned(params.q2, params.head_dim),
           .k_aligned = aligned(params.k1, params.head_dim) && aligned(params.k2, params.head_dim),
           .v_aligned = aligned(params.v, params.value_dim),
+          .whole_rows = params.value_dim == kDv && words(params.out) && words(params.o) &&
+                        words(params.o2) && words(params.o_rest) && words(params.o2_rest) &&
+                        !exact.o && !exact.o2,
           .shared_k = same(params.k1, params.k2),
           .epilogue = epilogue_of(params.epilogue),
           .out = rows_of<T>(params.out),
@@ -42,28 +50,33 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const ExactOu
           .o2_exact = rows_of<float>(exact.o2)};
 }
 
-/// One block per tile of rows of each head.
-template <class Config, class T>
-void launch_row_tiles(void (*kernel)(ForwardArguments<T>, int), const ForwardParams& params,
-                      const ExactOutputs& exact, cudaStream_t stream) {
-  check(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
-      "sm80 forward: shared memory", params);
+/// One block per tile of rows of each head. `more`: what the kernel takes beside the tiles.
+template <class Config, class Kernel, class Arguments, class... More>
+void launch_row_tiles(Kernel kernel, const ForwardParams& params, const Arguments& args,
+                      int smem_bytes, cudaStream_t stream, More... more) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes),
+        "sm80 forward: shared memory", params);
   const int64_t tiles = (params.seq_q + Config::kBlockM - 1) / Config::kBlockM;
   const auto blocks = static_cast<unsigned>(params.batch * params.heads * tiles);
-  kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(
-      forward_arguments<T>(params, exact), static_cast<int>(tiles));
+  kernel<<<blocks, Config::kThreads, smem_bytes, stream>>>(args, static_cast<int>(tiles), more...);
   check_launch("sm80 forward", params);
 }
 
 template <class T, int kD, int kDv>
 void launch_forward(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t stream) {
+  const ForwardArguments<T> args = forward_arguments<T, kDv>(params, exact);
   using Pair = PairConfig<kD, kDv>;
   if constexpr (Pair::kFits) {
-    launch_row_tiles<Pair>(pair_forward_kernel<T, Pair>, params, exact, stream);
+    const bool masked = params.mask.kind != MaskKind::kNone;
+    // Where all tiles are equally long, one head after the other is best for the cache.
+    const bool uneven = params.causal || params.window != kNoWindow;
+    const int group =
+        uneven ? heads_in_cache(params.seq_k, 2 * (2 * kD + kDv), int64_t{9} << 20) : 1;
+    launch_row_tiles<Pair>(pair_forward_kernel<T, Pair>, params, args,
+                           masked ? Pair::kMaskedSmemBytes : Pair::kSmemBytes, stream, group);
   } else {
     using Config = ForwardConfig<kD, kDv>;
-    launch_row_tiles<Config>(forward_kernel<T, Config>, params, exact, stream);
+    launch_row_tiles<Config>(forward_kernel<T, Config>, params, args, Config::kSmemBytes, stream);
   }
 }
 

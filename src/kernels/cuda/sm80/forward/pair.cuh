@@ -1,30 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward with warp-wide matrix instructions where both maps' outputs fit into a warp's registers
-// (Dv up to 128). One block computes kBlockM query rows of one (batch entry, head), each warp 16 of
-// them for both maps, so that a fragment of v feeds four products:
+// Forward with warp-wide matrix instructions where the outputs of 32 rows fit into a warp's
+// registers (Dv up to 128). One block computes kBlockM query rows of one (batch entry, head), each
+// warp 32 of them for one map, so that a fragment of k or v feeds four products:
 //
 //   (1) load q of both maps and the first stage of k1, k2, v
 //   for each stage of keys that any row may see (the next one is loading meanwhile), in parts:
-//     (2) s = q k^T                                    both maps
+//     (2) s = q k^T
 //     (3) p = exp2(scale log2(e) s - m)                m: a score of the row's first keys
 //     (4) o += p v, l += sum p                         p rounded to T, o and l in float
 //     (5) where sums have outgrown m: m, l, o rescaled
-//   (6) lse = m ln 2 + log l;  o2 = o / l of map 2 through shared memory
+//   (6) lse = m ln 2 + log l;  warps of the two maps exchange half of their rows
 //   (7) O = o1 / l1 - lambda o2;  out = epilogue(O)    one rounding
 //
 // A warp issues in order and only two of them fit beside each other, so what counts is how many
-// instructions stand between the products: there is no maximum per part. Scores that leave m behind
-// by more than kHopeless within one stage make the block start again with a maximum for every part.
-// Stages with a mask, and the first ones that a row sees partly, are done that way too, see
-// careful_stage. Columns that a row may not see never reach it, as in kernel.cuh.
+// instructions and reads of shared memory stand between the products: there is no maximum per part.
+// Scores that leave m behind by more than kHopeless within one stage make the block start again
+// with a maximum for every part. Stages with a mask, and the first ones that a row sees partly, are
+// done that way too, see careful_stage. Columns that a row may not see never reach it, as in
+// kernel.cuh.
 #pragma once
 
 #include "kernels/cuda/mask.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
+#include "kernels/cuda/sm80/bias_tile.cuh"
 #include "kernels/cuda/sm80/forward/arguments.cuh"
 #include "kernels/cuda/sm80/forward/config.h"
 #include "kernels/cuda/sm80/forward/pair_state.cuh"
+#include "kernels/cuda/sm80/order.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
 
 namespace diffattn::cuda::sm80 {
@@ -66,7 +69,7 @@ struct PairForward {
   static constexpr float kHopeless = 3e4f;  // and above it may not fit into 16 bits
 
   using State = PairState<kDv>;
-  using Scores = float[2][kPart / 8][4];             // of both maps
+  using Scores = Accumulator<2, kPart / 8>;
   using Probabilities = uint32_t[2][kPart / 16][4];  // as operands
 
   const ForwardArguments<T>& args;
@@ -76,7 +79,9 @@ struct PairForward {
   const Sequence& seq = bounds.seq;
   const int row0 = place.tile * kBlockM;
   const int lane = threadIdx.x % kWarpSize;
-  const int warp_row = threadIdx.x / kWarpSize * 16;
+  const int map = threadIdx.x / (kThreads / 2);
+  const int warp_row = threadIdx.x % (kThreads / 2) / kWarpSize * 32;
+  const float factor = map == 0 ? args.scale_log2 : args.scale2_log2;
 
   T* const q_smem = reinterpret_cast<T*>(smem);            // [2, kBlockM, kD]
   T* const stages_smem = q_smem + 2 * Config::kQElements;  // [2] x {k1, k2, v}
@@ -191,29 +196,8 @@ struct PairForward {
 
   /// (2) of one part of a stage.
   __device__ void scores(Scores& s, int stage, int part) const {
-    using Layout = TileLayout<kD>;
-    constexpr int kStep = 16 * kD * 2;  // bytes of 16 rows
-    const uint32_t q =
-        ptx::smem_address(q_smem) + Layout::offset(warp_row + lane % 16, 0, lane / 16);
-    const uint32_t keys = ptx::smem_address(k_smem(stage)) +
-                          Layout::offset(lane % 8 + lane / 16 * 8, 0, lane / 8 % 2) +
-                          part * kPart * kD * 2;
-#pragma unroll
-    for (int k = 0; k < kD / 16; ++k) {
-#pragma unroll
-      for (int map = 0; map < 2; ++map) {
-        uint32_t q_reg[4];
-        ptx::load_matrix_x4(q_reg, Layout::along(q, k * 2) + map * Config::kQElements * 2);
-#pragma unroll
-        for (int j = 0; j < kPart / 16; ++j) {
-          uint32_t k_reg[4];
-          ptx::load_matrix_x4(
-              k_reg, Layout::along(keys, k * 2) + map * Config::kKElements * 2 + j * kStep);
-          ptx::mma_m16n8k16<T>(s[map][2 * j], q_reg, k_reg[0], k_reg[1]);
-          ptx::mma_m16n8k16<T>(s[map][2 * j + 1], q_reg, k_reg[2], k_reg[3]);
-        }
-      }
-    }
+    multiply_transposed<2, kPart, kD>(s, q_smem + map * Config::kQElements, warp_row,
+                                      k_smem(stage) + map * Config::kKElements + part * kPart * kD);
   }
 
   /// (4) for 16 keys of a stage.
@@ -226,30 +210,28 @@ struct PairForward {
       uint32_t v_reg[4];
       ptx::load_matrix_x4_transposed(v_reg, Layout::along(values, j * 2));
 #pragma unroll
-      for (int map = 0; map < 2; ++map) {
-        ptx::mma_m16n8k16<T>(state.o[map][2 * j], p[map], v_reg[0], v_reg[1]);
-        ptx::mma_m16n8k16<T>(state.o[map][2 * j + 1], p[map], v_reg[2], v_reg[3]);
+      for (int i = 0; i < 2; ++i) {
+        ptx::mma_m16n8k16<T>(state.o[i][2 * j], p[i], v_reg[0], v_reg[1]);
+        ptx::mma_m16n8k16<T>(state.o[i][2 * j + 1], p[i], v_reg[2], v_reg[3]);
       }
     }
   }
 
   /// (3) for 16 keys of a part, and sums of p.
-  __device__ void exponentials(uint32_t (&p)[2][4], Scores& s, int k, float (&sum)[2][2],
-                               float factor1, float factor2) const {
+  __device__ void exponentials(uint32_t (&p)[2][4], const Scores& s, int k, float (&sum)[2][2],
+                               float scale) const {
 #pragma unroll
-    for (int map = 0; map < 2; ++map) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float reference = State::finite_or_zero(state.m[map][r]);
+        const float reference = State::finite_or_zero(state.m[i][r]);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          float& x = s[map][2 * k + j][2 * r];
-          float& y = s[map][2 * k + j][2 * r + 1];
-          x = ptx::exp2(x * (map == 0 ? factor1 : factor2) - reference);
-          y = ptx::exp2(y * (map == 0 ? factor1 : factor2) - reference);
-          sum[map][r] += x;
-          sum[map][r] += y;
-          p[map][2 * j + r] = pack<T>(x, y);
+          const float x = ptx::exp2(s[i][2 * k + j][2 * r] * scale - reference);
+          const float y = ptx::exp2(s[i][2 * k + j][2 * r + 1] * scale - reference);
+          sum[i][r] += x;
+          sum[i][r] += y;
+          p[i][2 * j + r] = pack<T>(x, y);
         }
       }
     }
@@ -259,7 +241,7 @@ struct PairForward {
   template <bool kPartly>
   __device__ void quick_stage(int stage, int n0) {
     float sum[2][2] = {};
-#pragma unroll
+#pragma unroll 1  // two parts at once have no registers
     for (int part = 0; part < kParts; ++part) {
       Scores s = {};
       scores(s, stage, part);
@@ -267,18 +249,18 @@ struct PairForward {
 #pragma unroll
       for (int k = 0; k < kPart / 16; ++k) {
         uint32_t p[2][4];
-        exponentials(p, s, k, sum, args.scale_log2, args.scale2_log2);
+        exponentials(p, s, k, sum, factor);
         add_values(p, stage, part * kPart + k * 16);
       }
     }
     float most = 0.0f;
 #pragma unroll
-    for (int map = 0; map < 2; ++map) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        state.l[map][r] += sum[map][r];
-        most = fmaxf(most, sum[map][r]);
-        redo |= !(sum[map][r] < kHopeless);
+        state.l[i][r] += sum[i][r];
+        most = fmaxf(most, sum[i][r]);
+        redo |= !(sum[i][r] < kHopeless);
       }
     }
     if (__any_sync(0xffffffffu, most > kLimit)) state.outgrow(sum);  // (5)
@@ -286,18 +268,21 @@ struct PairForward {
 
   /// -inf where the row may not see, which replaces a NaN.
   __device__ void hide(Scores& s, int n0) const {
+    const int first = n0 + lane % 4 * 2;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int m = row0 + warp_row + r * 8 + lane / 4, first = n0 + lane % 4 * 2;
-      const int from = seq.first_visible(m) - first;
-      const int to = (m < seq.seq_q ? seq.end_visible(m) : 0) - first;
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int j = 0; j < kPart / 8; ++j) {
+      for (int r = 0; r < 2; ++r) {
+        const int m = row0 + warp_row + i * 16 + r * 8 + lane / 4;
+        const int from = seq.first_visible(m) - first;
+        const int to = (m < seq.seq_q ? seq.end_visible(m) : 0) - first;
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const bool visible = j * 8 + e >= from && j * 8 + e < to;
-          s[0][j][2 * r + e] = visible ? s[0][j][2 * r + e] : -INFINITY;
-          s[1][j][2 * r + e] = visible ? s[1][j][2 * r + e] : -INFINITY;
+        for (int j = 0; j < kPart / 8; ++j) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const bool visible = j * 8 + e >= from && j * 8 + e < to;
+            s[i][j][2 * r + e] = visible ? s[i][j][2 * r + e] : -INFINITY;
+          }
         }
       }
     }
@@ -307,7 +292,7 @@ struct PairForward {
   __device__ void find_reference(int stage) {
     Scores s = {};
     scores(s, stage, 0);
-    state.raise(s, args.scale_log2, args.scale2_log2);
+    state.raise(s, factor);
   }
 
   /// A stage with masks, or with scores that outgrow m. Columns that a row may not see are
@@ -318,13 +303,13 @@ struct PairForward {
       Scores s = {};
       scores(s, stage, part);
       scale_and_mask(s, n0 + part * kPart);
-      state.raise(s, 1.0f, 1.0f);
+      state.raise(s, 1.0f);
       float sum[2][2] = {};
       Probabilities p_reg;
 #pragma unroll
       for (int k = 0; k < kPart / 16; ++k) {
         uint32_t p[2][4];
-        exponentials(p, s, k, sum, 1.0f, 1.0f);
+        exponentials(p, s, k, sum, 1.0f);
 #pragma unroll
         for (int e = 0; e < 4; ++e) p_reg[0][k][e] = p[0][e], p_reg[1][k][e] = p[1][e];
       }
@@ -339,37 +324,40 @@ struct PairForward {
     }
   }
 
+  /// Biases of 16 of the warp's rows, 32 keys.
+  __device__ float* bias_smem() const {
+    static_assert(kPart == 32);
+    return reinterpret_cast<float*>(smem + Config::kLoopBytes + Config::kPointerBytes) +
+           threadIdx.x / kWarpSize * Config::kBiasElements;
+  }
+
   /// To base 2; -inf where the row may not see, which replaces a NaN.
   __device__ void scale_and_mask(Scores& s, int n0) const {
-    const int row = row0 + warp_row + lane / 4, column = n0 + lane % 4 * 2;
-    const HeadMask mask{args.shape, seq, place.b, place.h};
-    const bool plain = args.shape.mask.kind == MaskKind::kNone;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int m = row + r * 8;
-      const int from = seq.first_visible(m), to = m < seq.seq_q ? seq.end_visible(m) : 0;
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int j = 0; j < kPart / 8; ++j) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int n = column + j * 8 + e;
-          float bias = n >= from && n < to ? 0.0f : -INFINITY;
-          if (!plain) bias = mask.bias(m, n);
-          float &x1 = s[0][j][2 * r + e], &x2 = s[1][j][2 * r + e];
-          x1 = bias == -INFINITY ? bias : x1 * args.scale_log2 + bias;
-          x2 = bias == -INFINITY ? bias : x2 * args.scale2_log2 + bias;
-        }
+        for (int e = 0; e < 4; ++e) s[i][j][e] *= factor;
       }
+    }
+    if (args.shape.mask.kind == MaskKind::kNone) return hide(s, n0);
+    const HeadMask mask{args.shape, seq, place.b, place.h};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_bias<16>(bias_smem(), mask, row0 + warp_row + i * 16, n0);
+      add_bias(s[i], bias_smem());
     }
   }
 };
 
 template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    pair_forward_kernel(const __grid_constant__ ForwardArguments<T> args, int tiles) {
+    pair_forward_kernel(const __grid_constant__ ForwardArguments<T> args, int tiles, int group) {
   extern __shared__ __align__(128) char smem[];
   __shared__ PairBounds bounds;
-  BlockPlace place(blockIdx.x, args.shape.heads, tiles);
+  BlockPlace place =
+      grouped_place(static_cast<int>(blockIdx.x), args.shape.batch, args.shape.heads, tiles, group);
   place.tile = tiles - 1 - place.tile;  // causal: the rows that see most come first
   if (threadIdx.x == 0) bounds.set<Config>(args, place);
   __syncthreads();  // they are there

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a warp knows of its 16 rows, both maps, and how it becomes the result.
+// What a warp knows of its 32 rows of one map, and how two of them become the result.
 #pragma once
 
 #include <cmath>
@@ -13,48 +13,48 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// Softmax state in base 2: a thread keeps rows g and g + 8. l is the thread's own part until
-/// `finish`, o [16, kDv] not yet divided by it.
+/// Softmax state in base 2: a thread keeps rows g and g + 8 of both 16. l is the thread's own part
+/// until `finish`, o [32, kDv] not yet divided by it.
 template <int kDv>
 struct PairState {
   float o[2][kDv / 8][4];
-  float m[2][2], l[2][2];  // [map][row]
-  bool fresh;              // some row of the warp has no m yet
+  float m[2][2], l[2][2];
+  bool fresh;  // some row of the warp has no m yet
 
   /// Rows from `rows` on do not exist and need none.
   __device__ void reset(int row0, int rows) {
     fresh = true;
-    for (int map = 0; map < 2; ++map) {
+    for (int i = 0; i < 2; ++i) {
       for (int r = 0; r < 2; ++r) {
-        const int row = row0 + threadIdx.x % kWarpSize / 4 + r * 8;
-        m[map][r] = row < rows ? -INFINITY : 0.0f;
-        l[map][r] = 0.0f;
+        const int row = row0 + i * 16 + threadIdx.x % kWarpSize / 4 + r * 8;
+        m[i][r] = row < rows ? -INFINITY : 0.0f;
+        l[i][r] = 0.0f;
       }
       for (int j = 0; j < kDv / 8; ++j) {
-        for (int e = 0; e < 4; ++e) o[map][j][e] = 0.0f;
+        for (int e = 0; e < 4; ++e) o[i][j][e] = 0.0f;
       }
     }
   }
 
-  /// Moves m to the maximum of scores, base 2 once multiplied by the factors > 0, where some row of
+  /// Moves m to the maximum of scores, base 2 once multiplied by `factor` > 0, where some row of
   /// the warp has outgrown its m by kSlack: until then p stays below 2^kSlack, which float sums and
   /// 16-bit operands hold as exactly as p below 1.
   template <int kN8>
-  __device__ void raise(const float (&s)[2][kN8][4], float factor1, float factor2) {
+  __device__ void raise(const Accumulator<2, kN8>& s, float factor) {
     constexpr float kSlack = 8.0f;
     float top[2][2];
     bool outgrown = false;
 #pragma unroll
-    for (int map = 0; map < 2; ++map) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float best = -INFINITY;
 #pragma unroll
         for (int j = 0; j < kN8; ++j) {
-          best = fmaxf(best, fmaxf(s[map][j][2 * r], s[map][j][2 * r + 1]));
+          best = fmaxf(best, fmaxf(s[i][j][2 * r], s[i][j][2 * r + 1]));
         }
-        top[map][r] = best * (map == 0 ? factor1 : factor2);
-        outgrown |= top[map][r] > m[map][r] + kSlack;
+        top[i][r] = best * factor;
+        outgrown |= top[i][r] > m[i][r] + kSlack;
       }
     }
     if (!__any_sync(0xffffffffu, outgrown)) return;
@@ -68,9 +68,9 @@ struct PairState {
   __device__ void outgrow(const float (&sum)[2][2]) {
     float top[2][2];
 #pragma unroll
-    for (int map = 0; map < 2; ++map) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) top[map][r] = m[map][r] + log2f(fmaxf(sum[map][r], 1.0f));
+      for (int r = 0; r < 2; ++r) top[i][r] = m[i][r] + log2f(fmaxf(sum[i][r], 1.0f));
     }
     rescale(top);
   }
@@ -78,11 +78,11 @@ struct PairState {
   /// Completes l over the quad.
   __device__ void finish() {
 #pragma unroll
-    for (int map = 0; map < 2; ++map) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        l[map][r] += __shfl_xor_sync(0xffffffffu, l[map][r], 1);
-        l[map][r] += __shfl_xor_sync(0xffffffffu, l[map][r], 2);
+        l[i][r] += __shfl_xor_sync(0xffffffffu, l[i][r], 1);
+        l[i][r] += __shfl_xor_sync(0xffffffffu, l[i][r], 2);
       }
     }
   }
@@ -94,113 +94,191 @@ struct PairState {
   /// m becomes the larger of itself and the quad's largest `top`.
   __device__ void rescale(const float (&top)[2][2]) {
 #pragma unroll
-    for (int map = 0; map < 2; ++map) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float best = top[map][r];
+        float best = top[i][r];
         best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
         best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
-        const float m_new = fmaxf(m[map][r], best);
-        const float factor = ptx::exp2(m[map][r] - finite_or_zero(m_new));
-        m[map][r] = m_new;
-        l[map][r] *= factor;
+        const float m_new = fmaxf(m[i][r], best);
+        const float factor = ptx::exp2(m[i][r] - finite_or_zero(m_new));
+        m[i][r] = m_new;
+        l[i][r] *= factor;
 #pragma unroll
         for (int j = 0; j < kDv / 8; ++j) {
-          o[map][j][2 * r] *= factor;
-          o[map][j][2 * r + 1] *= factor;
+          o[i][j][2 * r] *= factor;
+          o[i][j][2 * r + 1] *= factor;
         }
       }
     }
   }
 };
 
-/// The end of a block's work, each warp for its own rows, through o_smem [kBlockM, kOPitch]:
+/// The end of a block's work through shared memory: of the 32 rows that a warp of map 1 and one of
+/// map 2 share, the first finishes rows 0-15, the second 16-31.
 /// lse = m ln 2 + log l;  o2 = o / l of map 2;  O = o1 / l1 - lambda o2;  out = epilogue(O).
 template <class T, class Config>
 struct FinishPair {
+  static constexpr int kDv = Config::kValueDim;
+  using Half = float[kDv / 8][4];  // of 16 rows
+
   const ForwardArguments<T>& args;
-  float* o_smem;
+  char* smem;  // o [warps, kDv / 8, 32 lanes, 4], then l [2, kBlockM]
   const BlockPlace place;
   const Sequence& seq;
-  PairState<Config::kValueDim>& state;
+  PairState<kDv>& state;
   const int row0 = place.tile * Config::kBlockM;
   const int lane = threadIdx.x % kWarpSize;
-  const int warp_row = threadIdx.x / kWarpSize * 16;
-  const int end_row = min(warp_row + 16, seq.seq_q - row0);  // of the warp's, within the block
+  const int map = threadIdx.x / (Config::kThreads / 2);
+  const int pair = threadIdx.x % (Config::kThreads / 2) / kWarpSize;
+
+  __device__ float4* o_smem(int of_map) const {
+    return reinterpret_cast<float4*>(smem) +
+           (of_map * Config::kWarps / 2 + pair) * (kDv / 8) * kWarpSize + lane;
+  }
+  __device__ float* l_smem(int of_map) const {
+    return reinterpret_cast<float*>(smem + 4 * Config::kBlockM * kDv) + of_map * Config::kBlockM;
+  }
 
   __device__ void run() {
     state.finish();
-    if (args.o2.data != nullptr || args.o2_exact.data != nullptr) {
-      share([](float, float o2, float) { return o2; });
-      for (int r = warp_row; r < end_row; ++r) {
-        const auto saved = saved_row(r, args.o2, args.o2_rest, args.o2_exact);
-        for (int c = lane; c < args.shape.value_dim; c += kWarpSize) {
-          saved.store(c, o_smem[r * Config::kOPitch + c]);
-        }
-      }
-      __syncwarp();  // o2 was stored: O may overwrite it
-    }
-    share([](float o1, float o2, float lambda) { return o1 - lambda * o2; });
     store_statistics();
-    for (int r = warp_row; r < end_row; ++r) {
-      const float l1 = __shfl_sync(0xffffffffu, r & 8 ? state.l[0][1] : state.l[0][0], r % 8 * 4);
-      finish_row(args.epilogue, o_smem + r * Config::kOPitch, args.shape.value_dim, l1 == 0.0f,
-                 args.out.at(place.b, seq.q_begin + row0 + r, place.h),
-                 saved_row(r, args.o, args.o_rest, args.o_exact));
+    if (map == 0) {
+      send(state.o[1]);
+    } else {
+      send(state.o[0]);
+    }
+    __syncthreads();  // what the other warp of each pair sends is there
+    Half other;
+#pragma unroll
+    for (int j = 0; j < kDv / 8; ++j) {
+      const float4 x = o_smem(1 - map)[j * kWarpSize];
+      other[j][0] = x.x, other[j][1] = x.y, other[j][2] = x.z, other[j][3] = x.w;
+    }
+    if (map == 0) {
+      finish(state.o[0], other);
+    } else {
+      finish(other, state.o[1]);
     }
   }
 
-  __device__ SavedRow<T> saved_row(int r, const Rows<T>& o, const Rows<int8_t>& rest,
+  __device__ void send(const Half& o) const {
+#pragma unroll
+    for (int j = 0; j < kDv / 8; ++j) {
+      o_smem(map)[j * kWarpSize] = make_float4(o[j][0], o[j][1], o[j][2], o[j][3]);
+    }
+  }
+
+  /// l to shared memory, lse to its place.
+  __device__ void store_statistics() const {
+    if (lane % 4 != 0) return;
+    const Rows<float>& lse = map == 0 ? args.lse1 : args.lse2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = pair * 32 + i * 16 + r * 8 + lane / 4;
+        l_smem(map)[row] = state.l[i][r];
+        if (lse.data == nullptr || row0 + row >= seq.seq_q) continue;
+        *lse.at(place.b, seq.q_begin + row0 + row, place.h) =
+            state.m[i][r] * kLn2 + logf(state.l[i][r]);
+      }
+    }
+  }
+
+  __device__ void finish(Half& o1, Half& o2) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = pair * 32 + map * 16 + r * 8 + lane / 4;
+      const int64_t at = seq.q_begin + row0 + row;
+      const bool exists = row0 + row < seq.seq_q;
+      const float l1 = l_smem(0)[row], l2 = l_smem(1)[row];
+      const bool dead = l1 == 0.0f;
+      const float inverse1 = dead ? 0.0f : 1.0f / l1, inverse2 = dead ? 0.0f : 1.0f / l2;
+      // Of a row that sees nothing none, so that an infinite one is not used.
+      const float lambda = dead || !exists ? 0.0f : *args.lambda.at(place.b, at, place.h);
+      float squares = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kDv / 8; ++j) {
+#pragma unroll
+        for (int e = 2 * r; e < 2 * r + 2; ++e) {
+          o2[j][e] *= inverse2;
+          o1[j][e] = o1[j][e] * inverse1 - lambda * o2[j][e];
+          squares += o1[j][e] * o1[j][e];  // padding of v is 0
+        }
+      }
+      squares += __shfl_xor_sync(0xffffffffu, squares, 1);
+      squares += __shfl_xor_sync(0xffffffffu, squares, 2);
+      const float rstd = args.epilogue.rstd(squares, args.shape.value_dim);
+      if (exists && args.whole_rows) store_whole(o1, o2, r, at, dead ? 0.0f : rstd);
+      if (!args.whole_rows) store_slowly(o1, o2, r, dead);
+    }
+  }
+
+  /// Neighbours as one word.
+  __device__ void store_whole(const Half& o1, const Half& o2, int r, int64_t at, float rstd) const {
+    const auto store = [&](const SavedRow<T>& row, const Half& o, auto gain) {
+#pragma unroll
+      for (int j = 0; j < kDv / 8; ++j) {
+        const int c = j * 8 + lane % 4 * 2;
+        row.store_pair(c, o[j][2 * r] * gain(c), o[j][2 * r + 1] * gain(c + 1));
+      }
+    };
+    const auto one = [](int) { return 1.0f; };
+    if (args.o2.data != nullptr) {
+      store(saved_row(at, args.o2, args.o2_rest, args.o2_exact), o2, one);
+    }
+    if (args.o.data != nullptr) store(saved_row(at, args.o, args.o_rest, args.o_exact), o1, one);
+    const SavedRow<T> out{args.out.at(place.b, at, place.h), nullptr, nullptr};
+    if (args.epilogue.norm && args.epilogue.weight != nullptr) {
+      store(out, o1, [&](int c) { return rstd * args.epilogue.gain(c); });
+    } else {
+      store(out, o1, [&](int) { return rstd * args.epilogue.out_scale; });
+    }
+  }
+
+  /// Any width and place, through shared memory: [8, kDv] of o2, then of O, for each warp.
+  __device__ void store_slowly(const Half& o1, const Half& o2, int r, bool dead) const {
+    float* const rows_smem = reinterpret_cast<float*>(smem + 4 * Config::kBlockM * (kDv + 2)) +
+                             threadIdx.x / kWarpSize * 2 * 8 * kDv;
+    __syncwarp();  // the last ones were stored
+#pragma unroll
+    for (int j = 0; j < kDv / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int to = lane / 4 * kDv + j * 8 + lane % 4 * 2 + e;
+        rows_smem[to] = o2[j][2 * r + e];
+        rows_smem[8 * kDv + to] = o1[j][2 * r + e];
+      }
+    }
+    __syncwarp();  // they are there
+    const unsigned dead_rows = __ballot_sync(0xffffffffu, dead);
+#pragma unroll 1
+    for (int g = 0; g < 8; ++g) {
+      const int row = pair * 32 + map * 16 + r * 8 + g;
+      if (row0 + row >= seq.seq_q) break;
+      const int64_t at = seq.q_begin + row0 + row;
+      const SavedRow<T> saved2 = saved_row(at, args.o2, args.o2_rest, args.o2_exact);
+      for (int c = lane; c < args.shape.value_dim; c += kWarpSize) {
+        saved2.store(c, rows_smem[g * kDv + c]);
+      }
+      finish_row(args.epilogue, rows_smem + (8 + g) * kDv, args.shape.value_dim,
+                 (dead_rows >> (g * 4) & 1) != 0, args.out.at(place.b, at, place.h),
+                 saved_row(at, args.o, args.o_rest, args.o_exact));
+    }
+  }
+
+  __device__ SavedRow<T> saved_row(int64_t at, const Rows<T>& o, const Rows<int8_t>& rest,
                                    const Rows<float>& exact) const {
-    const int64_t at = seq.q_begin + row0 + r;
     return {o.at_or_null(place.b, at, place.h), rest.at_or_null(place.b, at, place.h),
             exact.at_or_null(place.b, at, place.h)};
-  }
-
-  __device__ void store_statistics() const {
-    if (args.lse1.data == nullptr || lane % 4 != 0) return;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = row0 + warp_row + r * 8 + lane / 4;
-      if (row >= seq.seq_q) continue;
-      *args.lse1.at(place.b, seq.q_begin + row, place.h) =
-          state.m[0][r] * kLn2 + logf(state.l[0][r]);
-      *args.lse2.at(place.b, seq.q_begin + row, place.h) =
-          state.m[1][r] * kLn2 + logf(state.l[1][r]);
-    }
-  }
-
-  /// o_smem = body(o1 / l1, o2 / l2, lambda), seen by the warp.
-  template <class Body>
-  __device__ void share(Body body) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = warp_row + r * 8 + lane / 4;
-      const bool dead = state.l[0][r] == 0.0f;
-      const float inverse1 = dead ? 0.0f : 1.0f / state.l[0][r];
-      const float inverse2 = dead ? 0.0f : 1.0f / state.l[1][r];
-      float lambda = 0.0f;  // of a row that sees nothing, so that an infinite one is not used
-      if (!dead && row0 + row < seq.seq_q) {
-        lambda = *args.lambda.at(place.b, seq.q_begin + row0 + row, place.h);
-      }
-#pragma unroll
-      for (int j = 0; j < Config::kValueDim / 8; ++j) {
-        float* const to = o_smem + row * Config::kOPitch + j * 8 + lane % 4 * 2;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          to[e] = body(state.o[0][j][2 * r + e] * inverse1, state.o[1][j][2 * r + e] * inverse2,
-                       lambda);
-        }
-      }
-    }
-    __syncwarp();  // the rows are there
   }
 };
 
 template <class T, class Config>
 __device__ void finish_pair(const ForwardArguments<T>& args, char* smem, const BlockPlace& place,
                             const Sequence& seq, PairState<Config::kValueDim>& state) {
-  FinishPair<T, Config>{args, reinterpret_cast<float*>(smem), place, seq, state}.run();
+  FinishPair<T, Config>{args, smem, place, seq, state}.run();
 }
 
 }  // namespace diffattn::cuda::sm80

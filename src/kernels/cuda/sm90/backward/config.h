@@ -12,6 +12,7 @@ inline constexpr int kStatRowBytes = 16;  // 8 bf16 a row, see RowStats in stats
 inline constexpr int kStatDiffAt = kUnitRows * kStatRowBytes;    // then 64 floats
 inline constexpr int kStatSignAt = kStatDiffAt + kUnitRows * 4;  // then 1 float and padding
 inline constexpr int kStatBytes = kStatSignAt + 16;
+inline constexpr int kDqWriters = 16;  // warps that add to a unit's dq, at most
 
 /// Tiles of the main kernel: 128 keys, 64 for each of two warpgroups, against 64 queries a step.
 /// dv, dk1 and dk2 of 64 keys take kValue / 2 + 64 registers a thread; with 64 queries scores, dp
@@ -23,8 +24,10 @@ struct BackwardConfig {
   static constexpr int kValueDim = kValue;
   static constexpr int kBlockM = kUnitRows;
   static constexpr int kBlockN = 128;
-  static constexpr int kKeyShift = 64;  // from one warpgroup's keys to the other's
-  static constexpr int kStages = 2;     // of q, dO and statistics, and of ds
+  static constexpr int kValueRows = 128;  // of a box of v
+  static constexpr int kCluster = 1;      // blocks
+  static constexpr int kKeyShift = 64;    // from one warpgroup's keys to the other's
+  static constexpr int kStages = 2;       // of q, dO and statistics, and of ds
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kValueBlocks = kValue / 64;

@@ -288,10 +288,15 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
   }
 
   __device__ void store() const {
-    const int n = tile * C::kBlockN + 64 * w + row;
-    this->store_rows(args.dv, dv, n, 0, 1.0f);
-    this->store_rows(args.dk1, dk1, n, 0, args.scale);
-    this->store_rows(args.dk2, dk2, n, 0, args.scale2);
+    const int key = 64 * w + 16 * warp;
+    const int n = tile * C::kBlockN + key;
+    // By way of the warp's own rows of v, which its warpgroup does not read any more.
+    const uint32_t place = smem + C::kVAt + key * 128;
+    constexpr uint32_t kStep = C::kValueBlocks > 1 ? C::kVBlockBytes : 0;
+    ptx::named_barrier_sync(4 + w, 128);
+    this->store_rows(args.dv, dv, n, 0, 1.0f, place, kStep);
+    this->store_rows(args.dk1, dk1, n, 0, args.scale, place, kStep);
+    this->store_rows(args.dk2, dk2, n, 0, args.scale2, place, kStep);
   }
 };
 

@@ -24,7 +24,7 @@ struct BackwardArguments {
   int heads_together;          // kv heads whose data fit into the second-level cache
   const char* stats;           // [H, unit_count, kStatBytes]
   float* dq_sums;              // [H, unit_count, 2 maps, 4 warps, D / 8, 32 lanes, 4]
-  int* dq_done;                // [H, unit_count, 8 warps]: 1 + tile that added last; deterministic
+  int* dq_done;      // [H, unit_count, kDqWriters]: 1 + tile that added last; deterministic
   int* recompute;    // set where unseen values are not finite: the result is not to be used
   Rows<T> dk1, dk2;  // [B, N, Hkv, D]
   Rows<T> dv;        // [B, N, Hkv, Dv]
@@ -47,11 +47,12 @@ struct KeyTile {
 
   int b = 0, kv_head = 0, tile = 0, group = 1;
   int q_begin = 0, k_begin = 0, seq_k = 0, first_unit = 0;
-  int begin = 0, end = 0, start = 0;  // units of a head, and where a head's turn starts
-  int full_begin = 0, full_end = 0;   // units of which every row sees every key of the warpgroup
-  int edge = 0;                       // rows before it do not see the tile's first key, if bounded
-  int next_begin = 0, next_end = 0;   // units that the tile of the next keys adds to
-  int items = 0;                      // units of all heads of the group
+  int begin = 0, end = 0, start = 0;   // units of a head, and where a head's turn starts
+  int full_begin = 0, full_end = 0;    // units of which every row sees every key of the warpgroup
+  int whole_begin = 0, whole_end = 0;  // units of which every row sees every key of the tile
+  int edge = 0;                        // rows before it do not see the tile's first key, if bounded
+  int next_begin = 0, next_end = 0;    // units that the tile of the next keys adds to
+  int items = 0;                       // units of all heads of the group
 
   // --- Which tile
 
@@ -64,8 +65,9 @@ struct KeyTile {
     const int all_heads = packed ? shape.kv_heads : shape.kv_heads * shape.batch;
     const int count = packed ? args.tile_count : args.tiles.per_sequence;
     const int per_group = args.heads_together * count;
-    const int g = static_cast<int>(blockIdx.x) / per_group;
-    const int rest = static_cast<int>(blockIdx.x) - g * per_group;
+    const int block = static_cast<int>(blockIdx.x) / C::kCluster;
+    const int g = block / per_group;
+    const int rest = block - g * per_group;
     const int heads = min(args.heads_together, all_heads - g * args.heads_together);
     int piece = rest / heads;
     const int head = g * args.heads_together + rest - piece * heads;
@@ -89,11 +91,14 @@ struct KeyTile {
     first_unit = uniform(args.units.first(b));
     const UnitRange some = units_that_see(seq, n0, C::kBlockN);
     const UnitRange all = units_that_see_all(seq, n0 + C::kKeyShift * w, 64);
+    const UnitRange whole = units_that_see_all(seq, n0, C::kBlockN);
     edge = n0 - seq.diagonal;
     begin = uniform(some.begin);
     end = uniform(some.end);
     full_begin = uniform(all.begin);
     full_end = uniform(all.end);
+    whole_begin = uniform(whole.begin);
+    whole_end = uniform(whole.end);
     start = begin;
     items = (end - begin) * group;
     if constexpr (kDeterministic) {
@@ -207,24 +212,41 @@ struct KeyTile {
 
   // --- Results
 
-  /// By this warp: 1 + the tile that added last to this unit of dq.
-  __device__ int* dq_done(int number) const {
-    return args.dq_done + static_cast<int64_t>(number) * 8 + 4 * w + warp;
+  /// By this warp, of block `rank` of a cluster: 1 + the tile that added last to this unit of dq.
+  __device__ int* dq_done(int number, int rank = 0) const {
+    return args.dq_done + static_cast<int64_t>(number) * kDqWriters + 8 * rank + 4 * w + warp;
   }
 
-  /// Rows n and n + 8 of a gradient, from `column` on.
+  /// This warp's 16 rows of a gradient, keys n to n + 15 of the tile's sequence, from `column` on:
+  /// by way of shared memory, 64 columns at a time, so that whole lines leave. The warp's own two
+  /// places of 16 rows of 128 bytes are `place_step` bytes apart.
   template <int kN>
   __device__ void store_rows(const Rows<T>& out, const float (&x)[kN], int n, int column,
-                             float scale) const {
+                             float scale, uint32_t place, uint32_t place_step) const {
     if (out.data == nullptr) return;
+    const auto at = [&](int piece, int r, int chunk) {
+      return place + piece % 2 * place_step + r * 128 + ((chunk ^ (r & 7)) << 4);
+    };
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (n + 8 * r >= seq_k) continue;
-      T* const to = out.at(b, k_begin + n + 8 * r, kv_head) + column + 2 * (lane % 4);
+    for (int piece = 0; piece < kN / 32; ++piece) {
+      const float* const y = x + 32 * piece;
+      __syncwarp();  // what was there has been read
 #pragma unroll
-      for (int i = 0; i < kN / 4; ++i) {
-        *reinterpret_cast<uint32_t*>(to + 8 * i) =
-            pack<T>(x[4 * i + 2 * r] * scale, x[4 * i + 2 * r + 1] * scale);
+      for (int t = 0; t < 4; ++t) {
+        const auto pair = [&](int i) {
+          return pack<T>(y[8 * t + 2 * i] * scale, y[8 * t + 2 * i + 1] * scale);
+        };
+        ptx::store_matrix_x4(at(piece, lane % 16, 2 * t + lane / 16), pair(0), pair(1), pair(2),
+                             pair(3));
+      }
+      __syncwarp();  // all rows are there
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int r = 4 * j + lane / 8;
+        const int4 chunk = ptx::load_smem_int4(at(piece, r, lane % 8));
+        if (n + r >= seq_k) continue;
+        T* const to = out.at(b, k_begin + n + r, kv_head) + column + 64 * piece + 8 * (lane % 8);
+        *reinterpret_cast<int4*>(to) = chunk;
       }
     }
   }

@@ -82,20 +82,20 @@ BackwardArguments<T> backward_arguments(const BackwardParams& params,
                                         const BackwardWorkspace& workspace) {
   using Config = ConfigOf<kD, kValue>;
   const bool packed = params.cu_seqlens_q != nullptr;
-  const auto map = [&](const View<const void>& view, bool query, int64_t width) {
+  const auto map = [&](const View<const void>& view, bool query, int64_t width, int box_rows) {
     const int64_t rows =
         query ? (packed ? params.total_q : params.seq_q) : (packed ? params.total_k : params.seq_k);
     return tensor_map(
         params.dtype,
         {view, packed ? 1 : params.batch, rows, query ? params.heads : params.kv_heads, width},
-        query ? Config::kBlockM : Config::kBlockN, static_cast<int>(width / 64));
+        box_rows, static_cast<int>(width / 64));
   };
-  return {.q1 = map(params.q1, true, kD),
-          .q2 = map(params.q2, true, kD),
-          .d_o = map(as_input(workspace.d_o), true, kValue),
-          .k1 = map(params.k1, false, kD),
-          .k2 = map(params.k2, false, kD),
-          .v = map(params.v, false, kValue),
+  return {.q1 = map(params.q1, true, kD, Config::kBlockM),
+          .q2 = map(params.q2, true, kD, Config::kBlockM),
+          .d_o = map(as_input(workspace.d_o), true, kValue, Config::kBlockM),
+          .k1 = map(params.k1, false, kD, Config::kBlockN),
+          .k2 = map(params.k2, false, kD, Config::kBlockN),
+          .v = map(params.v, false, kValue, Config::kValueRows),
           .shape = shape_of(params),
           .tiles = pieces_of(params.cu_seqlens_k, params.seq_k, Config::kBlockN),
           .units = pieces_of(params.cu_seqlens_q, params.seq_q, kUnitRows),
@@ -130,7 +130,7 @@ void launch_kernel(const BackwardParams& params, const BackwardArguments<T>& arg
   check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
       kName, params);
-  const auto blocks = static_cast<unsigned>(args.tile_count * params.kv_heads);
+  const auto blocks = static_cast<unsigned>(args.tile_count * params.kv_heads * Config::kCluster);
   kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(args);
   check_launch(kName, params);
 }

@@ -12,7 +12,6 @@
 
 #include "kernels/cuda/backward/rows.cuh"
 #include "kernels/cuda/epilogue.cuh"
-#include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/rest.cuh"
 #include "kernels/cuda/sm90/backward/stats.cuh"
 #include "kernels/cuda/sm90/backward/tile.cuh"
@@ -42,10 +41,10 @@ struct UnitArguments {
   RowState state;
   char* stats;           // [H, unit_count, kStatBytes]
   float* dq_sums;        // [H, unit_count, 2, 64, D]
-  int* dq_done;          // [H, unit_count, 8]
+  int* dq_done;          // [H, unit_count, kDqWriters]
   int* recompute;        // 1
   float* dnorm_parts;    // [Dv, H, unit_count] or null
-  float* dlambda_parts;  // [H, unit_count]: sums of -delta2
+  float* dlambda_parts;  // [H, unit_count]: sums of the rows' dlambda
 };
 
 /// 8 neighbours of a row, as they lie in memory until they are wanted as floats.
@@ -106,9 +105,9 @@ struct PrepareUnit {
     Eight<U> o, o2;
   };
 
-  /// dO.O and dO.o2 of the unit's rows.
+  /// dO.O and dO.o2 of the unit's rows, and dO.o2 with dO as it was before it was rounded.
   struct Deltas {
-    float delta[kUnitRows], delta2[kUnitRows];
+    float delta[kUnitRows], delta2[kUnitRows], minus_dlambda[kUnitRows];
   };
 
   __device__ void run() {
@@ -122,6 +121,7 @@ struct PrepareUnit {
       __syncthreads();  // the deltas are there
     }
     if (threadIdx.x < kUnitRows) finish_rows(deltas);
+    if (threadIdx.x < 32) sum_dlambda(deltas);
     if (args.dnorm_parts != nullptr) sum_dweight();
   }
 
@@ -131,7 +131,7 @@ struct PrepareUnit {
     for (int i = threadIdx.x; i < count / 4; i += kThreads) {
       sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    if (threadIdx.x < 8) args.dq_done[number * 8 + threadIdx.x] = 0;
+    if (threadIdx.x < kDqWriters) args.dq_done[number * kDqWriters + threadIdx.x] = 0;
   }
 
   /// Over the threads of a row; all get the same bits.
@@ -166,7 +166,7 @@ struct PrepareUnit {
     } else if (input.exists) {
       check_dead_row(l);
     }
-    to_d_o(g, o, l, input.exists, dead);
+    const float exact_part = to_d_o(g, o, o2, l, input.exists, dead);
     float delta = 0.0f, delta2 = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -175,14 +175,18 @@ struct PrepareUnit {
     }
     delta = row_sum(delta);
     delta2 = row_sum(delta2);
+    const float minus_dlambda = args.keep_dout ? delta2 : row_sum(exact_part);
     if (column != 0) return;
     deltas.delta[input.row] = delta;
     deltas.delta2[input.row] = delta2;
+    deltas.minus_dlambda[input.row] = minus_dlambda;
   }
 
-  /// g: dout -> dO, rounded to T as the products with keys will see it.
-  __device__ void to_d_o(float (&g)[8], const float (&o)[8], int64_t l, bool exists, bool dead) {
-    if (args.keep_dout) return;
+  /// g: dout -> dO, rounded to T as the products with keys will see it. Returns this thread's part
+  /// of dO.o2 before that.
+  __device__ float to_d_o(float (&g)[8], const float (&o)[8], const float (&o2)[8], int64_t l,
+                          bool exists, bool dead) {
+    if (args.keep_dout) return 0.0f;
     float rstd = 1.0f, pull = 0.0f;
     if (args.epilogue.norm) {
       float squares = 0.0f, inner = 0.0f;
@@ -197,10 +201,12 @@ struct PrepareUnit {
       pull = rstd * rstd * inner / kValue;
     }
     uint32_t words[4];
+    float exact_part = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       dweight[i] += args.epilogue.out_scale * g[i] * o[i] * rstd;
       g[i] = rstd * (g[i] * args.epilogue.gain(column + i) - o[i] * pull);
+      exact_part = fmaf(g[i], o2[i], exact_part);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -209,9 +215,11 @@ struct PrepareUnit {
       g[2 * i] = rounded.x;
       g[2 * i + 1] = rounded.y;
     }
-    if (!exists) return;
-    *reinterpret_cast<uint4*>(args.d_o.at(b, l, h) + column) =
-        uint4{words[0], words[1], words[2], words[3]};
+    if (exists) {
+      *reinterpret_cast<uint4*>(args.d_o.at(b, l, h) + column) =
+          uint4{words[0], words[1], words[2], words[3]};
+    }
+    return exact_part;
   }
 
   /// A row that sees nothing still takes part in products, with zeros: it must be finite.
@@ -226,20 +234,17 @@ struct PrepareUnit {
     if (zero != 0.0f) *args.recompute = 1;
   }
 
-  /// By the first 64 threads, one for each row: its statistics, and their sum of dlambda.
+  /// By the first 64 threads, one for each row: its statistics.
   __device__ void finish_rows(const Deltas& deltas) const {
+    if (m0 >= seq.seq_q) return;
     const int row = static_cast<int>(threadIdx.x), m = m0 + row;
-    float dlambda = 0.0f;
-    if (m0 < seq.seq_q) {
-      const bool exists = m < seq.seq_q;
-      const int64_t l = seq.q_begin + (exists ? m : 0);
-      const float lse1 = *args.lse1.at(b, l, h), lse2 = *args.lse2.at(b, l, h);
-      const bool dead = !exists || lse1 == -INFINITY;
-      const float sign = find_sign();
-      store_stats(row, l, exists, dead, lse1, lse2, deltas.delta[row], deltas.delta2[row], sign);
-      dlambda = -deltas.delta2[row];
-    }
-    sum_dlambda(dlambda);
+    const bool exists = m < seq.seq_q;
+    const int64_t l = seq.q_begin + (exists ? m : 0);
+    const float lse1 = *args.lse1.at(b, l, h), lse2 = *args.lse2.at(b, l, h);
+    const bool dead = !exists || lse1 == -INFINITY;
+    const float sign = find_sign();
+    store_stats(row, l, exists, dead, lse1, lse2, deltas.delta[row], deltas.delta2[row], sign);
+    if (exists) *args.state.minus_dlambda.at(b, l, h) = deltas.minus_dlambda[row];
   }
 
   /// -1 where no lambda of the unit is negative; else 1, and none may be positive.
@@ -290,15 +295,16 @@ struct PrepareUnit {
     *args.state.lambda.at(b, l, h) = lambda;
   }
 
-  /// Over the unit's rows, by the first 64 threads, in a fixed order.
-  __device__ void sum_dlambda(float dlambda) const {
-    __shared__ float second;
-    for (int offset = 16; offset > 0; offset /= 2) {
-      dlambda += __shfl_xor_sync(0xffffffffu, dlambda, offset);
+  /// Over the unit's rows, by the first warp, in a fixed order.
+  __device__ void sum_dlambda(const Deltas& deltas) const {
+    float sum = 0.0f;
+    if (m0 < seq.seq_q) {
+      sum = deltas.minus_dlambda[threadIdx.x] + deltas.minus_dlambda[threadIdx.x + 32];
     }
-    if (threadIdx.x == 32) second = dlambda;
-    ptx::named_barrier_sync(1, kUnitRows);  // the second warp's sum is there
-    if (threadIdx.x == 0) args.dlambda_parts[number] = dlambda + second;
+    for (int offset = 16; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    }
+    if (threadIdx.x == 0) args.dlambda_parts[number] = -sum;
   }
 
   /// Over the unit's rows, in a fixed order.

@@ -30,10 +30,10 @@ struct ConsumerItem {
   __device__ __forceinline__ bool open() {
     ptx::barrier_wait(smem + Config::kQFull + 8 * slot(), count / kQBuffers & 1);
     if (uniform(ptx::load_smem_int(item(count))) < 0) return false;
-    const KeyRange found = KeyRange::of<kN>(sequence(), first_row());
+    const KeyRange found = KeyRange::of<kN>(sequence(), first_row(), origin());
     pipe = uniform(pipe);
     q_smem = uniform(smem + Config::kQ + slot() * Config::kQBytes);
-    if constexpr (kLower) skip(uniform(found.begin - first_tile()));
+    if constexpr (kLower) skip(uniform(found.begin));
     range = {kLower ? uniform(found.begin) : 0, uniform(found.clear_begin - found.begin),
              uniform(found.clear_end - found.begin), uniform(found.end - found.begin)};
     return true;
@@ -45,7 +45,7 @@ struct ConsumerItem {
     if (ptx::elect_lane()) ptx::barrier_arrive(smem + Config::kQEmpty + 8 * slot());
     const int last = pipe + j;
     pipe = last + 1;
-    skip(uniform((kLower ? first_tile() - range.begin : 0) + tiles() - range.end));
+    skip(uniform(tiles() - (kLower ? range.begin : 0) - range.end));
     return last;
   }
 
@@ -63,7 +63,7 @@ struct ConsumerItem {
 
   /// One limit after the other, so that only one is in registers.
   __device__ __forceinline__ void mask(float (&s)[kN / 2], int j) const {
-    const int column = (kLower ? range.begin + j : j) * kN + 2 * (lane % 4);
+    const int column = origin() + (kLower ? range.begin + j : j) * kN + 2 * (lane % 4);
     if (j >= range.clear_end) {
       hide_rows<false>(s, sequence().end_visible(row(0)) - column,
                        sequence().end_visible(row(1)) - column);
@@ -84,7 +84,10 @@ struct ConsumerItem {
     const uint32_t at = item(count);
     return sequence_of(args, ptx::load_smem_int4(at), ptx::load_smem_int4(at + 32));
   }
-  __device__ __forceinline__ int first_tile() const { return ptx::load_smem_int(item(count) + 24); }
+  /// The first column of the ring's first tile.
+  __device__ __forceinline__ int origin() const {
+    return kLower ? ptx::load_smem_int(item(count) + 24) : 0;
+  }
   __device__ __forceinline__ int tiles() const { return ptx::load_smem_int(item(count) + 28); }
   __device__ __forceinline__ int first_row() const {
     return ptx::load_smem_int(item(count)) + consumer * kConsumerRows;

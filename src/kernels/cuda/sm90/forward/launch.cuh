@@ -104,7 +104,7 @@ void launch_items(void (*kernel)(ForwardArguments<T>), const ForwardParams& para
                Config::kSmemBytes, stream, params, "sm90 forward", args);
   launch_early(repair_kernel<T, RepairConfig>, static_cast<unsigned>(processors),
                RepairConfig::kThreads, RepairConfig::kSmemBytes, stream, params,
-               "sm90 forward repair", sm80::forward_arguments<T>(repaired, {}), work.state,
+               "sm90 forward repair", sm80::forward_arguments<T, kDv>(repaired, {}), work.state,
                work.marks);
 }
 

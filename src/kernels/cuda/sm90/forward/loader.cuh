@@ -51,7 +51,7 @@ struct Loader {
       const uint32_t item = smem + Config::kItems + count % 2 * kItemBytes;
       ptx::barrier_wait_idle(smem + Config::kItemFull + 8 * (count % 2), count / 2 & 1);
       const int4 place = ptx::load_smem_int4(item);       // row, head, batch, seq_q
-      const int4 begin = ptx::load_smem_int4(item + 16);  // q_begin, k_begin, first_tile, tiles
+      const int4 begin = ptx::load_smem_int4(item + 16);  // q_begin, k_begin, first_column, tiles
       const int kv_head = ptx::load_smem_int(item + 44);
       const int batch = args.packed ? 0 : place.z;
 #pragma unroll 1
@@ -59,7 +59,7 @@ struct Loader {
         load_q(count, consumer, place, begin.x, batch);
       }
       if (place.x < 0) return;
-      const int row = begin.y + begin.z * Config::kBlockN;
+      const int row = begin.y + begin.z;
 #pragma unroll 1
       for (int j = 0; j < begin.w; ++j, ++tile) {
         if (j == max(0, begin.w - kTakeTiles)) ptx::barrier_arrive(smem + Config::kTake);

@@ -21,7 +21,7 @@ inline constexpr int kTakeTiles = 3;
 struct alignas(16) Item {
   int row, head, batch, seq_q;  // first row, within its sequence
   int q_begin, k_begin;         // the sequence's rows and columns in the tensors
-  int first_tile, tiles;        // key tiles that any row may see; at least one
+  int first_column, tiles;      // where key tiles begin; those that any row may see, at least one
   int first_key, end_key;       // columns that are not padding
   int diagonal, kv_head;
 };
@@ -36,20 +36,22 @@ __device__ inline int tiles_up(int columns) {
   return tiles_down<kBlockN>(max(0, columns) + kBlockN - 1);
 }
 
-/// Key tiles [begin, end) that rows [row, row + kConsumerRows) may see, at least one. In
-/// [clear_begin, clear_end) every row sees every column, and has seen one before.
+/// Key tiles [begin, end), counted from column `origin` on, that rows [row, row + kConsumerRows) may
+/// see, at least one. In [clear_begin, clear_end) every row sees every column, and has seen one
+/// before. Tiles begin at the first column that an item's first row sees: with a window that is a
+/// tile less to compute than if they began at multiples of their width.
 struct KeyRange {
   int begin, clear_begin, clear_end, end;
 
   template <int kBlockN>
-  __device__ static KeyRange of(const Sequence& seq, int row) {
+  __device__ static KeyRange of(const Sequence& seq, int row, int origin) {
     const int first = min(row, seq.seq_q - 1), last = min(row + kConsumerRows, seq.seq_q) - 1;
     KeyRange range;
-    range.begin = tiles_down<kBlockN>(seq.first_visible(first));
-    range.end = max(range.begin + 1, tiles_up<kBlockN>(seq.end_visible(max(first, last))));
+    range.begin = tiles_down<kBlockN>(seq.first_visible(first) - origin);
+    range.end = max(range.begin + 1, tiles_up<kBlockN>(seq.end_visible(max(first, last)) - origin));
     // Where all see all, plus the tile in which the last of them began to.
-    range.clear_begin = tiles_up<kBlockN>(seq.first_visible(max(first, last))) + 1;
-    range.clear_end = min(range.end, tiles_down<kBlockN>(seq.end_visible(first)));
+    range.clear_begin = tiles_up<kBlockN>(seq.first_visible(max(first, last)) - origin) + 1;
+    range.clear_end = min(range.end, tiles_down<kBlockN>(seq.end_visible(first) - origin));
     return range;
   }
 };
@@ -145,11 +147,11 @@ struct Scheduler {
     // From where the first row's tiles begin to where the last row's end: what `KeyRange` gives
     // the two consumers.
     const int last = min(row + kItemRows, seq.seq_q) - 1;
-    const int begin = tiles_down<Config::kBlockN>(seq.first_visible(row));
+    const int begin = seq.first_visible(row);
     const int second = min(row + kConsumerRows, seq.seq_q - 1);  // the second consumer's first row
-    const int least = tiles_down<Config::kBlockN>(seq.first_visible(second)) + 1;
-    item.first_tile = begin;
-    item.tiles = max(least, tiles_up<Config::kBlockN>(seq.end_visible(last))) - begin;
+    const int least = tiles_down<Config::kBlockN>(seq.first_visible(second) - begin) + 1;
+    item.first_column = begin;
+    item.tiles = max(least, tiles_up<Config::kBlockN>(seq.end_visible(last) - begin));
     return true;
   }
 };

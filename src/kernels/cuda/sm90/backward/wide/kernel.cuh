@@ -1,113 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Everything quadratic of the backward for D = 128, Dv = 128 or 256. Steps and names as in
-// ../kernel.cuh; 64 keys a block, and warpgroup w computes map w:
+// ../kernel.cuh. A cluster of two blocks owns 128 keys; block c has map c, and of what belongs to
+// no map the 64 keys from 64 c on. Its warpgroup w:
 //
-//   (1) s = k_w q_w^T - lse_w / scale_w                        [keys, queries]
-//   (2) p = exp(scale_w s)
-//   (3) dp = v dO^T - delta1 for half of the queries: the 32 from 32 w on
-//   (x) the warpgroups exchange p, and what each map's ds needs of dp, thread by thread
-//   (4) dv += (p1 - sign(lambda) p2') dO                       half w of the columns
-//   (5) ds = p_w (dp - delta_w)
-//   (6) dk_w += ds q_w
-//   (7) dq_w += ds^T k_w                                       ds through shared memory
+//   (1) s = k_c q_c^T - lse_c / scale_c                        64 keys from 64 w on, 64 queries
+//   (2) p = exp(scale_c s)
+//   (3) dp = v dO^T - delta1                                   keys of c, 32 queries from 32 w on
+//   (x) the blocks exchange p of the keys that the other has, and what its map's ds needs of dp
+//   (4) dv += (p1 - sign(lambda) p2') dO                       keys of c, half w of the columns
+//   (5) ds = p (dp - delta_c)                                  as (1)
+//   (6) dk_c += ds q_c                                         as (1)
+//   (7) dq_c += ds^T k_c                                       128 keys, half w of the columns
 //
-// so that no product is computed twice, and nothing is summed over warpgroups. The asynchronous
-// products, and where the warpgroup computes (dots):
+// so that no product is computed twice, and dq is summed over 128 keys before it goes to global
+// memory by 16-byte reductions from registers: a block that had both maps would have registers for
+// dk1, dk2 and dv of 64 keys, and twice the reductions.
 //
-//   s | dp . . (exchange) . dq dv dk . s(next) | ...
+// The asynchronous products of an iteration, and where the warpgroup computes (dots):
 //
-// exp of s while dp runs, the reduction of dq while dv and dk run. dq goes to its sum in global
-// memory by 16-byte reductions from registers.
+//   dq dv . dp(next) dk . s(after next) . (exchange) . | ...
+//
+// dq is added to its sum while dv runs; exp of s(next) while dv and dp(next) do; the exchange
+// beside dk and s(after next).
 #pragma once
 
-#include "kernels/cuda/sm90/backward/fragments.cuh"
 #include "kernels/cuda/sm90/backward/key_tile.cuh"
-#include "kernels/cuda/sm90/backward/wide/config.h"
+#include "kernels/cuda/sm90/backward/wide/products.cuh"
 
 namespace diffattn::cuda::sm90 {
-
-/// The products of one warpgroup; `base` as in BackwardProducts.
-template <class T, class C>
-struct WideProducts {
-  static constexpr ptx::Major kK = ptx::Major::kK, kMn = ptx::Major::kMn;
-  static constexpr uint32_t kBlock = C::kBlockBytes >> 4;
-
-  __device__ static uint32_t stage_at(uint32_t base, uint32_t stage) {
-    return base + (C::kStageAt >> 4) + stage * (C::kStageBytes >> 4);
-  }
-  __device__ static uint32_t d_o_at(uint32_t base, uint32_t stage) {
-    return stage_at(base, stage) + (2 * C::kQBytes >> 4);
-  }
-
-  /// s [64 keys, 64 queries] = k q^T - lse / scale
-  __device__ static void issue_s(float (&s)[32], uint32_t base, int map, uint32_t stage) {
-    const uint64_t a = ptx::swizzled_descriptor(base + ((C::kKAt + map * C::kKBytes) >> 4));
-    const uint64_t b = ptx::swizzled_descriptor(stage_at(base, stage) + map * (C::kQBytes >> 4));
-    ptx::Wgmma<bfloat16, 64>::ss<false, kK, kK>(
-        s, ptx::eight_deep_descriptor(base + ((C::kPickAt + map * C::kPickBytes) >> 4), 0),
-        ptx::eight_deep_descriptor(base + (C::kStatAt >> 4) + stage * (kStatBytes >> 4), 128));
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t at = 2 * (i % 4) + i / 4 * kBlock;
-      ptx::Wgmma<T, 64>::template ss<true, kK, kK>(s, a + at, b + at);
-    }
-    ptx::wgmma_commit();
-  }
-
-  /// dp [64 keys, 32 queries] = v dO^T - delta1, of queries 32 half on
-  __device__ static void issue_dp(float (&dp)[16], uint32_t base, int half, uint32_t stage) {
-    const uint64_t a = ptx::swizzled_descriptor(base + (C::kVAt >> 4));
-    const uint64_t b = ptx::swizzled_descriptor(d_o_at(base, stage) + half * (32 * 128 >> 4));
-    const uint32_t stat = base + (C::kStatAt >> 4) + stage * (kStatBytes >> 4);
-    ptx::Wgmma<bfloat16, 32>::ss<false, kK, kK>(
-        dp, ptx::eight_deep_descriptor(base + ((C::kPickAt + 2 * C::kPickBytes) >> 4), 0),
-        ptx::eight_deep_descriptor(stat + half * (32 * kStatRowBytes >> 4), 128));
-#pragma unroll
-    for (int i = 0; i < 4 * C::kValueBlocks; ++i) {
-      const uint32_t at = 2 * (i % 4) + i / 4 * kBlock;
-      ptx::Wgmma<T, 32>::template ss<true, kK, kK>(dp, a + at, b + at);
-    }
-    ptx::wgmma_commit();
-  }
-
-  /// sum [64 keys, 2 kN] += x b, b [64 queries, 2 kN] from block `b_at` on
-  template <int kN>
-  __device__ static void issue_sum(float (&sum)[kN], const uint32_t (&x)[16], uint32_t b_at) {
-    const uint64_t b = ptx::swizzled_descriptor(b_at, C::kBlockBytes);
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      ptx::Wgmma<T, 2 * kN>::template rs<true, kMn>(sum, &x[4 * t], b + 128 * t);
-    }
-    ptx::wgmma_commit();
-  }
-
-  /// dq [64 queries, 128] = ds^T k
-  __device__ static void issue_dq(float (&dq)[64], uint32_t base, int map) {
-    const uint64_t a = ptx::swizzled_descriptor(base + (C::kDsAt >> 4) + map * kBlock);
-    const uint64_t b =
-        ptx::swizzled_descriptor(base + ((C::kKAt + map * C::kKBytes) >> 4), C::kBlockBytes);
-    ptx::Wgmma<T, 128>::template ss<false, kMn, kMn>(dq, a, b);
-#pragma unroll
-    for (int i = 1; i < 4; ++i) {
-      ptx::Wgmma<T, 128>::template ss<true, kMn, kMn>(dq, a + 128 * i, b + 128 * i);
-    }
-    ptx::wgmma_commit();
-  }
-};
 
 template <class T, class Config, bool kDeterministic>
 struct WideBackward : KeyTile<T, Config, kDeterministic> {
   using Base = KeyTile<T, Config, kDeterministic>;
   using C = Config;
   using Products = WideProducts<T, Config>;
-  using Base::args, Base::smem, Base::barriers, Base::w, Base::warp, Base::lane, Base::row;
-  using Base::begin, Base::end, Base::start, Base::items;
-  using Base::full_begin, Base::full_end, Base::next_begin, Base::next_end;
+  using Base::args, Base::smem, Base::barriers, Base::w, Base::warp, Base::lane;
+  using Base::begin, Base::end, Base::start, Base::items, Base::b, Base::q_begin, Base::k_begin;
   using Base::kv_head, Base::tile, Base::group, Base::first_unit;
+  using Base::next_begin, Base::next_end;
+  using Base::whole_begin, Base::whole_end;
 
-  // Named barriers: all threads; one warpgroup.
-  static constexpr int kGiven = 1, kTaken = 2, kWarpgroup = 3;
+  static constexpr int kBoth = 1;                  // named barrier: all threads of the block
+  static constexpr int kUnitBits = (1 << 20) - 1;  // of an item, head << 20 | unit
+
+  const int map = Base::uniform(static_cast<int>(ptx::cluster_rank()));
 
   float dv[C::kValueDim / 4], dk[64];
 
@@ -121,173 +58,327 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     for (float& x : dv) x = 0.0f;
     for (float& x : dk) x = 0.0f;
     if (items > 0) accumulate();
-    const int n = tile * C::kBlockN + row;
-    this->store_rows(args.dv, dv, n, C::kValueDim / 2 * w, 1.0f);
-    this->store_rows(w == 0 ? args.dk1 : args.dk2, dk, n, 0, w == 0 ? args.scale : args.scale2);
+    const int n = static_cast<int>(ptx::opaque(tile)) * C::kBlockN + 16 * warp;
+    const uint32_t place = smem + C::kQAt + (4 * w + warp) * 4096;  // nobody reads q any more
+    this->store_rows(args.dv, dv, n + 64 * map, C::kValueDim / 2 * w, 1.0f, place, 2048);
+    this->store_rows(map == 0 ? args.dk1 : args.dk2, dk, n + 64 * w, 0,
+                     map == 0 ? args.scale : args.scale2, place, 2048);
+    __syncwarp();
+    ptx::cluster_sync();  // shared memory outlives what the other block sends
   }
 
   __device__ void start_barriers() const {
     if (threadIdx.x == 0) {
       ptx::barrier_init(barriers + C::kKvFull, 1);
-      for (uint32_t stage = 0; stage < C::kStages; ++stage) {
-        ptx::barrier_init(barriers + C::kFull + 8 * stage, 1);
-        ptx::barrier_init(barriers + C::kEmpty + 8 * stage, C::kWarps);
+      for (uint32_t stage = 0; stage < C::kQStages; ++stage) {
+        ptx::barrier_init(barriers + C::kQFull + 8 * stage, 1);
+        ptx::barrier_init(barriers + C::kQEmpty + 8 * stage, C::kWarps);
       }
+      for (uint32_t stage = 0; stage < C::kStages; ++stage) {
+        ptx::barrier_init(barriers + C::kDoFull + 8 * stage, 1);
+        ptx::barrier_init(barriers + C::kDoEmpty + 8 * stage, C::kWarps);
+      }
+      ptx::barrier_init(barriers + C::kGiven, 1);
+      ptx::barrier_init(barriers + C::kTaken, 1);
       ptx::barrier_init_fence();
+      ptx::barrier_arrive_expect(barriers + C::kGiven, C::kGivenBytes);
     }
     BackwardProducts<T, C>::store_picks(smem, static_cast<int>(threadIdx.x));
     ptx::fence_async_proxy();
-    __syncthreads();  // barriers, picks and edges are there
+    __syncthreads();      // barriers, picks and edges are there
+    ptx::cluster_sync();  // also the other block's
+  }
+
+  // --- Loads, by a lane of each of three warps of warpgroup 1
+
+  __device__ void load_keys() const {
+    const uint32_t full = barriers + C::kKvFull;
+    const int at = k_begin + tile * C::kBlockN, batch = args.tiles.cu_seqlens == nullptr ? b : 0;
+    ptx::barrier_arrive_expect(full, C::kKBytes + C::kVBytes);
+    ptx::load_box(smem + C::kKAt, map == 0 ? args.k1 : args.k2, full, 0, kv_head, at, 0, batch);
+    ptx::load_box(smem + C::kVAt, args.v, full, 0, kv_head, at + 64 * map, 0, batch);
+  }
+
+  __device__ void load_q(uint32_t stage, int item) const {
+    const int h = item >> 20, unit = item & kUnitBits;
+    const uint32_t full = barriers + C::kQFull + 8 * stage;
+    const int head = kv_head * group + h, at = q_begin + unit * C::kBlockM;
+    const int64_t number = static_cast<int64_t>(head) * args.unit_count + first_unit + unit;
+    ptx::barrier_arrive_expect(full, C::kQBytes + kStatBytes);
+    ptx::load_box(smem + C::kQAt + stage * C::kQBytes, map == 0 ? args.q1 : args.q2, full, 0, head,
+                  at, 0, args.tiles.cu_seqlens == nullptr ? b : 0);
+    ptx::load_bytes(smem + C::kStatAt + stage * kStatBytes, args.stats + number * kStatBytes,
+                    kStatBytes, full);
+  }
+
+  __device__ void load_d_o(uint32_t stage, int item) const {
+    const int h = item >> 20, unit = item & kUnitBits;
+    const uint32_t full = barriers + C::kDoFull + 8 * stage;
+    ptx::barrier_arrive_expect(full, C::kDoBytes);
+    const uint32_t to = smem + C::kDoAt + stage * C::kDoBytes;
+    const int head = kv_head * group + h, at = q_begin + unit * C::kBlockM;
+    const int batch = args.tiles.cu_seqlens == nullptr ? b : 0;
+    ptx::load_box(to, args.d_o, full, 0, head, at, 0, batch);
+  }
+
+  __device__ void start_loads() const {
+    if (w == 0 || lane != 0) return;
+    if (warp == 2) load_keys();
+    if (warp >= 2) return;
+    ptx::store_smem_int(smem + C::kLoadAt + 4 * warp, start);
+    for (int it = 0; it < min(items, warp == 0 ? C::kQStages : C::kStages); ++it) {
+      if (warp == 0) {
+        load_q(it, next_load());
+      } else {
+        load_d_o(it, next_load());
+      }
+    }
+  }
+
+  /// The item that this thread, which loads q or dO, has to load next. In shared memory: no other
+  /// thread has a register for it.
+  __device__ int next_load() const {
+    const uint32_t at = smem + C::kLoadAt + 4 * warp;
+    const int item = ptx::load_smem_int(at);
+    int next = item;
+    step(next);
+    ptx::store_smem_int(at, next);
+    return item;
+  }
+
+  /// From one item, head << 20 | unit, to the next of the tile's order.
+  __device__ void step(int& item) const {
+    if ((++item & kUnitBits) == end) item += begin - end;
+    if ((item & kUnitBits) == start) item += 1 << 20;
+  }
+
+  /// By all warps, which do not read dO of item `it` any more: then the item after the next is
+  /// loaded in its place.
+  __device__ void free_d_o(int it) const {
+    const uint32_t stage = it & 1, empty = barriers + C::kDoEmpty + 8 * stage;
+    if (lane == 0) ptx::barrier_arrive(empty);
+    if (w == 1 && warp == 1 && lane == 0 && it + C::kStages < items) {
+      ptx::barrier_wait(empty, (it >> 1) & 1);
+      load_d_o(stage, next_load());
+    }
+  }
+  /// The same for q and statistics, `round` = it / kQStages.
+  __device__ void free_q(int it, uint32_t stage, uint32_t round) const {
+    const uint32_t empty = barriers + C::kQEmpty + 8 * stage;
+    if (lane == 0) ptx::barrier_arrive(empty);
+    if (w == 1 && warp == 0 && lane == 0 && it + C::kQStages < items) {
+      ptx::barrier_wait(empty, round & 1);
+      load_q(stage, next_load());
+    }
+  }
+
+  // --- The loop
+
+  /// Everything but the sums for the first unit, and s of the second.
+  __device__ void begin_units(float (&s)[32], uint32_t (&ds)[16], uint32_t (&difference)[16]) {
+    ptx::barrier_wait(barriers + C::kKvFull, 0);
+    ptx::barrier_wait(barriers + C::kQFull, 0);
+    ptx::barrier_wait(barriers + C::kDoFull, 0);
+    float dp[16];
+    ptx::fresh(s);
+    ptx::fresh(dp);
+    ptx::wgmma_fence();
+    Products::issue_s(s, base_16(), map, w, 0);
+    Products::issue_dp(dp, base_16(), w, 0, 0);
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+    ptx::pin(dp);
+    probabilities(s, ds, start, true);
+    give_p(ds, 0);
+    if (items > 1) ptx::barrier_wait(barriers + C::kQFull + 8, 0);
+    ptx::fresh(s);
+    ptx::wgmma_fence();
+    Products::issue_s(s, base_16(), map, w, 1);
+    exchange(ds, difference, dp, 0, 0, start, true);
+    store_ds(ds_lane(), ds);
+    ptx::fence_async_proxy();
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+    share_ds();
   }
 
   __device__ void accumulate() {
-    const bool loader = w == 1 && lane == 0;
-    int load_head = 0, load_unit = start;
-    if (loader) {
-      this->load_item(0, 0, start);
-      this->load_keys();
-    }
-    this->step(load_head, load_unit);
-    if (loader && items > 1) this->load_item(1, load_head, load_unit);
-    this->step(load_head, load_unit);
-
-    ptx::barrier_wait(barriers + C::kKvFull, 0);
-    ptx::barrier_wait(barriers + C::kFull, 0);
+    start_loads();
     float s[32];
-    ptx::fresh(s);
-    ptx::wgmma_fence();
-    Products::issue_s(s, smem >> 4, w, 0);
-    ptx::wgmma_wait<0>();
-    ptx::pin(s);
-
-    int head = 0, unit = start;
+    uint32_t ds[16], difference[16];
+    begin_units(s, ds, difference);
+    int item = start;  // head << 20 | unit
     for (int it = 0; it < items; ++it) {
       const uint32_t stage = it & 1, other = stage ^ 1;
-      const uint32_t base = ptx::opaque(smem >> 4);
-      float dp[16], dq[64];
-      uint32_t p[16], difference[16];
+      // of q and statistics of this unit, of the next, and of the one after it
+      const uint32_t round = it / 3u, stage0 = it - 3 * round;
+      const uint32_t stage1 = stage0 == 2 ? 0 : stage0 + 1, stage2 = stage0 == 0 ? 2 : stage0 - 1;
+      const uint32_t parity2 = (stage0 == 0 ? round : round + 1) & 1;
+      const uint32_t base = ptx::opaque(base_16());
+      const bool more = it + 1 < items;
+      float dp[16], dq[32];
+      uint32_t p[16];
 
-      ptx::fresh(dp);
-      ptx::wgmma_fence();
-      Products::issue_dp(dp, base, w, stage);  // (3)
-      const bool partial = unit < full_begin || unit >= full_end;
-      if (partial) this->mask(s, unit);
-      exp_pack<T>(s, p, w == 0 ? args.scale_log2 : args.scale2_log2);  // (2)
-      float diff[8];
-      load_diff(diff, stage);
-      const float sign = BackwardProducts<T, C>::load_sign(smem, stage);
-      ptx::wgmma_wait<0>();
-      ptx::pin(dp);
-      if (partial) this->flag_non_finite(dp);
-      exchange(p, difference, dp, diff, sign);  // (x), (5)
-      store_ds(ds_lane(), p);
-      ptx::fence_async_proxy();
-      ptx::named_barrier_sync(kWarpgroup + w, 128);  // ds of the map is there
-
+      // After the last unit the products read whatever is there, and nobody uses the result.
       ptx::fresh(dq);
       ptx::pin(difference);
-      ptx::pin(p);
       ptx::pin(dv);
+      ptx::wgmma_fence();
+      Products::issue_dq(dq, base, w);                                                   // (7)
+      Products::issue_sum(dv, difference, Products::d_o_at(base, stage) + dv_blocks());  // (4)
+      ptx::wgmma_wait<1>();
+      ptx::pin(dq);
+      reduce_dq(dq, item >> 20, item & kUnitBits);
+      step(item);
+      if (more) ptx::barrier_wait(barriers + C::kDoFull + 8 * other, ((it + 1) >> 1) & 1);
+      ptx::fresh(dp);
+      ptx::pin(ds);
       ptx::pin(dk);
       ptx::wgmma_fence();
-      Products::issue_dq(dq, base, w);  // (7)
-      Products::issue_sum(
-          dv, difference,
-          Products::d_o_at(base, stage) + C::kValueBlocks / 2 * w * Products::kBlock);      // (4)
-      Products::issue_sum(dk, p, Products::stage_at(base, stage) + w * (C::kQBytes >> 4));  // (6)
-      ptx::wgmma_wait<2>();
-      ptx::pin(dq);
-      reduce_dq(dq, head, unit);
-      // s of the next unit; after the last it reads whatever is there, and the result is dropped
-      if (it + 1 < items) {
-        ptx::barrier_wait(barriers + C::kFull + 8 * other, ((it + 1) >> 1) & 1);
-      }
+      Products::issue_dp(dp, base, w, other, stage1);             // (3) of the next unit
+      Products::issue_sum(dk, ds, Products::q_at(base, stage0));  // (6)
+      probabilities(s, p, item & kUnitBits, more);
+      give_p(p, it + 1);
+      if (it + 2 < items) ptx::barrier_wait(barriers + C::kQFull + 8 * stage2, parity2);
       ptx::fresh(s);
       ptx::wgmma_fence();
-      Products::issue_s(s, base, w, other);  // (1)
-      ptx::wgmma_wait<1>();                  // dv and dk are done: the stage is free
+      Products::issue_s(s, base, map, w, stage2);  // (1) of the unit after the next
+      ptx::wgmma_wait<2>();                        // dv and dp are done
+      ptx::pin(dp);
       ptx::pin(difference);
-      ptx::pin(p);
-      if (lane == 0) ptx::barrier_arrive(barriers + C::kEmpty + 8 * stage);
-      if (loader && it + 2 < items) {
-        ptx::barrier_wait(barriers + C::kEmpty + 8 * stage, (it >> 1) & 1);
-        this->load_item(it + 2, load_head, load_unit);
-      }
-      this->step(load_head, load_unit);
-      this->step(head, unit);
+      free_d_o(it);
+      exchange(p, difference, dp, it + 1, stage1, item & kUnitBits, more);
+      store_ds(ds_lane(), p);
+      ptx::fence_async_proxy();
       ptx::wgmma_wait<0>();
       ptx::pin(s);
+      ptx::pin(dv);
+      ptx::pin(dk);
+      ptx::pin(ds);
+      free_q(it, stage0, round);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) ds[i] = p[i];
+      share_ds();
     }
-    ptx::pin(dv);
-    ptx::pin(dk);
   }
 
-  /// This thread's sign (delta1 - delta2) of the queries that its warpgroup computes dp for.
-  __device__ void load_diff(float (&diff)[8], uint32_t stage) const {
-    const uint32_t at =
-        smem + C::kStatAt + kStatDiffAt + stage * kStatBytes + lane % 4 * 16 + w * 128;
+  /// Where operands are, in units of 16 bytes: without the block's rank.
+  __device__ uint32_t base_16() const { return (smem & 0x3ffff) >> 4; }
+  /// From dO to the columns of it that this warpgroup's dv has.
+  __device__ uint32_t dv_blocks() const { return C::kValueBlocks / 2 * w * Products::kBlock; }
+
+  /// (2)
+  __device__ void probabilities(float (&s)[32], uint32_t (&p)[16], int unit, bool real) const {
+    if (real && (unit < whole_begin || unit >= whole_end)) this->mask(s, unit);
+    exp_pack<T>(s, p, map == 0 ? args.scale_log2 : args.scale2_log2);
+  }
+
+  /// (x) but for `give_p`, (5). In: p of this map, dp of half of the queries. Out: p becomes ds,
+  /// `difference` is p1 - sign p2' of the block's keys of dv. A thread and its counterparts in the
+  /// other warpgroups have the same keys and queries of their tiles.
+  __device__ void exchange(uint32_t (&p)[16], uint32_t (&difference)[16], const float (&dp)[16],
+                           int it, uint32_t stage, int unit, bool real) const {
+    if (real && (unit < whole_begin || unit >= whole_end)) this->flag_non_finite(dp);
+    const uint32_t thread = ptx::opaque(threadIdx.x % 128 * 16);
+    const float sign =
+        __int_as_float(ptx::load_smem_int(smem + C::kStatAt + kStatSignAt + stage * kStatBytes));
+    uint32_t own[8];
+    give_grads(own, dp, sign, stage, thread);
+    ptx::named_barrier_sync(kBoth, C::kThreads);
+    ptx::barrier_wait(barriers + C::kGiven, it & 1);
+    if (threadIdx.x == 0) ptx::barrier_arrive_expect(barriers + C::kGiven, C::kGivenBytes);
+
+    take_difference(difference, pack<T>(sign, sign), thread);
+    if (w == map) {
+      uint32_t grad[8];
+      load_words(grad, smem + C::kOwnGradAt + thread);
+      if (w == 0) {
+        multiply_half<0>(p, own);
+        multiply_half<8>(p, grad);
+      } else {
+        multiply_half<0>(p, grad);
+        multiply_half<8>(p, own);
+      }
+    } else {
+      uint32_t grad[16];
+      load_words(grad, smem + C::kOtherGradAt + thread);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) p[i] = multiply<T>(p[i], grad[i]);
+    }
+  }
+
+  /// dp - delta of both maps: `own` is this map's, which also goes to the other warpgroup if that
+  /// has these keys; the other map's goes to the other block.
+  __device__ void give_grads(uint32_t (&own)[8], const float (&dp)[16], float sign, uint32_t stage,
+                             uint32_t thread) const {
+    const uint32_t given = ptx::remote_address(barriers + C::kGiven, map ^ 1);
+    const uint32_t remote = ptx::remote_address(smem + thread, map ^ 1);
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      const float4 x = ptx::load_smem_float4(at + t * 64);
-      diff[4 * t] = x.x;
-      diff[4 * t + 1] = x.y;
-      diff[4 * t + 2] = x.z;
-      diff[4 * t + 3] = x.w;
-    }
-  }
-
-  __device__ uint32_t ds_lane() const {
-    return smem + C::kDsAt + w * C::kBlockBytes + (16 * warp + lane % 16) * 128 +
-           (((lane >> 4) ^ (lane & 7)) << 4);
-  }
-
-  /// In: p of this map, dp of half of the queries. Out: p becomes ds, `difference` p1 - sign p2'.
-  /// A thread and its counterpart in the other warpgroup have the same keys and queries.
-  __device__ void exchange(uint32_t (&p)[16], uint32_t (&difference)[16], const float (&dp)[16],
-                           const float (&diff)[8], float sign) const {
-    uint32_t grad1[8], grad2[8];
+      // this thread's sign (delta1 - delta2) of 4 of the queries its warpgroup computes dp for
+      const float4 diff = ptx::load_smem_float4(
+          smem + C::kStatAt + kStatDiffAt + stage * kStatBytes + lane % 4 * 16 + w * 128 + t * 64);
+      uint32_t others[4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int at = i / 2 * 2;
-      grad1[i] = pack<T>(dp[2 * i], dp[2 * i + 1]);
-      grad2[i] = pack<T>(fmaf(dp[2 * i], sign, diff[at]), fmaf(dp[2 * i + 1], sign, diff[at + 1]));
+      for (int i = 0; i < 4; ++i) {
+        const float low = dp[8 * t + 2 * i], high = dp[8 * t + 2 * i + 1];
+        const uint32_t grad1 = pack<T>(low, high);
+        const uint32_t grad2 = pack<T>(fmaf(low, sign, i < 2 ? diff.x : diff.z),
+                                       fmaf(high, sign, i < 2 ? diff.y : diff.w));
+        own[4 * t + i] = map == 0 ? grad1 : grad2;
+        others[i] = map == 0 ? grad2 : grad1;
+      }
+      give(remote + C::kOtherGradAt + (2 * w + t) * 2048, given, others);
+      if (w != map) {
+        ptx::store_smem_uint4(smem + C::kOwnGradAt + thread + t * 2048,
+                              {own[4 * t], own[4 * t + 1], own[4 * t + 2], own[4 * t + 3]});
+      }
     }
-    const uint32_t thread = (threadIdx.x % 128) * 16;
-    const uint32_t mine = smem + C::kDsAt + w * C::kBlockBytes + thread;
-    const uint32_t theirs = smem + C::kDsAt + (w ^ 1) * C::kBlockBytes + thread;
-    const uint32_t grad_mine = smem + C::kGradAt + w * (C::kBlockBytes / 2) + thread;
-    const uint32_t grad_theirs = smem + C::kGradAt + (w ^ 1) * (C::kBlockBytes / 2) + thread;
+  }
+
+  __device__ void take_difference(uint32_t (&difference)[16], uint32_t signs,
+                                  uint32_t thread) const {
+    const uint32_t p1_at = ptx::opaque(smem + thread) + (map == 0 ? C::kOwnPAt : C::kOtherPAt);
+    const uint32_t p2_at = ptx::opaque(smem + thread) + (map == 0 ? C::kOtherPAt : C::kOwnPAt);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      ptx::store_smem_uint4(mine + i * 2048, {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]});
+      const int4 p1 = ptx::load_smem_int4(p1_at + i * 2048);
+      const int4 p2 = ptx::load_smem_int4(p2_at + i * 2048);
+      difference[4 * i] = multiply_add<T>(p2.x, signs, p1.x);
+      difference[4 * i + 1] = multiply_add<T>(p2.y, signs, p1.y);
+      difference[4 * i + 2] = multiply_add<T>(p2.z, signs, p1.z);
+      difference[4 * i + 3] = multiply_add<T>(p2.w, signs, p1.w);
     }
+  }
+
+  /// p to where dv has these keys: to the other warpgroup, or to the other block.
+  __device__ void give_p(const uint32_t (&p)[16], int it) const {
+    const uint32_t thread = ptx::opaque(threadIdx.x % 128 * 16);
+    ptx::barrier_wait(barriers + C::kTaken, (it & 1) ^ 1);
+    if (w == map) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 of2{grad2[4 * i], grad2[4 * i + 1], grad2[4 * i + 2], grad2[4 * i + 3]};
-      const uint4 of1{grad1[4 * i], grad1[4 * i + 1], grad1[4 * i + 2], grad1[4 * i + 3]};
-      ptx::store_smem_uint4(grad_mine + i * 2048, w == 0 ? of2 : of1);
-    }
-    ptx::named_barrier_sync(kGiven, C::kThreads);  // both warpgroups' parts are there
-    uint32_t grad[8];
-    load_words(difference, theirs);
-    load_words(grad, grad_theirs);
-    ptx::named_barrier_sync(kTaken, C::kThreads);  // and have been read: ds may overwrite p
-    const uint32_t signs = pack<T>(sign, sign);
-    if (w == 0) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) difference[i] = multiply_add<T>(difference[i], signs, p[i]);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) p[i] = multiply<T>(p[i], grad1[i]);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) p[8 + i] = multiply<T>(p[8 + i], grad[i]);
+      for (int i = 0; i < 4; ++i) {
+        ptx::store_smem_uint4(smem + C::kOwnPAt + thread + i * 2048,
+                              {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]});
+      }
     } else {
+      const uint32_t given = ptx::remote_address(barriers + C::kGiven, map ^ 1);
+      const uint32_t remote = ptx::remote_address(smem + C::kOtherPAt + thread, map ^ 1);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) difference[i] = multiply_add<T>(p[i], signs, difference[i]);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) p[i] = multiply<T>(p[i], grad[i]);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) p[8 + i] = multiply<T>(p[8 + i], grad2[i]);
+      for (int i = 0; i < 4; ++i) give(remote + i * 2048, given, &p[4 * i]);
     }
+  }
+
+  __device__ static void give(uint32_t remote, uint32_t barrier, const uint32_t* x) {
+    ptx::store_remote(remote, barrier,
+                      make_float4(__uint_as_float(x[0]), __uint_as_float(x[1]),
+                                  __uint_as_float(x[2]), __uint_as_float(x[3])));
+  }
+
+  template <int kFrom>
+  __device__ static void multiply_half(uint32_t (&p)[16], const uint32_t (&grad)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) p[kFrom + i] = multiply<T>(p[kFrom + i], grad[i]);
   }
 
   template <int kN>
@@ -302,32 +393,46 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
+  __device__ uint32_t ds_lane() const {
+    const uint32_t thread = ptx::opaque(threadIdx.x);
+    return smem + C::kDsAt + (thread / 32 * 16 + thread % 16) * 128 +
+           ((thread / 16 % 2 ^ thread % 8) << 4);
+  }
+
+  /// Waits until all threads' ds is there; and then all have read what the other block gave.
+  __device__ void share_ds() const {
+    ptx::named_barrier_sync(kBoth, C::kThreads);
+    if (threadIdx.x == 0) {
+      ptx::barrier_arrive_remote(ptx::remote_address(barriers + C::kTaken, map ^ 1));
+    }
+  }
+
   /// Adds this warp's 16 rows of dq to their sum, in fragment order.
-  __device__ void reduce_dq(const float (&dq)[64], int head, int unit) const {
+  __device__ void reduce_dq(const float (&dq)[32], int head, int unit) const {
     const int number = (kv_head * group + head) * args.unit_count + first_unit + unit;
-    float* const sum =
-        args.dq_sums + ((static_cast<int64_t>(number) * 2 + w) * 4 + warp) * 2048 + lane * 4;
+    float* const sum = args.dq_sums + ((static_cast<int64_t>(number) * 2 + map) * 4 + warp) * 2048 +
+                       w * 1024 + lane * 4;
     if constexpr (kDeterministic) {
       const int first = ptx::load_smem_int(smem + C::kNextAt);
       if (unit >= first && unit < ptx::load_smem_int(smem + C::kNextAt + 4)) {
-        while (ptx::load_acquire(this->dq_done(number)) != tile + 2) {
+        while (ptx::load_acquire(this->dq_done(number, map)) != tile + 2) {
         }
       }
     }
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < 8; ++i) {
       ptx::reduce_add_float4(sum + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
     }
     if constexpr (kDeterministic) {
       __threadfence();
       __syncwarp();
-      if (lane == 0) ptx::store_release(this->dq_done(number), tile + 1);
+      if (lane == 0) ptx::store_release(this->dq_done(number, map), tile + 1);
     }
   }
 };
 
 template <class T, class Config, bool kDeterministic>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __cluster_dims__(Config::kCluster, 1, 1) __launch_bounds__(Config::kThreads, 1)
     backward_wide_kernel(const __grid_constant__ BackwardArguments<T> args) {
   extern __shared__ __align__(1024) char aligned_smem[];
   const uint32_t address = ptx::smem_address(aligned_smem);

@@ -39,7 +39,7 @@ struct WideLoader {
       const uint32_t item = smem + Config::kItems + count % 2 * kItemBytes;
       ptx::barrier_wait_idle(smem + Config::kItemFull + 8 * (count % 2), count / 2 & 1);
       const int4 place = ptx::load_smem_int4(item);       // row, head, batch, seq_q
-      const int4 begin = ptx::load_smem_int4(item + 16);  // q_begin, k_begin, first_tile, tiles
+      const int4 begin = ptx::load_smem_int4(item + 16);  // q_begin, k_begin, first_column, tiles
       const int kv_head = ptx::load_smem_int(item + 44);
       const int batch = args.packed ? 0 : place.z;
 #pragma unroll 1
@@ -47,7 +47,7 @@ struct WideLoader {
         load_q(count, consumer, place, begin.x, batch);
       }
       if (place.x < 0) return;
-      const int row = begin.y + begin.z * Config::kBlockN;
+      const int row = begin.y + begin.z;
 #pragma unroll 1
       for (int j = -1; j < begin.w; ++j) {  // k is needed a tile earlier than v
         if (j + 1 == max(0, begin.w - kTakeTiles)) ptx::barrier_arrive(smem + Config::kTake);
@@ -124,15 +124,15 @@ struct WideConsumer {
     for (;; ++count) {
       ptx::barrier_wait(smem + Config::kQFull + 8 * slot(), count / kQBuffers & 1);
       if (uniform(ptx::load_smem_int(item())) < 0) break;
-      const KeyRange range = KeyRange::of<kN>(sequence(), first_row());
+      const KeyRange range = KeyRange::of<kN>(sequence(), first_row(), origin());
       pipe = uniform(pipe);
       q_smem = uniform(smem + Config::kQ + slot() * Config::kQBytes);
-      if constexpr (kLower) skip(uniform(range.begin - first_tile()));
+      if constexpr (kLower) skip(uniform(range.begin));
       float lambda[2];
       attend({0, uniform(range.clear_begin - range.begin), uniform(range.clear_end - range.begin),
               uniform(range.end - range.begin)},
              lambda);
-      skip(uniform(first_tile() + tiles() - range.end));
+      skip(uniform(tiles() - range.end));
       WideFinish<T>{args, rows(), memory, smem, slot(), consumer, count}.run(o, state, lambda);
       if (lane == 0) {
         ptx::barrier_arrive_remote(
@@ -259,8 +259,8 @@ struct WideConsumer {
 
   /// One limit after the other, so that only one is in registers.
   __device__ __forceinline__ void mask(int j) {
-    const int begin = kLower ? KeyRange::of<kN>(sequence(), first_row()).begin : 0;
-    const int column = (begin + j) * kN + 2 * (lane % 4);
+    const int begin = kLower ? KeyRange::of<kN>(sequence(), first_row(), origin()).begin : 0;
+    const int column = origin() + (begin + j) * kN + 2 * (lane % 4);
     hide_rows<false>(s, sequence().end_visible(row(0)) - column,
                      sequence().end_visible(row(1)) - column);
     if constexpr (kLower) {
@@ -301,7 +301,10 @@ struct WideConsumer {
   __device__ __forceinline__ Sequence sequence() const {
     return sequence_of(args, ptx::load_smem_int4(item()), ptx::load_smem_int4(item() + 32));
   }
-  __device__ __forceinline__ int first_tile() const { return ptx::load_smem_int(item() + 24); }
+  /// The first column of the ring's first tile.
+  __device__ __forceinline__ int origin() const {
+    return kLower ? ptx::load_smem_int(item() + 24) : 0;
+  }
   __device__ __forceinline__ int tiles() const { return ptx::load_smem_int(item() + 28); }
   __device__ __forceinline__ int first_row() const {
     return ptx::load_smem_int(item()) + consumer * kConsumerRows;

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products whose operands are both tiles in shared memory, for a warp's part of the result.
+#pragma once
+
+#include "kernels/cuda/sm80/tile.cuh"
+
+namespace diffattn::cuda::sm80 {
+
+/// An operand whose rows in the tile go along the summed index. `first` is this lane's address.
+template <int kCols>
+struct AlongSum {
+  uint32_t first;
+
+  /// A: 16 rows of the result are 16 rows of the tile, from `row` on.
+  template <class T>
+  __device__ static AlongSum a(const T* tile, int row) {
+    const int lane = threadIdx.x % kWarpSize;
+    return {ptx::smem_address(tile) + TileLayout<kCols>::offset(row + lane % 16, 0, lane / 16)};
+  }
+  /// B: 16 columns of the result are 16 rows of the tile, from `row` on.
+  template <class T>
+  __device__ static AlongSum b(const T* tile, int row) {
+    const int lane = threadIdx.x % kWarpSize;
+    return {ptx::smem_address(tile) +
+            TileLayout<kCols>::offset(row + lane % 8 + lane / 16 * 8, 0, lane / 8 % 2)};
+  }
+  __device__ void load(uint32_t (&reg)[4], int i, int k) const {
+    ptx::load_matrix_x4(reg, TileLayout<kCols>::along(first, k * 2) + i * 16 * kCols * 2);
+  }
+};
+
+/// An operand whose rows in the tile go across it: the summed index counts rows of the tile.
+template <int kCols>
+struct AcrossSum {
+  uint32_t first;
+
+  /// A: rows of the result are columns of the tile, from `column` on.
+  template <class T>
+  __device__ static AcrossSum a(const T* tile, int column) {
+    const int lane = threadIdx.x % kWarpSize;
+    return {ptx::smem_address(tile) +
+            TileLayout<kCols>::offset(lane % 8 + lane / 16 * 8, column / kChunk + lane / 8 % 2)};
+  }
+  /// B: columns of the result are columns of the tile, from `column` on.
+  template <class T>
+  __device__ static AcrossSum b(const T* tile, int column) {
+    const int lane = threadIdx.x % kWarpSize;
+    return {ptx::smem_address(tile) +
+            TileLayout<kCols>::offset(lane % 16, column / kChunk + lane / 16)};
+  }
+  __device__ void load(uint32_t (&reg)[4], int i, int k) const {
+    ptx::load_matrix_x4_transposed(reg,
+                                   TileLayout<kCols>::along(first, i * 2) + k * 16 * kCols * 2);
+  }
+};
+
+/// acc [16 kM, 8 kN8] += A B over kK summed entries.
+template <class T, int kK, int kM, int kN8, class A, class B>
+__device__ inline void add_tiles(Accumulator<kM, kN8>& acc, const A& a, const B& b) {
+#pragma unroll
+  for (int k = 0; k < kK / 16; ++k) {
+    uint32_t a_reg[kM][4];
+#pragma unroll
+    for (int i = 0; i < kM; ++i) a.load(a_reg[i], i, k);
+#pragma unroll
+    for (int j = 0; j < kN8 / 2; ++j) {
+      uint32_t b_reg[4];
+      b.load(b_reg, j, k);
+#pragma unroll
+      for (int i = 0; i < kM; ++i) {
+        ptx::mma_m16n8k16<T>(acc[i][2 * j], a_reg[i], b_reg[0], b_reg[1]);
+        ptx::mma_m16n8k16<T>(acc[i][2 * j + 1], a_reg[i], b_reg[2], b_reg[3]);
+      }
+    }
+  }
+}
+
+/// One entry of a tile, as float.
+template <int kCols, class T>
+__device__ inline float tile_entry(const T* tile, int row, int column) {
+  const char* const at =
+      reinterpret_cast<const char*>(tile) + TileLayout<kCols>::offset(row, column / kChunk);
+  return widen(reinterpret_cast<const T*>(at)[column % kChunk]);
+}
+
+/// add_tiles without the entries of A that are 0, for a B with infinities or NaN that must not
+/// reach what may not see them. a(m, k) and b(k, n) give entries. Slow, and rare.
+template <int kK, int kM, int kN8, class A, class B>
+__device__ inline void add_tiles_carefully(Accumulator<kM, kN8>& acc, A a, B b) {
+  const int lane = ptx::reread_thread() % kWarpSize;
+#pragma unroll 1
+  for (int k = 0; k < kK; ++k) {
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+      const float low = a(i * 16 + lane / 4, k), high = a(i * 16 + lane / 4 + 8, k);
+#pragma unroll
+      for (int j = 0; j < kN8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float x = b(k, j * 8 + lane % 4 * 2 + e);
+          if (low != 0.0f) acc[i][j][e] += low * x;
+          if (high != 0.0f) acc[i][j][2 + e] += high * x;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace diffattn::cuda::sm80
