@@ -129,7 +129,7 @@ void expect_recordings(torch::Device device) {
 TEST(NnGolden, ModulesGiveWhatWasRecorded) { expect_recordings(torch::kCPU); }
 
 TEST(NnGolden, ModulesGiveWhatWasRecordedOnCuda) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no CUDA device";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no GPU";
   expect_recordings(torch::kCUDA);
 }
 

@@ -296,7 +296,7 @@ TEST(Trace, HandsOutWhatWasComputed) {
 
 /// The same numbers on a GPU, forward and backward.
 TEST(Cuda, GivesWhatTheCpuGives) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no CUDA device";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no GPU";
   for (const NamedOptions& kind : every_kind()) {
     auto layer = make_layer(kind.options, torch::kFloat32);
     const Tensor x = random_input(2, 19);
