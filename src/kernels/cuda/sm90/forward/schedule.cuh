@@ -36,8 +36,8 @@ __device__ inline int tiles_up(int columns) {
   return tiles_down<kBlockN>(max(0, columns) + kBlockN - 1);
 }
 
-/// Key tiles [begin, end), counted from column `origin` on, that rows [row, row + kConsumerRows) may
-/// see, at least one. In [clear_begin, clear_end) every row sees every column, and has seen one
+/// Key tiles [begin, end), counted from column `origin` on, that rows [row, row + kConsumerRows)
+/// may see, at least one. In [clear_begin, clear_end) every row sees every column, and has seen one
 /// before. Tiles begin at the first column that an item's first row sees: with a window that is a
 /// tile less to compute than if they began at multiples of their width.
 struct KeyRange {
