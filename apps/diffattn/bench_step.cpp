@@ -26,6 +26,7 @@ struct StepSettings {
   std::vector<int64_t> seq{2048};
   int64_t batch = 1;
   bool checkpointing = false, profile = false;
+  std::vector<std::string> keep_attention{train::RunConfig().train.keep_attention};
   BenchOutput output;
 };
 
@@ -109,17 +110,22 @@ Json profile_step(train::Trainer& trainer, train::BatchSource& source, bool on_g
 
 /// One model with all it needs to train.
 struct Contestant {
-  Contestant(const StepSettings& s, const std::string& name, int64_t seq)
-      : config(configured(s, name, seq)),
+  Contestant(const StepSettings& s, const std::string& attention, const std::string& keep,
+             int64_t seq)
+      : name(s.keep_attention.size() > 1 ? attention + " keeping " + keep : attention),
+        config(configured(s, attention, keep, seq)),
         trainer(train::new_model(config), config),
         source(s.model, s.batch, seq) {}
 
-  static train::RunConfig configured(const StepSettings& s, const std::string& name, int64_t seq) {
-    train::RunConfig result = s.model.run_config(name, s.batch, seq);
+  static train::RunConfig configured(const StepSettings& s, const std::string& attention,
+                                     const std::string& keep, int64_t seq) {
+    train::RunConfig result = s.model.run_config(attention, s.batch, seq);
     result.train.activation_checkpointing = s.checkpointing;
+    result.train.keep_attention = keep;
     return result;
   }
 
+  std::string name;
   train::RunConfig config;
   train::Trainer trainer;
   RandomTokens source;
@@ -147,14 +153,16 @@ int64_t step_memory(Contestant& contestant) {
 Json measure_step(const StepSettings& s, int64_t seq) {
   std::vector<std::unique_ptr<Contestant>> models;
   for (const std::string& name : s.model.attention) {
-    models.push_back(std::make_unique<Contestant>(s, name, seq));
+    for (const std::string& keep : s.keep_attention) {
+      models.push_back(std::make_unique<Contestant>(s, name, keep, seq));
+    }
   }
   auto samples = take_turns(models.size(), s.output.repeat,
                             [&](size_t i) { return run_step(*models[i], s.model.on_gpu()); });
   Json rows = Json::array();
   for (size_t i = 0; i < models.size(); ++i) {
     if (!s.model.on_gpu()) samples[i].memory = step_memory(*models[i]);
-    Json row = bench_row(s.model.attention[i], samples[i]);
+    Json row = bench_row(models[i]->name, samples[i]);
     const double seconds = samples[i].timing.median;
     row["parameters"] = models[i]->trainer.task().parameter_count();
     row["tokens_per_second"] = static_cast<double>(s.batch * seq) / seconds;
@@ -175,10 +183,10 @@ void print_step(const Json& point) {
   fmt::print("\ntraining step, {}: {} x {} tokens, {}, {}\n", point["dtype"].get<std::string>(),
              point["batch"].get<int64_t>(), point["seq"].get<int64_t>(),
              thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
-  fmt::print("  {:<16} {:>11} {:>10} {:>19} {:>10} {:>8} {:>9}\n", "attention", "parameters", "ms",
+  fmt::print("  {:<26} {:>11} {:>10} {:>19} {:>10} {:>8} {:>9}\n", "attention", "parameters", "ms",
              "spread", "tokens/s", "TFLOP/s", "MiB");
   for (const Json& row : point["routes"]) {
-    fmt::print("  {:<16} {:>11} {:>10.1f} {:>19} {:>10.0f} {:>8.3f} {:>9.0f}\n",
+    fmt::print("  {:<26} {:>11} {:>10.1f} {:>19} {:>10.0f} {:>8.3f} {:>9.0f}\n",
                row["route"].get<std::string>(), row["parameters"].get<int64_t>(),
                row["ms"].get<double>(), spread_text(row), row["tokens_per_second"].get<double>(),
                row["tflops"].get<double>(), row["peak_memory_mib"].get<double>());
@@ -226,6 +234,12 @@ Run add_bench_step(CLI::App& bench) {
   verb->add_option("--seq", s->seq, "sequence lengths (2048)")->delimiter(',')->check(positive);
   verb->add_option("--batch", s->batch, "sequences of a step (1)")->check(positive);
   verb->add_flag("--checkpointing", s->checkpointing, "with activation checkpointing");
+  verb->add_option("--keep-attention", s->keep_attention,
+                   "what checkpointing keeps of the attention: results, sums, nothing")
+      ->delimiter(',')
+      ->needs("--checkpointing")
+      ->check(CLI::IsMember({"results", "sums", "nothing"}))
+      ->capture_default_str();
   CLI::Option* profile =
       verb->add_flag("--profile", s->profile, "also what one more step spends its time on");
   add_bench_output(*verb, s->output);

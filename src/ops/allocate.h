@@ -37,6 +37,12 @@ inline ForwardResult allocate_forward(const AttentionArguments& a, bool save_out
   return {rows(a.v.sym_size(-1)), empty_lse(a.q1), empty_lse(a.q1), saved(), saved()};
 }
 
+inline RecomputeResult allocate_recompute(const AttentionArguments& a) {
+  const auto dtype = a.q1.scalar_type();
+  return {empty_like_rows(a.q1, a.v.sym_size(-1), dtype),
+          empty_like_rows(a.q1, saved_width(a), dtype)};
+}
+
 /// Of `tensor`'s shape, contiguous, or empty when it is not wanted.
 inline Tensor allocate_gradient(bool wanted, const Tensor& tensor) {
   return wanted ? at::empty_symint(tensor.sym_sizes(), tensor.options()) : nothing(tensor);

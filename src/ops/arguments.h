@@ -41,6 +41,11 @@ struct ForwardResult {
   Tensor out, lse1, lse2, o, o2;
 };
 
+/// The forward once more, lse1 and lse2 being known: out and o as above.
+struct RecomputeResult {
+  Tensor out, o;
+};
+
 /// Gradients that were not wanted are empty.
 struct BackwardResult {
   Tensor dq1, dq2, dk1, dk2, dv, dlambda, dnorm_weight, dmask;

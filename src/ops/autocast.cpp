@@ -5,6 +5,7 @@
 
 #include <ATen/autocast_mode.h>
 
+#include "ops/again.h"
 #include "ops/entry.h"
 
 namespace diffattn::ops {
@@ -58,6 +59,14 @@ struct Autocast {
 };
 
 }  // namespace
+
+AttentionArguments after_autocast(AttentionArguments a) {
+  const auto device = a.q1.device().type();
+  if (!at::autocast::is_autocast_enabled(device)) return a;
+  if (device == at::kCPU) Autocast<at::kCPU>::cast(a);
+  if (device == at::kCUDA) Autocast<at::kCUDA>::cast(a);
+  return a;
+}
 
 TORCH_LIBRARY_IMPL(diffattn, AutocastCPU, m) { Autocast<at::kCPU>::register_in(m); }
 TORCH_LIBRARY_IMPL(diffattn, AutocastCUDA, m) { Autocast<at::kCUDA>::register_in(m); }

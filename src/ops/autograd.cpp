@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "diffattn/kernels/error.h"
+#include "ops/again.h"
 #include "ops/cuda_fused.h"
 #include "ops/entry.h"
 
@@ -74,6 +75,14 @@ Flags wanted_gradients(AutogradContext* ctx, const variable_list& saved) {
   return wanted;
 }
 
+/// The result that an earlier forward of the same arguments gave, as far as it was kept.
+ForwardResult once_more(const AttentionArguments& a, const KeptAttention& kept) {
+  const Tensor lse1 = kept.lse1.detach(), lse2 = kept.lse2.detach(), o2 = kept.o2.detach();
+  if (kept.out.defined()) return {kept.out.detach(), lse1, lse2, kept.o.detach(), o2};
+  const RecomputeResult r = call::attention_recompute(a, lse1, lse2);
+  return {r.out, lse1, lse2, r.o, o2};
+}
+
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
   /// The differentiable arguments come first and by themselves: autograd looks for tensors there.
@@ -81,9 +90,9 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                const Variable& k1, const Variable& k2, const Variable& v,
                                const Variable& lambda, const OptionalTensor& norm_weight,
                                const OptionalTensor& mask, const AttentionArguments& a,
-                               bool save_outputs) {
+                               bool save_outputs, const KeptAttention* kept) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const ForwardResult r = call::attention_forward(a, save_outputs);
+    const ForwardResult r = kept ? once_more(a, *kept) : call::attention_forward(a, save_outputs);
     ctx->save_for_backward({q1, q2, k1, k2, v, lambda, or_undefined(norm_weight),
                             or_undefined(mask), or_undefined(a.key_starts),
                             or_undefined(a.key_lengths), or_undefined(a.cu_seqlens_q),
@@ -97,7 +106,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    constexpr int kArguments = 10;
+    constexpr int kArguments = 11;
     variable_list result(kArguments);
     if (!grads[0].defined()) return result;
     const variable_list s = ctx->get_saved_variables();
@@ -166,21 +175,19 @@ class NoSecondDerivative : public torch::autograd::Function<NoSecondDerivative> 
   }
 };
 
-/// The fused CUDA backward would otherwise recompute O and O2. Decided by what fake tensors know
-/// too.
-bool backward_reads_outputs(const AttentionArguments& a) {
-  return cuda_fused() != nullptr && a.q1.is_cuda() && a.q1.scalar_type() != torch::kFloat64;
+bool attention_needs_gradient(const AttentionArguments& a) {
+  return needs_gradient({a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask});
 }
 
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   refuse_forward_mode({a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask});
-  if (!needs_gradient({a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask})) {
+  if (!attention_needs_gradient(a)) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call::attention_forward(a, save_outputs);
   }
-  const variable_list r =
-      AttentionFunction::apply(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask, a,
-                               save_outputs || backward_reads_outputs(a));
+  const variable_list r = AttentionFunction::apply(
+      a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask, a,
+      save_outputs || backward_reads_outputs(a), static_cast<const KeptAttention*>(nullptr));
   return {r[0], r[1], r[2], r[3], r[4]};
 }
 
@@ -236,7 +243,12 @@ BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a, S
           .dmask = r[5]};
 }
 
-// Decoding and looking at maps have no gradients: their results never require one.
+// Half a forward, decoding and looking at maps have no gradients: their results never require one.
+RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call::attention_recompute(a, lse1, lse2);
+}
+
 Tensor decode(const AttentionArguments& a) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return call::decode(a);
@@ -254,12 +266,29 @@ Tensor attention(const AttentionArguments& a) {
 
 }  // namespace
 
+/// The fused CUDA backward would otherwise recompute O and O2. Decided by what fake tensors know
+/// too.
+bool backward_reads_outputs(const AttentionArguments& a) {
+  return cuda_fused() != nullptr && a.q1.is_cuda() && a.q1.scalar_type() != torch::kFloat64;
+}
+
+Tensor forward_again(const AttentionArguments& a, const KeptAttention& kept) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  refuse_forward_mode({a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask});
+  if (!attention_needs_gradient(a)) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return once_more(a, kept).out;
+  }
+  return AttentionFunction::apply(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask, a,
+                                  /*save_outputs=*/true, &kept)[0];
+}
+
 TORCH_LIBRARY_IMPL(diffattn, CompositeImplicitAutograd, m) {
   m.impl("attention", entry::attention<attention>);
 }
 
 TORCH_LIBRARY_IMPL(diffattn, Autograd, m) {
-  entry::implement<forward, backward, decode, stats, stats_backward, map>(m);
+  entry::implement<forward, recompute, backward, decode, stats, stats_backward, map>(m);
 }
 
 }  // namespace diffattn::ops

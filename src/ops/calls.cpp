@@ -16,6 +16,8 @@ auto operator_handle(const char* name, Function*) {
 // Stand-ins: the entry templates need an implementation to have a type.
 constexpr auto kAttention = [](const AttentionArguments&) -> Tensor { return {}; };
 constexpr auto kForward = [](const AttentionArguments&, bool) -> ForwardResult { return {}; };
+constexpr auto kRecompute = [](const AttentionArguments&, const Tensor&,
+                               const Tensor&) -> RecomputeResult { return {}; };
 constexpr auto kBackward = [](const Tensor&, const AttentionArguments&, const Saved&,
                               Wanted) -> BackwardResult { return {}; };
 constexpr auto kStats = [](const ProblemArguments&, double) -> Tensor { return {}; };
@@ -43,6 +45,15 @@ ForwardResult attention_forward(const AttentionArguments& a, bool save_outputs) 
       op.call(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, DIFFATTN_PROBLEM_VALUES,
               DIFFATTN_EPILOGUE_VALUES, save_outputs);
   return {out, lse1, lse2, o, o2};
+}
+
+RecomputeResult attention_recompute(const AttentionArguments& a, const Tensor& lse1,
+                                    const Tensor& lse2) {
+  static const auto op =
+      operator_handle("diffattn::attention_recompute", &entry::attention_recompute<kRecompute>);
+  auto [out, o] = op.call(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, lse1, lse2,
+                          DIFFATTN_PROBLEM_VALUES, DIFFATTN_EPILOGUE_VALUES);
+  return {out, o};
 }
 
 BackwardResult attention_backward(const Tensor& dout, const AttentionArguments& a,

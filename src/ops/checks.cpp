@@ -200,11 +200,26 @@ void check_grid(const MapGrid& grid, int64_t seq_q, int64_t seq_k) {
   check_range("columns", grid.col_begin, grid.col_end, grid.cols, seq_k);
 }
 
-void check_dout(const Tensor& dout, const AttentionArguments& a) {
+void check_lse(const Tensor& lse1, const Tensor& lse2, const AttentionArguments& a) {
+  auto sizes = a.q1.sym_sizes().slice(0, a.q1.dim() - 1).vec();
+  std::swap(sizes[sizes.size() - 2], sizes[sizes.size() - 1]);
+  const auto type = accumulator_type(a.q1.scalar_type());
+  const auto check_one = [&](const char* name, const Tensor& lse) {
+    check_device(name, lse, a.q1);
+    check_shape(name, lse, sizes, "(one number per head and row)");
+    if (lse.scalar_type() == type) return;
+    throw_argument_error(name, text(type) + ", as the forward gives it", text(lse.scalar_type()));
+  };
+  check_one("lse1", lse1);
+  check_one("lse2", lse2);
+}
+
+void check_output(const char* name, const Tensor& tensor, const AttentionArguments& a,
+                  std::optional<c10::SymInt> width) {
   auto sizes = a.q1.sym_sizes().vec();
-  sizes.back() = a.v.sym_size(-1);
-  check_activation("dout", dout, a.q1, a.packed());
-  check_shape("dout", dout, sizes, "like the output");
+  sizes.back() = width ? *width : a.v.sym_size(-1);
+  check_activation(name, tensor, a.q1, a.packed());
+  check_shape(name, tensor, sizes, "like the output");
 }
 
 }  // namespace diffattn::ops

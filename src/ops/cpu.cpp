@@ -32,10 +32,18 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   return result;
 }
 
+/// No kernel here gains by known sums.
+RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
+  check(a);
+  check_lse(lse1, lse2, a);
+  const ForwardResult whole = forward(a, /*save_outputs=*/true);
+  return {whole.out, whole.o};
+}
+
 BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const Saved& saved,
                         Wanted wanted) {
   check(a);
-  check_dout(dout, a);
+  check_output("dout", dout, a);
   BackwardParams params;
   HostProblem host(a, params);
   params.value_dim = a.v.size(-1);
@@ -107,7 +115,7 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(diffattn, CPU, m) {
-  entry::implement<forward, backward, decode, stats, stats_backward, map>(m);
+  entry::implement<forward, recompute, backward, decode, stats, stats_backward, map>(m);
 }
 
 }  // namespace diffattn::ops::on_cpu

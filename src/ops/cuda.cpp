@@ -34,10 +34,18 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   return composed::forward(a, save_outputs);
 }
 
+RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
+  check(a);
+  check_lse(lse1, lse2, a);
+  if (cuda_fused_takes(a, a.v.size(-1))) return cuda_fused()->recompute(a, lse1, lse2);
+  const ForwardResult whole = forward(a, /*save_outputs=*/true);
+  return {whole.out, whole.o};
+}
+
 BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const Saved& saved,
                         Wanted wanted) {
   check(a);
-  check_dout(dout, a);
+  check_output("dout", dout, a);
   if (cuda_fused_takes(a, a.v.size(-1))) return cuda_fused()->backward(dout, a, saved, wanted);
   check_values(a);
   return composed::backward(dout, a, wanted);
@@ -69,7 +77,7 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(diffattn, CUDA, m) {
-  entry::implement<forward, backward, decode, stats, stats_backward, map>(m);
+  entry::implement<forward, recompute, backward, decode, stats, stats_backward, map>(m);
 }
 
 }  // namespace diffattn::ops::on_cuda

@@ -73,6 +73,41 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   return result;
 }
 
+/// Only asks: outputs of the operators can be stored by any kernel, and no sum is read.
+bool takes_recompute(const AttentionArguments& a) {
+  const c10::DeviceGuard guard(a.q1.device());
+  apply_limit();
+  ForwardParams params;
+  const DeviceProblem views(a, params);
+  params.value_dim = a.v.size(-1);
+  params.v = view_of(a.v);
+  params.lse1 = params.lse2 = {const_cast<void*>(params.lambda.data)};
+  return cuda::takes_recompute(params);
+}
+
+RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
+  const c10::DeviceGuard guard(a.q1.device());
+  apply_limit();
+  ForwardParams params;
+  DeviceProblem views(a, params);
+  params.value_dim = a.v.size(-1);
+  const RecomputeResult result = allocate_recompute(a);
+  params.v = view_of(a.v);
+  params.epilogue = views.epilogue(a);
+  params.out = mutable_view_of(result.out);
+  params.lse1 = mutable_rows_of(lse1);  // the kernel reads both
+  params.lse2 = mutable_rows_of(lse2);
+  params.o = mutable_view_of(result.o);
+  params.o_rest = rests_of(params.o, result.o, params.value_dim);
+  if (!cuda::takes_recompute(params)) {
+    const ForwardResult whole = forward(a, /*save_outputs=*/true);
+    return {whole.out, whole.o};
+  }
+  const Tensor workspace = workspace_on(a.q1, cuda::forward_workspace_bytes(params));
+  cuda::recompute(params, workspace.mutable_data_ptr(), current_stream(a.q1.device()));
+  return result;
+}
+
 BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const Saved& saved,
                         const Wanted& wanted) {
   const c10::DeviceGuard guard(a.q1.device());
@@ -139,8 +174,8 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
 }  // namespace
 
 const CudaFused* cuda_fused() {
-  static const CudaFused kernels{has_sm90, name,  takes,          forward,
-                                 backward, stats, stats_backward, map};
+  static const CudaFused kernels{has_sm90,  name,     takes, forward,        takes_recompute,
+                                 recompute, backward, stats, stats_backward, map};
   return &kernels;
 }
 

@@ -17,6 +17,10 @@ struct CudaFused {
   /// Is there a kernel for these tensors on their device? `value_dim` of v.
   bool (*takes)(const ProblemArguments& arguments, int64_t value_dim);
   ForwardResult (*forward)(const AttentionArguments& arguments, bool save_outputs);
+  /// Is there a kernel for this forward that does less once lse1 and lse2 are known?
+  bool (*takes_recompute)(const AttentionArguments& arguments);
+  RecomputeResult (*recompute)(const AttentionArguments& arguments, const Tensor& lse1,
+                               const Tensor& lse2);
   BackwardResult (*backward)(const Tensor& dout, const AttentionArguments& arguments,
                              const Saved& saved, const Wanted& wanted);
   Tensor (*stats)(const ProblemArguments& arguments, double sparse_threshold);

@@ -31,6 +31,7 @@ namespace diffattn::ops {
 
 using Wanted = std::array<bool, 8>;       // of BackwardResult's members, in order
 using StatsWanted = std::array<bool, 6>;  // dq1, dq2, dk1, dk2, dlambda, dmask
+using TwoTensors = std::tuple<Tensor, Tensor>;
 using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using SixTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using EightTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -59,6 +60,14 @@ FiveTensors attention_forward(DIFFATTN_QUERIES_AND_KEYS, const Tensor& v, const 
                               bool save_outputs) {
   const ForwardResult r = Implementation(AttentionArguments DIFFATTN_PACK_ATTENTION, save_outputs);
   return {r.out, r.lse1, r.lse2, r.o, r.o2};
+}
+
+template <auto Implementation>
+TwoTensors attention_recompute(DIFFATTN_QUERIES_AND_KEYS, const Tensor& v, const Tensor& lam,
+                               const Tensor& lse1, const Tensor& lse2, DIFFATTN_PROBLEM_PARAMETERS,
+                               DIFFATTN_EPILOGUE_PARAMETERS) {
+  const RecomputeResult r = Implementation(AttentionArguments DIFFATTN_PACK_ATTENTION, lse1, lse2);
+  return {r.out, r.o};
 }
 
 template <auto Implementation>
@@ -107,9 +116,11 @@ Tensor attention_map(DIFFATTN_QUERIES_AND_KEYS, const Tensor& lam, int64_t row_b
 }
 
 /// Registers one implementation of each operator.
-template <auto Forward, auto Backward, auto Decode, auto Stats, auto StatsBackward, auto Map>
+template <auto Forward, auto Recompute, auto Backward, auto Decode, auto Stats, auto StatsBackward,
+          auto Map>
 void implement(torch::Library& m) {
   m.impl("attention_forward", attention_forward<Forward>);
+  m.impl("attention_recompute", attention_recompute<Recompute>);
   m.impl("attention_backward", attention_backward<Backward>);
   m.impl("decode", decode<Decode>);
   m.impl("attention_stats", attention_stats<Stats>);
@@ -123,6 +134,8 @@ namespace call {
 
 Tensor attention(const AttentionArguments& arguments);
 ForwardResult attention_forward(const AttentionArguments& arguments, bool save_outputs);
+RecomputeResult attention_recompute(const AttentionArguments& arguments, const Tensor& lse1,
+                                    const Tensor& lse2);
 BackwardResult attention_backward(const Tensor& dout, const AttentionArguments& arguments,
                                   const Saved& saved, Wanted wanted);
 Tensor decode(const AttentionArguments& arguments);

@@ -14,6 +14,12 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   return allocate_forward(a, save_outputs);
 }
 
+RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
+  check(a);
+  check_lse(lse1, lse2, a);
+  return allocate_recompute(a);
+}
+
 BackwardResult backward(const Tensor&, const AttentionArguments& a, const Saved&, Wanted wanted) {
   check(a);
   return allocate_backward(a, wanted);
@@ -40,7 +46,7 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(diffattn, Meta, m) {
-  entry::implement<forward, backward, decode, stats, stats_backward, map>(m);
+  entry::implement<forward, recompute, backward, decode, stats, stats_backward, map>(m);
 }
 
 }  // namespace diffattn::ops::on_meta

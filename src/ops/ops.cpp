@@ -3,8 +3,13 @@
 // The C++ face of the operators.
 
 #include "diffattn/ops.h"
+#include "diffattn/ops_again.h"
 
 #include "diffattn/kernels/error.h"
+#include "ops/again.h"
+#include "ops/allocate.h"
+#include "ops/checks.h"
+#include "ops/cuda_fused.h"
 #include "ops/entry.h"
 
 namespace diffattn {
@@ -38,12 +43,58 @@ ops::AttentionArguments attention_arguments(const torch::Tensor& q1, const torch
           options.norm_eps(), options.out_scale()};
 }
 
+/// Does a kernel gain by known sums?
+bool takes_recompute(const ops::AttentionArguments& a) {
+  return a.q1.is_cuda() && ops::cuda_fused_takes(a, a.v.size(-1)) &&
+         ops::cuda_fused()->takes_recompute(a);
+}
+
+/// Of the same call, as far as shapes and types tell.
+void check_kept(const KeptAttention& kept, const ops::AttentionArguments& a) {
+  if (!kept.lse2.defined() || !kept.o2.defined() || kept.out.defined() != kept.o.defined()) {
+    throw_argument_error("kept", "what attention_first gave", "a part of it");
+  }
+  ops::check_lse(kept.lse1, kept.lse2, a);
+  if (kept.out.defined()) ops::check_output("out", kept.out, a);
+  const auto check_saved = [&](const char* name, const torch::Tensor& saved) {
+    if (saved.defined() && saved.dim() > 1) ops::check_output(name, saved, a, ops::saved_width(a));
+  };
+  check_saved("o", kept.o);
+  check_saved("o2", kept.o2);
+}
+
 }  // namespace
 
 torch::Tensor attention(const torch::Tensor& q1, const torch::Tensor& q2, const torch::Tensor& k1,
                         const torch::Tensor& k2, const torch::Tensor& v,
                         const torch::Tensor& lambda, const AttentionOptions& options) {
   return ops::call::attention(attention_arguments(q1, q2, k1, k2, v, lambda, options));
+}
+
+FirstAttention attention_first(const torch::Tensor& q1, const torch::Tensor& q2,
+                               const torch::Tensor& k1, const torch::Tensor& k2,
+                               const torch::Tensor& v, const torch::Tensor& lambda,
+                               const AttentionOptions& options, KeepAttention keep) {
+  const torch::NoGradGuard no_grad;
+  const auto a = ops::after_autocast(attention_arguments(q1, q2, k1, k2, v, lambda, options));
+  ops::check(a);
+  const bool sums = keep == KeepAttention::kSums && takes_recompute(a);
+  if (keep != KeepAttention::kResults && !sums) return {ops::call::attention(a), {}};
+  const ops::ForwardResult r =
+      ops::call::attention_forward(a, sums || ops::backward_reads_outputs(a));
+  if (sums) return {r.out, {.out = {}, .lse1 = r.lse1, .lse2 = r.lse2, .o = {}, .o2 = r.o2}};
+  return {r.out, {r.out, r.lse1, r.lse2, r.o, r.o2}};
+}
+
+torch::Tensor attention_again(const torch::Tensor& q1, const torch::Tensor& q2,
+                              const torch::Tensor& k1, const torch::Tensor& k2,
+                              const torch::Tensor& v, const torch::Tensor& lambda,
+                              const AttentionOptions& options, const KeptAttention& kept) {
+  const auto a = ops::after_autocast(attention_arguments(q1, q2, k1, k2, v, lambda, options));
+  if (!kept.lse1.defined()) return ops::call::attention(a);
+  ops::check(a);
+  check_kept(kept, a);
+  return ops::forward_again(a, kept);
 }
 
 torch::Tensor decode(const torch::Tensor& q1, const torch::Tensor& q2, const torch::Tensor& k1,

@@ -30,6 +30,10 @@ TORCH_LIBRARY(diffattn, m) {
          ", bool save_outputs=False) -> "
          "(Tensor out, Tensor lse1, Tensor lse2, Tensor o, Tensor o2)");
 
+  define("attention_recompute(" + kQueriesAndKeys +
+         ", Tensor v, Tensor lam, Tensor lse1, Tensor lse2, *, " + kProblem + ", " + kEpilogue +
+         ") -> (Tensor out, Tensor o)");
+
   define("attention_backward(Tensor dout, " + kQueriesAndKeys +
          ", Tensor v, Tensor lam, Tensor lse1, Tensor lse2, Tensor o, Tensor o2, bool[8] wanted, "
          "*, " +

@@ -71,6 +71,20 @@ LayerBytes layer_bytes(const RunConfig& config) {
   return {attention + feed_forward, gradients + (gpu ? 14 * hidden * 4 + 6 * heads * bytes : 0)};
 }
 
+/// Bytes per token that activation checkpointing keeps of a layer's attention.
+int64_t kept_bytes(const RunConfig& config) {
+  const RunConfig::Model& m = config.model;
+  const bool gpu = config.train.device != "cpu", mixed = config.train.dtype == "bfloat16";
+  if (m.attention == "transformer" || m.attention == "introspective") return 0;
+  const int64_t out = m.num_attention_heads * m.head_dim * (mixed ? 2 : 4);
+  const int64_t sums = 2 * (m.num_attention_heads / 2) * 4;
+  const int64_t saved = mixed ? out + out / 2 : out;  // o and o2, a byte of each rounding beside
+  const int64_t calls = m.attention == "dint" ? 2 : 1;
+  if (config.train.keep_attention == "results") return calls * (out + sums + (gpu ? 2 * saved : 0));
+  const bool has_kernel = gpu && mixed && (m.head_dim == 64 || m.head_dim == 128);
+  return config.train.keep_attention == "sums" && has_kernel ? calls * (saved + sums) : 0;
+}
+
 }  // namespace
 
 MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count) {
@@ -85,9 +99,12 @@ MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count)
   estimate.parameters = parameter_count * (mixed ? 6 : 4);
   estimate.optimizer = parameter_count * 8;
   estimate.gradients = parameter_count * 4 + tokens * layer.working;
-  estimate.activations = config.train.activation_checkpointing
-                             ? m.num_hidden_layers * hidden_rows + tokens * layer.saved
-                             : m.num_hidden_layers * tokens * layer.saved;
+  // The layer that is run again has what it kept already.
+  const int64_t kept = kept_bytes(config);
+  estimate.activations =
+      config.train.activation_checkpointing
+          ? m.num_hidden_layers * (hidden_rows + tokens * kept) + tokens * (layer.saved - kept)
+          : m.num_hidden_layers * tokens * layer.saved;
   estimate.activations += 2 * hidden_rows;  // before and after the last norm
   const int64_t chunk = std::min(nn::default_chunk_bytes(torch::Device(config.train.device)),
                                  tokens * m.vocab_size * int64_t{4});

@@ -27,11 +27,16 @@ Schedule schedule_of(const RunConfig::Train& t) {
           .decay = decay_from_name(t.schedule)};
 }
 
+KeepAttention keep_from_name(const std::string& name) {
+  if (name == "results") return KeepAttention::kResults;
+  return name == "sums" ? KeepAttention::kSums : KeepAttention::kNothing;
+}
+
 std::shared_ptr<TaskModel> on_device(std::shared_ptr<TaskModel> model, torch::Device device,
-                                     bool checkpointing) {
+                                     const RunConfig::Train& t) {
   model->module()->to(device);
   model->module()->train();
-  model->checkpoint_activations(checkpointing);
+  model->checkpoint_activations(t.activation_checkpointing, keep_from_name(t.keep_attention));
   return model;
 }
 
@@ -43,7 +48,7 @@ Trainer::Trainer(nn::CausalLM model, const RunConfig& config)
 Trainer::Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config)
     : config_(config),
       device_(config.train.device),
-      model_(on_device(std::move(model), device_, config.train.activation_checkpointing)),
+      model_(on_device(std::move(model), device_, config.train)),
       optimizer_(*model_->module(), {config.train.beta1, config.train.beta2, config.train.eps,
                                      config.train.weight_decay}),
       schedule_(schedule_of(config.train)),

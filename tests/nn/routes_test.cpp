@@ -4,6 +4,9 @@
 // attention and every kind of mask.
 
 #include "diffattn/nn/route.h"
+
+#include <ATen/Context.h>
+
 #include "layers.h"
 
 namespace diffattn::testing::routes_test {
@@ -139,6 +142,53 @@ TEST(RoutesOfEmptyRows, GiveZero) {
       EXPECT_EQ(grad.abs().max().item<double>(), 0.0) << kind.name << ", " << route_name(route);
     }
   }
+}
+
+/// With each kind of torch's kernels alone. Calls of equal shapes follow each other here, and each
+/// must give the gradients of its own operands.
+TEST(RoutesOnCuda, GiveTheGradientsOfTheFusedRoute) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no GPU";
+  torch::manual_seed(5);
+  const auto random = [](int64_t width) {
+    return torch::randn({2, 256, 2, width}, torch::dtype(torch::kBFloat16).device(torch::kCUDA))
+        .requires_grad_(true);
+  };
+  nn::HeadTensors heads{random(64), random(64), random(64), random(64), random(128)};
+  heads.lambda = torch::full({}, 0.5, torch::device(torch::kCUDA));
+  heads.options.causal(true);
+  const std::vector<Tensor> leaves{heads.q1, heads.q2, heads.k1, heads.k2, heads.v};
+  const Tensor dout = torch::randn_like(heads.v);
+  const auto gradients = [&](Route route) {
+    return torch::autograd::grad({attend(route, heads)}, leaves, {dout});
+  };
+  const auto fused = gradients(Route::kFused);
+  at::Context& context = at::globalContext();
+  int computed = 0;
+  for (int kernels = 0; kernels < 3; ++kernels) {
+    context.setSDPUseCuDNN(kernels == 0);
+    context.setSDPUseFlash(kernels == 1);
+    context.setSDPUseMemEfficient(kernels == 2);
+    context.setSDPUseMath(false);
+    for (const Route route : nn::routes()) {
+      std::vector<Tensor> other;
+      try {
+        other = gradients(route);
+      } catch (const c10::Error&) {
+        continue;  // not every kind takes every shape
+      }
+      ++computed;
+      for (size_t i = 0; i < fused.size(); ++i) {
+        const double error = ((other[i] - fused[i]).norm() / fused[i].norm()).item<double>();
+        EXPECT_LT(error, 0.03) << route_name(route) << ", kernels " << kernels << ", gradient "
+                               << i;
+      }
+    }
+  }
+  context.setSDPUseCuDNN(true);
+  context.setSDPUseFlash(true);
+  context.setSDPUseMemEfficient(true);
+  context.setSDPUseMath(true);
+  EXPECT_GE(computed, 12);
 }
 
 TEST(RouteNames, AreReadBack) {

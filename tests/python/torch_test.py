@@ -2,6 +2,7 @@
 """The package among torch's own tools: compile, export, autocast, checkpoint, vmap, DDP; and its
 modules against what the published ones compute."""
 import copy
+import functools
 import os
 import pathlib
 import subprocess
@@ -11,7 +12,8 @@ import unittest
 
 import torch
 from torch.library import opcheck
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import diffattn
 
@@ -44,10 +46,23 @@ class Registration(unittest.TestCase):
             opcheck(ops.attention_backward.default,
                     (torch.ones_like(out), q1, q2, k1, k2, v, lam, *saved, [True] * 6 + [False] * 2),
                     options)
+            opcheck(ops.attention_recompute.default, (q1, q2, k1, k2, v, lam, *saved[:2]), options)
             stats = ops.attention_stats(q1, q2, k1, k2, lam, causal=True)
             opcheck(ops.attention_stats_backward.default,
                     (torch.ones_like(stats), q1, q2, k1, k2, lam, [True] * 5 + [False]),
                     dict(causal=True))
+
+    def test_known_sums_give_the_same_output(self):
+        for device in DEVICES:
+            tensors = [t.detach() for t in inputs(device=device)]
+            options = dict(causal=True, norm_eps=1e-5)
+            out, lse1, lse2, o, _ = ops.attention_forward(*tensors, **options, save_outputs=True)
+            again = ops.attention_recompute(*tensors, lse1, lse2, **options)
+            self.assertTrue(torch.equal(again[0], out) and torch.equal(again[1], o))
+            with self.assertRaisesRegex(RuntimeError, "lse2.*one number per head and row"):
+                ops.attention_recompute(*tensors, lse1, lse2[:, :1], **options)
+            meta = ops.attention_recompute(*(t.to("meta") for t in (*tensors, lse1, lse2)))
+            self.assertEqual([t.shape for t in meta], [out.shape, o.shape])
 
     def test_schemas_stay_compatible(self):
         """Arguments are only ever added at the end, with a default."""
@@ -138,6 +153,30 @@ class Transforms(unittest.TestCase):
                 for tensor, wanted in zip(tensors, want):
                     self.assertTrue(torch.equal(tensor.grad, wanted))
                     tensor.grad = None
+
+    def test_selective_checkpointing_keeps_the_attention(self):
+        calls = []
+
+        class Calls(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                calls.append(str(function))
+                return function(*args, **(kwargs or {}))
+
+        def layer(*t):
+            return diffattn.attention(*t, causal=True, norm_eps=1e-5).tanh()
+
+        keep = functools.partial(create_selective_checkpoint_contexts,
+                                 [ops.attention_forward.default])
+        tensors = inputs()
+        want = gradients(layer(*tensors), tensors)
+        for options, times in ((dict(), 2), (dict(context_fn=keep), 1)):
+            calls.clear()
+            with Calls():
+                out = checkpoint(layer, *tensors, use_reentrant=False, **options)
+                got = gradients(out, tensors)
+            self.assertEqual(calls.count("diffattn.attention_forward.default"), times)
+            for a, b in zip(got, want):
+                self.assertTrue(torch.equal(a, b))
 
 
 DDP_PROGRAM = """

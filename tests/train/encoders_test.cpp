@@ -220,9 +220,10 @@ TEST(EncoderDecoder, PackedTextsReadTheirOwnSources) {
   EXPECT_THROW(model->decode(own_text, model->encode(source)), c10::Error);
 }
 
-std::vector<Tensor> gradients_of(nn::EncoderDecoder& model, bool recompute) {
+std::vector<Tensor> gradients_of(nn::EncoderDecoder& model, bool recompute,
+                                 KeepAttention keep = KeepAttention::kNothing) {
   model->zero_grad();
-  model->checkpoint_activations(recompute);
+  model->checkpoint_activations(recompute, keep);
   nn::ModelInput source, text;
   source.ids = torch::arange(12).view({2, 6});
   text.ids = torch::arange(8).view({2, 4});
@@ -239,8 +240,11 @@ std::vector<Tensor> gradients_of(nn::EncoderDecoder& model, bool recompute) {
 TEST(EncoderDecoder, RecomputationGivesTheSameGradients) {
   torch::manual_seed(10);
   nn::EncoderDecoder model(tiny_config(nn::ModelKind::kEncoderDecoder, "diffllama"));
-  const auto plain = gradients_of(model, false), again = gradients_of(model, true);
-  for (size_t i = 0; i < plain.size(); ++i) EXPECT_LT(distance(plain[i], again[i]), 1e-5) << i;
+  const auto plain = gradients_of(model, false);
+  for (const auto keep : {KeepAttention::kNothing, KeepAttention::kSums, KeepAttention::kResults}) {
+    const auto again = gradients_of(model, true, keep);
+    for (size_t i = 0; i < plain.size(); ++i) EXPECT_LT(distance(plain[i], again[i]), 1e-5) << i;
+  }
 }
 
 TEST(Stack, RefusesTracesOfRecomputedBlocks) {

@@ -65,7 +65,7 @@ class EncoderDecoderImpl : public torch::nn::Module {
   /// [V, E]: the head's weight, the embedding's when tied.
   torch::Tensor head_weight() const;
   /// As StackImpl's, of both.
-  void checkpoint_activations(bool on);
+  void checkpoint_activations(bool on, KeepAttention keep = KeepAttention::kResults);
 
   const ModelConfig config;
   torch::nn::Embedding embed_tokens{nullptr};

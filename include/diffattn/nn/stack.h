@@ -10,6 +10,7 @@
 #include "diffattn/nn/block.h"
 #include "diffattn/nn/model_config.h"
 #include "diffattn/nn/rms_norm.h"
+#include "diffattn/ops_again.h"
 
 namespace diffattn::nn {
 
@@ -57,9 +58,13 @@ class StackImpl : public torch::nn::Module {
   StackImpl(const ModelConfig& config, const StackOptions& options);
   ModelOutput forward(const ModelInput& input);
 
-  /// Blocks keep only their inputs for the backward pass and compute the rest again there. Traces
-  /// are then refused wherever gradients are recorded: what they hold would not be the graph's.
-  void checkpoint_activations(bool on) { checkpointed_ = on; }
+  /// Blocks keep only their inputs and, of their attention, what `keep` says for the backward pass
+  /// and compute the rest again there. Traces are then refused wherever gradients are recorded:
+  /// what they hold would not be the graph's.
+  void checkpoint_activations(bool on, KeepAttention keep = KeepAttention::kResults) {
+    checkpointed_ = on;
+    keep_ = keep;
+  }
 
   torch::nn::Embedding embed_tokens{nullptr};  // null without StackOptions::embedding
   std::vector<DiffBlock> layers;
@@ -69,6 +74,7 @@ class StackImpl : public torch::nn::Module {
   void check_input(const ModelInput& input) const;
 
   bool checkpointed_ = false;
+  KeepAttention keep_ = KeepAttention::kResults;
 };
 TORCH_MODULE(Stack);
 

@@ -95,6 +95,7 @@ struct RunConfig {
     std::string dtype = "float32";  // or "bfloat16": mixed precision, float32 master weights
     std::string device = "cpu";
     bool activation_checkpointing = false;
+    std::string keep_attention = "results";  // by activation checkpointing; or "sums", "nothing"
     int64_t eval_every = 200, eval_batches = 16;
     int64_t log_every = 10, stats_every = 0;
     int64_t checkpoint_every = 200, keep_checkpoints = 3;

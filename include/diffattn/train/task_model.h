@@ -34,7 +34,7 @@ class TaskModel {
 
   virtual std::shared_ptr<torch::nn::Module> module() const = 0;
   virtual const nn::ModelConfig& config() const = 0;
-  virtual void checkpoint_activations(bool on) = 0;
+  virtual void checkpoint_activations(bool on, KeepAttention keep) = 0;
   /// The loss that is differentiated. `traces`, when given, gets every attention layer of the model
   /// (an encoder-decoder's: encoder, decoder, cross-attention).
   virtual nn::TokenLoss loss(const Batch& batch, const nn::CrossEntropyOptions& options,

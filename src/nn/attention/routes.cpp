@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "diffattn/nn/route.h"
+#include "nn/attention/kept_calls.h"
 #include "nn/attention/visible.h"
 
 namespace diffattn::nn {
@@ -99,13 +100,15 @@ Tensor two_calls_padded(const SdpaProblem& p) {
                     sdpa(p, pad(p.q2), pad(p.k2), p.v, p.mask));
 }
 
+/// Halves are joined before the difference: then the gradients of all four calls have the same
+/// strides. torch's backward with cuDNN uses what it prepared for one call for the next one of the
+/// same shapes, whatever the strides of its gradient, and would read wrong or foreign memory.
 Tensor four_calls(const SdpaProblem& p) {
-  std::vector<Tensor> outs;
-  for (const Tensor& half : halves_of(p.v)) {
-    outs.push_back(
-        difference(p, sdpa(p, p.q1, p.k1, half, p.mask), sdpa(p, p.q2, p.k2, half, p.mask)));
-  }
-  return torch::cat(outs, -1);
+  const auto half = halves_of(p.v);
+  const auto map = [&](const Tensor& q, const Tensor& k) {
+    return torch::cat({sdpa(p, q, k, half[0], p.mask), sdpa(p, q, k, half[1], p.mask)}, -1);
+  };
+  return difference(p, map(p.q1, p.k1), map(p.q2, p.k2));
 }
 
 /// Four heads for each: (map 1, map 1, map 2, map 2) with (v left, v right, v left, v right).
@@ -193,6 +196,7 @@ bool takes_decode(const HeadTensors& heads) {
 }
 
 Tensor fused(const HeadTensors& h) {
+  if (KeptCalls* calls = KeptCalls::current()) return calls->attend(h);
   return takes_decode(h) ? decode(h.q1, h.q2, h.k1, h.k2, h.v, h.lambda, h.options)
                          : attention(h.q1, h.q2, h.k1, h.k2, h.v, h.lambda, h.options);
 }

@@ -123,9 +123,9 @@ Tensor EncoderDecoderImpl::logits(const Tensor& hidden) {
   return torch::nn::functional::linear(hidden, head_weight());
 }
 
-void EncoderDecoderImpl::checkpoint_activations(bool on) {
-  encoder->checkpoint_activations(on);
-  decoder->checkpoint_activations(on);
+void EncoderDecoderImpl::checkpoint_activations(bool on, KeepAttention keep) {
+  encoder->checkpoint_activations(on, keep);
+  decoder->checkpoint_activations(on, keep);
 }
 
 }  // namespace diffattn::nn

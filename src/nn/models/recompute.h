@@ -5,13 +5,15 @@
 
 #include <functional>
 
+#include "diffattn/ops_again.h"
+
 namespace diffattn::nn {
 
-/// run(x, context), keeping only these two for the backward pass, which calls `run` a second time.
-/// `context` may be undefined. Gradients of parameters that `run` uses are added to them there.
-/// `run` must give the same result both times.
+/// run(x, context), keeping only these two and, of its attention calls, what `keep` says for the
+/// backward pass, which calls `run` a second time. `context` may be undefined. Gradients of
+/// parameters that `run` uses are added to them there. `run` must give the same result both times.
 torch::Tensor recomputed(
     const std::function<torch::Tensor(const torch::Tensor& x, const torch::Tensor& context)>& run,
-    const torch::Tensor& x, const torch::Tensor& context = {});
+    const torch::Tensor& x, const torch::Tensor& context, KeepAttention keep);
 
 }  // namespace diffattn::nn

@@ -87,14 +87,17 @@ ModelOutput StackImpl::forward(const ModelInput& input) {
     AttentionInput cross{.mask = input.context_mask};
     cross.cache = entry(input.cross_caches, i);
     AttentionTrace *trace = entry(input.traces, i), *cross_trace = entry(input.cross_traces, i);
-    auto run = [=, layer = layers[i]](const Tensor& rows, const Tensor& context) mutable {
-      self.x = rows;
-      if (!layer->cross_attn) return layer->forward(self, trace);
-      if (context.defined()) cross.context = context;
-      return layer->forward(self, cross, trace, cross_trace);
+    // Changes copies: what it captured lives as long as the graph.
+    const auto run = [=, layer = layers[i]](const Tensor& rows, const Tensor& context) {
+      AttentionInput input_rows = self, looked_at = cross;
+      input_rows.x = rows;
+      DiffBlock block = layer;
+      if (!block->cross_attn) return block->forward(input_rows, trace);
+      if (context.defined()) looked_at.context = context;
+      return block->forward(input_rows, looked_at, trace, cross_trace);
     };
     const Tensor context = input.context.value_or(Tensor());
-    x = recompute ? recomputed(run, x, context) : run(x, context);
+    x = recompute ? recomputed(run, x, context, keep_) : run(x, context);
   }
   output.last = norm(x);
   if (input.keep_hidden) output.hidden.push_back(output.last);

@@ -39,7 +39,9 @@ class LanguageTask final : public TaskModel {
   explicit LanguageTask(nn::CausalLM model) : model_(std::move(model)) {}
   std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   const nn::ModelConfig& config() const override { return model_->config; }
-  void checkpoint_activations(bool on) override { model_->model->checkpoint_activations(on); }
+  void checkpoint_activations(bool on, KeepAttention keep) override {
+    model_->model->checkpoint_activations(on, keep);
+  }
 
   nn::TokenLoss loss(const Batch& batch, const nn::CrossEntropyOptions& options,
                      Traces* traces) override {
@@ -78,7 +80,9 @@ class ClassificationTask final : public TaskModel {
       : model_(std::move(model)), class_weights_(std::move(class_weights)) {}
   std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   const nn::ModelConfig& config() const override { return model_->config; }
-  void checkpoint_activations(bool on) override { model_->model->checkpoint_activations(on); }
+  void checkpoint_activations(bool on, KeepAttention keep) override {
+    model_->model->checkpoint_activations(on, keep);
+  }
 
   nn::TokenLoss loss(const Batch& batch, const nn::CrossEntropyOptions& options,
                      Traces* traces) override {
@@ -120,7 +124,9 @@ class SummarizationTask final : public TaskModel {
   explicit SummarizationTask(nn::EncoderDecoder model) : model_(std::move(model)) {}
   std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   const nn::ModelConfig& config() const override { return model_->config; }
-  void checkpoint_activations(bool on) override { model_->checkpoint_activations(on); }
+  void checkpoint_activations(bool on, KeepAttention keep) override {
+    model_->checkpoint_activations(on, keep);
+  }
 
   nn::TokenLoss loss(const Batch& batch, const nn::CrossEntropyOptions& options,
                      Traces* traces) override {
