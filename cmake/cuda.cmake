@@ -9,10 +9,20 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 
 # One pass of the front end, three outputs: code for sm_80 and sm_90, and PTX that the driver
-# compiles for every later GPU. The kernels use nothing beyond compute_80.
+# compiles for every later GPU. The kernels need nothing beyond compute_80.
 set(DIFFATTN_CUDA_ARCHITECTURES "compute_80,sm_80,sm_90" CACHE STRING
   "What the CUDA kernels are compiled for, from compute_80")
 set(DIFFATTN_CUDA_FLAGS -O3 -gencode "arch=compute_80,code=[${DIFFATTN_CUDA_ARCHITECTURES}]")
+# For kernels that use a little more where it is there (launches that overlap, sums of four floats,
+# stores of matrices), a second pass makes the code for sm_90.
+string(REGEX REPLACE ",?sm_90" "" older "${DIFFATTN_CUDA_ARCHITECTURES}")
+set(DIFFATTN_CUDA_FLAGS_TWICE -O3)
+if(older)
+  list(APPEND DIFFATTN_CUDA_FLAGS_TWICE "-gencode=arch=compute_80,code=[${older}]")
+endif()
+if(DIFFATTN_CUDA_ARCHITECTURES MATCHES "sm_90")
+  list(APPEND DIFFATTN_CUDA_FLAGS_TWICE -gencode=arch=compute_90,code=sm_90)
+endif()
 
 set(kernels ${PROJECT_SOURCE_DIR}/src/kernels/cuda)
 add_library(diffattn_kernels_cuda STATIC
@@ -29,15 +39,9 @@ add_library(diffattn_kernels_cuda STATIC
   ${kernels}/sm80/backward/instances/d128_v128.cu
   ${kernels}/sm80/backward/instances/d128_v256.cu
   ${kernels}/sm80/backward/instances/d32_v64.cu
-  ${kernels}/sm80/backward/instances/d64_v128.cu
   ${kernels}/sm80/backward/instances/d64_v64.cu
   ${kernels}/sm80/backward/instances/d96_v192.cu
   ${kernels}/sm80/backward/launch.cu
-  ${kernels}/sm80/decode/combine.cu
-  ${kernels}/sm80/decode/instances/d128_v128.cu
-  ${kernels}/sm80/decode/instances/d128_v256.cu
-  ${kernels}/sm80/decode/instances/d64_v128.cu
-  ${kernels}/sm80/decode/instances/d64_v64.cu
   ${kernels}/sm80/decode/launch.cu
   ${kernels}/sm80/forward/instances/d128_v128.cu
   ${kernels}/sm80/forward/instances/d128_v256.cu
@@ -57,6 +61,20 @@ target_include_directories(diffattn_kernels_cuda PRIVATE ${PROJECT_SOURCE_DIR}/s
 target_compile_options(diffattn_kernels_cuda PRIVATE ${DIFFATTN_CUDA_FLAGS} -Xptxas=-v)
 target_link_libraries(diffattn_kernels_cuda PUBLIC diffattn_kernels PRIVATE CUDA::cudart_static)
 
+add_library(diffattn_kernels_twice OBJECT
+  ${kernels}/sm80/backward/instances/d64_v128.cu
+  ${kernels}/sm80/decode/combine.cu
+  ${kernels}/sm80/decode/instances/d128_v128.cu
+  ${kernels}/sm80/decode/instances/d128_v256.cu
+  ${kernels}/sm80/decode/instances/d64_v128.cu
+  ${kernels}/sm80/decode/instances/d64_v64.cu)
+set_target_properties(diffattn_kernels_twice PROPERTIES CUDA_ARCHITECTURES OFF
+  POSITION_INDEPENDENT_CODE ON)
+target_include_directories(diffattn_kernels_twice PRIVATE ${PROJECT_SOURCE_DIR}/src
+  ${PROJECT_SOURCE_DIR}/include)
+target_compile_options(diffattn_kernels_twice PRIVATE ${DIFFATTN_CUDA_FLAGS_TWICE} -Xptxas=-v)
+target_sources(diffattn_kernels_cuda PRIVATE $<TARGET_OBJECTS:diffattn_kernels_twice>)
+
 # Hopper's own instructions: code for sm_90a alone, chosen at run time.
 add_library(diffattn_kernels_sm90 OBJECT
   ${kernels}/sm90/backward/finish.cu
@@ -71,6 +89,7 @@ add_library(diffattn_kernels_sm90 OBJECT
   ${kernels}/sm90/forward/instances/d64_v64.cu
   ${kernels}/sm90/forward/launch.cu
   ${kernels}/sm90/forward/workspace.cu
+  ${kernels}/sm90/mask_words.cu
   ${kernels}/sm90/tensor_map.cu)
 set_target_properties(diffattn_kernels_sm90 PROPERTIES CUDA_ARCHITECTURES OFF
   POSITION_INDEPENDENT_CODE ON)
@@ -83,7 +102,8 @@ target_sources(diffattn_kernels_cuda PRIVATE $<TARGET_OBJECTS:diffattn_kernels_s
 # What ptxas says of each kernel goes to a report beside the build, for the spill test.
 set(DIFFATTN_PTXAS_REPORTS ${PROJECT_BINARY_DIR}/ptxas)
 file(MAKE_DIRECTORY ${DIFFATTN_PTXAS_REPORTS})
-set_property(TARGET diffattn_kernels_cuda diffattn_kernels_sm90 PROPERTY RULE_LAUNCH_COMPILE
+set_property(TARGET diffattn_kernels_cuda diffattn_kernels_twice diffattn_kernels_sm90
+  PROPERTY RULE_LAUNCH_COMPILE
   "${CMAKE_COMMAND} -E env REPORTS=${DIFFATTN_PTXAS_REPORTS} \
 sh ${PROJECT_SOURCE_DIR}/tests/kernels/cuda/keep_report.sh")
 

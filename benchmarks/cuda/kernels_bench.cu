@@ -54,7 +54,8 @@ struct Setting {
   bool causal, backward;
   bool norm = true;
   int64_t window = kNoWindow;
-  bool deterministic = false;  // backward
+  bool deterministic = false;       // backward
+  MaskKind mask = MaskKind::kNone;  // one for all heads; an additive one has the type of q
 };
 
 const char* name_of(Dtype dtype) {
@@ -63,12 +64,16 @@ const char* name_of(Dtype dtype) {
 
 std::string label_of(const Setting& s) {
   char text[160];
-  std::snprintf(
-      text, sizeof text, "%-8s %-8s B%-3lld H%lld/%lld M%-6lld N%-6lld D%-3lld Dv%-3lld %-6s%s%s%s",
-      s.backward ? "backward" : "forward", name_of(s.dtype), (long long)s.batch, (long long)s.heads,
-      (long long)s.kv_heads, (long long)s.seq_q, (long long)s.seq_k, (long long)s.head_dim,
-      (long long)s.value_dim, s.causal ? "causal" : "full", s.norm ? " norm" : "",
-      s.window == kNoWindow ? "" : " window", s.deterministic ? " deterministic" : "");
+  const char* const mask = s.mask == MaskKind::kBoolean    ? " mask"
+                           : s.mask == MaskKind::kAdditive ? " bias"
+                                                           : "";
+  std::snprintf(text, sizeof text,
+                "%-8s %-8s B%-3lld H%lld/%lld M%-6lld N%-6lld D%-3lld Dv%-3lld %-6s%s%s%s%s",
+                s.backward ? "backward" : "forward", name_of(s.dtype), (long long)s.batch,
+                (long long)s.heads, (long long)s.kv_heads, (long long)s.seq_q, (long long)s.seq_k,
+                (long long)s.head_dim, (long long)s.value_dim, s.causal ? "causal" : "full",
+                s.norm ? " norm" : "", s.window == kNoWindow ? "" : " window",
+                s.deterministic ? " deterministic" : "", mask);
   return text;
 }
 
@@ -125,6 +130,12 @@ void run(const Setting& s) {
   f.epilogue.norm_eps = 1e-5;
   f.epilogue.out_scale = s.norm ? 0.8 : 1.0;
   f.out = out, f.lse1 = lse1, f.lse2 = lse2;
+  const bool masked = s.mask != MaskKind::kNone;
+  const Buffer mask(s.dtype, 1, masked ? s.seq_q : 1, 1, masked ? s.seq_k : 1);
+  if (s.mask == MaskKind::kBoolean) {
+    fill_bytes(static_cast<uint8_t*>(mask.data), s.seq_q * s.seq_k);
+  }
+  f.mask = {s.mask, s.dtype, mask.data, {0, 0, s.seq_k, 1}};
   double pairs = static_cast<double>(s.seq_q) * s.seq_k;
   if (s.causal) pairs -= static_cast<double>(s.seq_q) * (s.seq_q - 1) / 2;
   if (s.window != kNoWindow) {  // of as many rows as columns
@@ -178,6 +189,7 @@ int main(int argc, char** argv) {
   if (argc > 2) diffattn::cuda::limit_capability(std::atoi(argv[2]));
   using diffattn::Dtype;
   using diffattn::kNoWindow;
+  using diffattn::MaskKind;
   using diffattn::cuda::run;
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
@@ -211,6 +223,10 @@ int main(int argc, char** argv) {
       run({Dtype::kBFloat16, 4, 16, 16, 4096, 4096, 64, 128, false, backward, false});
       run({Dtype::kBFloat16, 4, 16, 4, 4096, 4096, 64, 128, true, backward, false});
       run({Dtype::kBFloat16, 1, 16, 16, 16384, 16384, 64, 128, true, backward, false, 1024});
+      for (const MaskKind mask : {MaskKind::kBoolean, MaskKind::kAdditive}) {
+        run({Dtype::kBFloat16, 4, 16, 16, 4096, 4096, 64, 128, false, backward, false, kNoWindow,
+             false, mask});
+      }
       if (backward) {
         for (const int64_t seq : {2048, 4096, 16384}) {
           run({Dtype::kBFloat16, 16384 / seq, 16, 16, seq, seq, 64, 128, true, true, false,

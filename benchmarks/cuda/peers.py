@@ -5,14 +5,22 @@
     python benchmarks/cuda/peers.py build/libdiffattn.so
     python benchmarks/cuda/peers.py build/libdiffattn.so --shapes d64-2k,d128-4k --no-flex
 
-Every route computes (softmax(q1 k1') - lambda softmax(q2 k2')) v from the same bf16 inputs and is
-checked against float64 on some rows before it is timed; "plain" is ordinary attention of equal
-width, 2 H heads. Routes are timed in turn, round after round (`do_bench`, median), and the best
-round stands. TFLOP/s by the useful work, 12 D forward and 20 D backward per visible pair.
+Every route computes (softmax(q1 k1') - lambda softmax(q2 k2')) v from the same bf16 inputs. Each
+output is checked against float64 before it is timed, and so are all gradients of ours, on the last
+head (its whole group where heads share k and v). "plain" is ordinary attention of equal width,
+H Dv / D heads; "layer" is ours with the head norm and the gradients of lambda and of its weight.
+
+Routes are timed in rounds (`do_bench`, median), each round in a random order, and the median over
+rounds stands. A route that is half as slow again as the fastest in the first round is not timed
+again. TFLOP/s by the useful work per visible pair: 4 D + 4 Dv forward, 12 D + 4 Dv backward.
 """
 import argparse
 import dataclasses
-from typing import Callable, Dict, List
+import gc
+import random
+import statistics
+import time
+from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +30,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from triton.testing import do_bench
 
 LAMBDA = 0.5
+OURS = ("diffattn", "layer", "plain")
 Route = Callable[[List[Tensor]], Tensor]
+Times = Dict[str, List[Optional[float]]]  # forward, backward, ms
 
 
 @dataclasses.dataclass
@@ -31,152 +41,341 @@ class Shape:
     seq: int
     heads: int
     dim: int
-    causal: bool
+    causal: bool = True
+    wide: int = 2  # Dv / D
+    kv_heads: int = 0
+    window: Optional[int] = None
+    lengths: Tuple[int, ...] = ()
+    shared: bool = False  # k1 is k2
 
     def pairs(self) -> float:
-        rows = self.batch * self.heads * self.seq
-        return rows * ((self.seq + 1) / 2 if self.causal else self.seq)
+        def of(n: int) -> float:
+            seen = n * (n + 1) / 2 if self.causal else n * n
+            rest = n - self.window if self.window and n > self.window else 0
+            return seen - rest * (rest + 1) / 2
+        return self.heads * sum(of(n) for n in self.lengths or [self.seq] * self.batch)
+
+    def flops(self, backward: bool) -> float:
+        return self.pairs() * self.dim * ((12 if backward else 4) + 4 * self.wide)
+
+    def group(self) -> int:
+        return self.heads // self.kv_heads if self.kv_heads else 1
 
 
 SHAPES = {
-    "d64-2k": Shape(8, 2048, 16, 64, True),
-    "d64-4k": Shape(4, 4096, 16, 64, True),
-    "d64-16k": Shape(1, 16384, 16, 64, True),
-    "d64-4k-full": Shape(4, 4096, 16, 64, False),
-    "d128-4k": Shape(4, 4096, 8, 128, True),
-    "d128-16k": Shape(1, 16384, 8, 128, True),
+    "d64-2k": Shape(8, 2048, 16, 64),
+    "d64-4k": Shape(4, 4096, 16, 64),
+    "d64-16k": Shape(1, 16384, 16, 64),
+    "d64-4k-full": Shape(4, 4096, 16, 64, causal=False),
+    "d128-4k": Shape(4, 4096, 8, 128),
+    "d128-16k": Shape(1, 16384, 8, 128),
+    "v2-d64-4k": Shape(4, 4096, 16, 64, wide=1, shared=True),
+    "v2-d128-4k": Shape(4, 4096, 16, 128, wide=1, shared=True),
+    "v2-d128-16k": Shape(1, 16384, 16, 128, wide=1, shared=True),
+}
+UNEVEN = tuple(455 * i for i in range(1, 8)) + (16384 - 455 * 28,)
+# Timed beside the dense kernel they are to be compared with, ours alone.
+OPTIONS = {
+    "d64-16k": Shape(1, 16384, 16, 64),
+    "d64-4k": Shape(4, 4096, 16, 64),
+    "d64 window 1024": Shape(1, 16384, 16, 64, window=1024),
+    "d64 uneven": Shape(1, 16384, 16, 64, lengths=UNEVEN),
+    "d64 4 per kv": Shape(4, 4096, 16, 64, kv_heads=4),
+    "d128-16k": Shape(1, 16384, 8, 128),
+    "d128-4k": Shape(4, 4096, 8, 128),
+    "d128 window 1024": Shape(1, 16384, 8, 128, window=1024),
+    "d128 uneven": Shape(1, 16384, 8, 128, lengths=UNEVEN),
+    "d128 4 per kv": Shape(4, 4096, 8, 128, kv_heads=2),
 }
 
 
-def call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+def inputs(shape: Shape) -> List[Tensor]:
+    """q1, q2, k1, k2, v, each [B, H, N, width]."""
+    def draw(heads: int, width: int) -> Tensor:
+        rows = torch.randn(shape.batch, shape.seq, heads, width, device="cuda",
+                           dtype=torch.bfloat16)
+        return rows.transpose(1, 2).requires_grad_()
+    kv = shape.kv_heads or shape.heads
+    q1, q2, k1 = (draw(h, shape.dim) for h in (shape.heads, shape.heads, kv))
+    k2 = k1 if shape.shared else draw(kv, shape.dim)
+    return [q1, q2, k1, k2, draw(kv, shape.wide * shape.dim)]
 
 
-def routes(shape: Shape, flex: bool) -> Dict[str, Route]:
-    """From [q1, q2, k1, k2, v], each [B, H, N, width], to O in the same layout."""
-    causal = shape.causal
+def leaves(shape: Shape, x: List[Tensor]) -> List[Tensor]:
+    return [x[0], x[1], x[2], x[4]] if shape.shared else x
 
-    def ours(x: List[Tensor]) -> Tensor:
-        lam = torch.full((shape.heads,), LAMBDA, device="cuda")
+
+def ours(shape: Shape) -> Route:
+    lam = torch.full((shape.heads,), LAMBDA, device="cuda")
+    starts = [0]
+    for n in shape.lengths:
+        starts.append(starts[-1] + n)
+    packed = torch.tensor(starts, dtype=torch.int32, device="cuda") if shape.lengths else None
+
+    def run(x: List[Tensor], lam: Tensor = lam, **options: object) -> Tensor:
         rows = [t.transpose(1, 2) for t in x]
-        return torch.ops.diffattn.attention(*rows, lam, causal=causal).transpose(1, 2)
+        if packed is not None:
+            rows = [t.squeeze(0) for t in rows]  # a view backwards too
+            options.update(cu_seqlens_q=packed, cu_seqlens_k=packed)
+        out = torch.ops.diffattn.attention(*rows, lam, causal=shape.causal, window=shape.window,
+                                           **options)
+        return (out.unsqueeze(0) if packed is not None else out).transpose(1, 2)
+    return run
 
-    def two(x: List[Tensor]) -> Tensor:
-        return call(x[0], x[2], x[4], causal) - LAMBDA * call(x[1], x[3], x[4], causal)
 
-    def four(x: List[Tensor]) -> Tensor:
-        halves = [two([*x[:4], v]) for v in x[4].chunk(2, -1)]
-        return torch.cat(halves, -1)
+def sdpa(backend: SDPBackend, causal: bool) -> Callable[..., Tensor]:
+    def call(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, **options)
+    return call
 
-    def padded(x: List[Tensor]) -> Tensor:  # one call of width 2 D: queries [q1|0] and [0|q2]
-        zero = torch.zeros_like(x[0])
-        q = torch.stack([torch.cat([x[0], zero], -1), torch.cat([zero, x[1]], -1)], 2)
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            o = F.scaled_dot_product_attention(q.flatten(1, 2), torch.cat([x[2], x[3]], -1), x[4],
-                                               is_causal=causal, scale=shape.dim ** -0.5,
-                                               enable_gqa=True)
-        return o[:, 0::2] - LAMBDA * o[:, 1::2]
 
-    found = {"diffattn": ours, "cudnn x 2": two, "cudnn x 4": four, "cudnn padded": padded}
-    if flex:
-        compiled = torch.compile(flex_attention, dynamic=False)
-        mask = None
-        if causal:
-            mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, shape.seq, shape.seq,
-                                     device="cuda")
+def torch_routes(shape: Shape) -> Dict[str, Route]:
+    """Of torch's own attention, by the number of calls and what is padded to what."""
+    found: Dict[str, Route] = {}
+    scale = shape.dim ** -0.5
+    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION),
+                          ("flash", SDPBackend.FLASH_ATTENTION),
+                          ("efficient", SDPBackend.EFFICIENT_ATTENTION)):
+        call = sdpa(backend, shape.causal)
 
-        def flex_two(x: List[Tensor]) -> Tensor:
-            return (compiled(x[0], x[2], x[4], block_mask=mask) -
-                    LAMBDA * compiled(x[1], x[3], x[4], block_mask=mask))
+        def two(x: List[Tensor], call=call) -> Tensor:
+            return call(x[0], x[2], x[4]) - LAMBDA * call(x[1], x[3], x[4])
 
-        def flex_four(x: List[Tensor]) -> Tensor:
-            return torch.cat([flex_two([*x[:4], v]) for v in x[4].chunk(2, -1)], -1)
+        def four(x: List[Tensor], two=two) -> Tensor:
+            return torch.cat([two([*x[:4], v]) for v in x[4].chunk(2, -1)], -1)
 
-        # At D = 128 the backward of the wide call does not fit into shared memory.
-        found["flex x 2" if shape.dim < 128 else "flex x 4"] = (
-            flex_two if shape.dim < 128 else flex_four)
+        def one(x: List[Tensor], call=call) -> Tensor:
+            o = call(torch.cat(x[:2], 1), torch.cat(x[2:4], 1), torch.cat([x[4], x[4]], 1))
+            return o[:, :shape.heads] - LAMBDA * o[:, shape.heads:]
+
+        def padded(x: List[Tensor], call=call) -> Tensor:
+            pad = [F.pad(t, (0, (shape.wide - 1) * shape.dim)) for t in x[:4]]
+            return (call(pad[0], pad[2], x[4], scale=scale) -
+                    LAMBDA * call(pad[1], pad[3], x[4], scale=scale))
+
+        def zeros(x: List[Tensor], call=call) -> Tensor:  # k = [k1|k2], queries [q1|0] and [0|q2]
+            zero = torch.zeros_like(x[0])
+            q = torch.stack([torch.cat([x[0], zero], -1), torch.cat([zero, x[1]], -1)], 2)
+            o = call(q.flatten(1, 2), torch.cat(x[2:4], -1), x[4], scale=scale, enable_gqa=True)
+            return o[:, 0::2] - LAMBDA * o[:, 1::2]
+
+        def groups(x: List[Tensor], call=call) -> Tensor:  # shared k: two query heads a kv head
+            o = call(torch.stack(x[:2], 2).flatten(1, 2), x[2], x[4], enable_gqa=True)
+            return o[:, 0::2] - LAMBDA * o[:, 1::2]
+
+        if name == "efficient":
+            found.update({f"{name} x 2": two})
+        elif shape.shared:
+            found.update({f"{name} x 2": two, f"{name} grouped": groups})
+        elif name == "flash":
+            found.update({f"{name} x 4": four, f"{name} padded": padded, f"{name} zeros": zeros})
+        else:
+            found.update({f"{name} x 2": two, f"{name} one call": one, f"{name} x 4": four,
+                          f"{name} padded": padded, f"{name} zeros": zeros})
     return found
 
 
-def inputs(shape: Shape) -> List[Tensor]:
-    def draw(width: int) -> Tensor:
-        rows = torch.randn(shape.batch, shape.seq, shape.heads, width, device="cuda",
-                           dtype=torch.bfloat16)
-        return rows.transpose(1, 2).requires_grad_()
-    return [draw(shape.dim) for _ in range(4)] + [draw(2 * shape.dim)]
+def flex_routes(shape: Shape) -> Dict[str, Route]:
+    """At D = 128, Dv = 256 the backward of the wide call does not fit into shared memory."""
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, dynamic=False)
+    mask = None
+    if shape.causal:
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, shape.seq, shape.seq,
+                                 device="cuda")
+
+    def two(x: List[Tensor]) -> Tensor:
+        return (compiled(x[0], x[2], x[4], block_mask=mask) -
+                LAMBDA * compiled(x[1], x[3], x[4], block_mask=mask))
+
+    def four(x: List[Tensor]) -> Tensor:
+        return torch.cat([two([*x[:4], v]) for v in x[4].chunk(2, -1)], -1)
+
+    return {"flex x 2": two} if shape.dim * shape.wide <= 128 else {"flex x 4": four}
 
 
-def error(shape: Shape, x: List[Tensor], out: Tensor) -> float:
-    """Relative, of some rows of the last head."""
-    rows = torch.arange(0, shape.seq, max(1, shape.seq // 256), device="cuda")
-    q1, q2, k1, k2, v = (t.detach()[-1, -1].double() for t in x)
+def reference(shape: Shape, x: List[Tensor], gradient: Tensor) -> Tuple[Tensor, List[Tensor]]:
+    """Output and gradients of the last group of heads in float64, its last sequence."""
+    begin = shape.seq - shape.lengths[-1] if shape.lengths else 0
+    heads = slice(shape.heads - shape.group(), shape.heads)
+    y = [t.detach()[-1, heads if i < 2 else slice(-1, None), begin:].double().requires_grad_()
+         for i, t in enumerate(x)]
+    row = torch.arange(shape.seq - begin, device="cuda")[:, None]
+    seen = row >= row.T if shape.causal else torch.ones_like(row >= row.T)
+    if shape.window:
+        seen &= row - row.T < shape.window
 
     def map_of(q: Tensor, k: Tensor) -> Tensor:
-        s = q[rows] @ k.T * shape.dim ** -0.5
-        if shape.causal:
-            s = s.masked_fill(torch.arange(shape.seq, device="cuda") > rows[:, None], -torch.inf)
-        return s.softmax(-1)
+        return (q @ k.mT * shape.dim ** -0.5).masked_fill(~seen, -torch.inf).softmax(-1)
 
-    want = (map_of(q1, k1) - LAMBDA * map_of(q2, k2)) @ v
-    return ((out.detach()[-1, -1][rows].double() - want).norm() / want.norm()).item()
+    want = (map_of(y[0], y[2]) - LAMBDA * map_of(y[1], y[3])) @ y[4]
+    got = torch.autograd.grad(want, y, gradient.detach()[-1, heads, begin:].double())
+    if shape.shared:
+        got = [got[0], got[1], got[2] + got[3], got[4]]
+    return want.detach(), list(got)
+
+
+def distance(shape: Shape, want: Tensor, got: Tensor) -> float:
+    """Relative Frobenius distance from a tensor of `reference`."""
+    part = got.detach()[-1, -want.shape[0]:, -want.shape[1]:].double()
+    return ((part - want).norm() / want.norm()).item()
+
+
+class Contest:
+    """Routes of one shape, checked and ready to be timed."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape, self.x = shape, inputs(shape)
+        self.forward: Dict[str, Callable[[], object]] = {}
+        self.backward: Dict[str, Callable[[], object]] = {}
+        self.errors: Dict[str, str] = {}
+        self.gradient = torch.randn_like(ours(shape)(self.x))
+        self.want, self.slopes = reference(shape, self.x, self.gradient)
+
+    def add(self, name: str, run: Route, check: bool = False) -> None:
+        try:
+            out = run(self.x)
+            found = torch.autograd.grad(out, leaves(self.shape, self.x), self.gradient,
+                                        retain_graph=True)
+        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as reason:
+            self.errors[name] = "skipped: " + str(reason).strip().splitlines()[0][:90]
+            return
+        error = [distance(self.shape, self.want, out)]
+        if check:
+            error.append(max(distance(self.shape, *p) for p in zip(self.slopes, found)))
+        self.errors[name] = " ".join(f"{e:.1e}" for e in error)
+        if not max(error) < 3e-2:
+            self.errors[name] = "wrong: " + self.errors[name]
+            return
+        self.forward[name] = lambda: run(self.x)
+        self.backward[name] = lambda: torch.autograd.grad(
+            out, leaves(self.shape, self.x), self.gradient, retain_graph=True)
+
+    def add_layer(self) -> None:
+        lam = torch.full((self.shape.heads,), LAMBDA, device="cuda", requires_grad=True)
+        gain = torch.ones(self.shape.dim * self.shape.wide, device="cuda", requires_grad=True)
+        call = ours(self.shape)
+
+        def run() -> Tensor:
+            return call(self.x, lam, norm_weight=gain, norm_eps=1e-5, out_scale=0.8)
+        out = run()
+        wanted = leaves(self.shape, self.x) + [lam, gain]
+        self.forward["layer"] = run
+        self.backward["layer"] = lambda: torch.autograd.grad(out, wanted, self.gradient,
+                                                             retain_graph=True)
+
+    def add_plain(self) -> None:
+        s = self.shape
+        x = [torch.randn(s.batch, s.seq, s.heads * s.wide, s.dim, device="cuda",
+                         dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)]
+        call = sdpa(SDPBackend.CUDNN_ATTENTION, s.causal)
+        out = call(*x)
+        gradient = torch.randn_like(out)
+        self.forward["plain"] = lambda: call(*x)
+        self.backward["plain"] = lambda: torch.autograd.grad(out, x, gradient, retain_graph=True)
+
+
+def measure(forward: Dict[str, Callable[[], object]], backward: Dict[str, Callable[[], object]],
+            peers: List[str], rounds: int) -> Times:
+    found: Dict[Tuple[str, int], List[float]] = {}
+    steps = [(name, i) for i, step in enumerate((forward, backward)) for name in step]
+    for _ in range(rounds):
+        random.shuffle(steps)
+        for name, i in steps:
+            # "layer" trains, so that its forward saves what the backward reads.
+            with torch.set_grad_enabled(i == 1 or name == "layer"):
+                ms = do_bench((forward, backward)[i][name], warmup=4, rep=16,
+                              return_mode="median")
+            found.setdefault((name, i), []).append(ms)
+        best = [min((min(found[n, i]) for n in peers), default=0) for i in range(2)]
+        steps = [(n, i) for n, i in steps if n not in peers or min(found[n, i]) < 1.5 * best[i]]
+    return {n: [statistics.median(found[n, i]) for i in range(2)] for n in forward}
 
 
 def compare(name: str, shape: Shape, flex: bool, rounds: int) -> None:
-    x = inputs(shape)
-    forward: Dict[str, Callable[[], object]] = {}
-    backward: Dict[str, Callable[[], object]] = {}
-    errors: Dict[str, float] = {}
-    for route, run in routes(shape, flex).items():
-        try:
-            out = run(x)
-            errors[route] = error(shape, x, out)
-            gradient = torch.randn_like(out)
-            forward[route] = lambda run=run: run(x)
-            backward[route] = lambda out=out, gradient=gradient: torch.autograd.grad(
-                out, x, gradient, retain_graph=True)
-            backward[route]()
-        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as reason:
-            forward.pop(route, None), backward.pop(route, None)
-            print(f"{name:12} {route:14} skipped: {str(reason).splitlines()[0][:100]}")
-    plain = [torch.randn(shape.batch, 2 * shape.heads, shape.seq, shape.dim, device="cuda",
-                         dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
-    forward["plain"] = lambda: call(*plain, shape.causal)
-    plain_out = call(*plain, shape.causal)
-    plain_gradient = torch.randn_like(plain_out)
-    backward["plain"] = lambda: torch.autograd.grad(plain_out, plain, plain_gradient,
-                                                    retain_graph=True)
-    best: Dict[str, List[float]] = {route: [torch.inf, torch.inf] for route in forward}
-    for _ in range(rounds):
-        for i, step in enumerate((forward, backward)):
-            for route, run in step.items():
-                with torch.set_grad_enabled(i == 1):
-                    ms = do_bench(run, warmup=20, rep=80, return_mode="median")
-                best[route][i] = min(best[route][i], ms)
-    peers = [r for r in best if r not in ("diffattn", "plain")]
-    fastest = [min(best[r][i] for r in peers) for i in range(2)]
-    for route, (fwd, bwd) in best.items():
-        work = shape.pairs() * shape.dim / 1e9 * (1 if route != "plain" else 2 / 3)
-        print(f"{name:12} {route:14} forward {fwd:8.4f} ms {12 * work / fwd:6.1f} TFLOP/s, "
-              f"backward {bwd:8.4f} ms {(20 if route != 'plain' else 30) * work / bwd:6.1f} "
-              f"TFLOP/s, fastest peer / it {fastest[0] / fwd:.2f} {fastest[1] / bwd:.2f}"
-              + (f", error {errors[route]:.1e}" if route in errors else ""), flush=True)
+    contest = Contest(shape)
+    contest.add("diffattn", ours(shape), check=True)
+    for route, run in torch_routes(shape).items():
+        contest.add(route, run)
+    if flex:
+        for route, run in flex_routes(shape).items():
+            contest.add(route, run)
+    contest.add_layer()
+    contest.add_plain()
+    peers = [r for r in contest.forward if r not in OURS]
+    times = measure(contest.forward, contest.backward, peers, rounds)
+    fastest = [min(times[r][i] for r in peers) for i in range(2)]
+    for route, error in contest.errors.items():
+        if route not in times:
+            print(f"| {name} | {route} | {error} |")
+    for route, (fwd, bwd) in times.items():
+        flops = [shape.flops(False), shape.flops(True)]
+        if route == "plain":
+            flops = [shape.pairs() * shape.wide * shape.dim * n for n in (4, 10)]
+        print(f"| {name} | {route} | {fwd:.3f} | {flops[0] / fwd / 1e9:.0f} | {bwd:.3f} | "
+              f"{flops[1] / bwd / 1e9:.0f} | {fastest[0] / fwd:.2f} / {fastest[1] / bwd:.2f} | "
+              f"{contest.errors.get(route, '')} |")
+    cost = sum(times["layer"]) / sum(times["plain"])
+    print(f"{name}: fastest of torch / ours {fastest[0] / times['diffattn'][0]:.2f} forward, "
+          f"{fastest[1] / times['diffattn'][1]:.2f} backward"
+          + (f"; layer / plain {cost:.3f}" if shape.wide == 2 else ""), flush=True)
+
+
+def options(rounds: int, dim: int) -> None:
+    """Ours with a window, packed sequences, grouped heads, beside the dense kernel."""
+    cases = {name: Contest(shape) for name, shape in OPTIONS.items() if shape.dim == dim}
+    forward, backward = {}, {}
+    for name, case in cases.items():
+        case.add("diffattn", ours(case.shape), check=True)
+        forward[name] = case.forward["diffattn"]
+        backward[name] = case.backward["diffattn"]
+    times = measure(forward, backward, [], rounds)
+    rate = {n: [c.shape.flops(bool(i)) / times[n][i] / 1e9 for i in range(2)]
+            for n, c in cases.items()}
+    for name, case in cases.items():
+        dense = rate[f"d{dim}-16k" if case.shape.batch == 1 else f"d{dim}-4k"]
+        share = [100 * r / d for r, d in zip(rate[name], dense)]
+        print(f"| {name} | {times[name][0]:.3f} | {rate[name][0]:.0f} | {share[0]:.0f} % | "
+              f"{times[name][1]:.3f} | {rate[name][1]:.0f} | {share[1]:.0f} % | "
+              f"{case.errors['diffattn']} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", help="libdiffattn.so")
-    parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--shapes", default=",".join([*SHAPES, "options"]))
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-flex", action="store_true", help="leave out flex_attention, which "
                         "compiles for some ten seconds a shape")
-    options = parser.parse_args()
-    torch.ops.load_library(options.library)
-    print(torch.__version__, torch.cuda.get_device_name())
-    for name in options.shapes.split(","):
-        torch.manual_seed(SHAPES[name].seq + SHAPES[name].dim)
-        compare(name, SHAPES[name], not options.no_flex, options.rounds)
+    parser.add_argument("--compile", action="store_true", help="only compile flex_attention for "
+                        "these shapes, so that a later run finds it in torch's cache")
+    parser.add_argument("--seconds", type=float, default=torch.inf,
+                        help="shapes not begun by then are left out")
+    chosen = parser.parse_args()
+    begin = time.monotonic()
+    torch.ops.load_library(chosen.library)
+    print(f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
+          f"{torch.cuda.get_device_name()}, {chosen.rounds} rounds")
+    for name in chosen.shapes.split(","):
+        if time.monotonic() - begin > chosen.seconds:
+            print(f"{name}: skipped: {chosen.seconds:.0f} s are over")
+        elif chosen.compile:
+            contest = Contest(SHAPES[name])
+            for route, run in flex_routes(SHAPES[name]).items():
+                contest.add(route, run)
+                with torch.no_grad():
+                    run(contest.x)
+                print(name, route, contest.errors[route])
+        elif name == "options":
+            for dim in (64, 128):
+                options(chosen.rounds, dim)
+        else:
+            compare(name, SHAPES[name], not chosen.no_flex, chosen.rounds)
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(f"{time.monotonic() - begin:.0f} s")
 
 
 if __name__ == "__main__":

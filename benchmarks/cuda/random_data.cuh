@@ -36,4 +36,15 @@ void fill(T* data, int64_t count) {
   check(cudaGetLastError());
 }
 
+/// 0 or 1, each about half of the time.
+inline __global__ void fill_bytes_kernel(uint8_t* data, int64_t count) {
+  const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (i < count) data[i] = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u >> 63;
+}
+
+inline void fill_bytes(uint8_t* data, int64_t count) {
+  fill_bytes_kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, nullptr>>>(data, count);
+  check(cudaGetLastError());
+}
+
 }  // namespace diffattn::cuda

@@ -41,10 +41,9 @@ void forward(const ForwardParams& params, Stream stream);
 const char* forward_route(const ForwardParams& params);
 
 /// out, and o where wanted, of a forward whose lse1 and lse2 are known from an earlier one
-/// (activation checkpointing; no operator calls it yet): two thirds (Dv = 2 D) or three quarters
-/// (Dv = D) of the work where there is a kernel for it (`takes_recompute`: sm_90, but for value_dim
-/// 256), else a whole forward, which writes lse1 and lse2 again. o2 is not computed. Workspace as
-/// for `forward`.
+/// (activation checkpointing): two thirds (Dv = 2 D) or three quarters (Dv = D) of the work where
+/// there is a kernel for it (`takes_recompute`: sm_90, but for value_dim 256), else a whole
+/// forward, which writes lse1 and lse2 again. o2 is not computed. Workspace as for `forward`.
 bool takes_recompute(const ForwardParams& params);
 void recompute(const ForwardParams& params, void* workspace, Stream stream);
 

@@ -13,6 +13,7 @@ namespace diffattn::cuda {
 using bfloat16 = __nv_bfloat16;
 using float16 = __half;
 
+__device__ inline float widen(double x) { return static_cast<float>(x); }
 __device__ inline float widen(float x) { return x; }
 __device__ inline float widen(bfloat16 x) { return __bfloat162float(x); }
 __device__ inline float widen(float16 x) { return __half2float(x); }
@@ -53,11 +54,20 @@ __device__ inline float2 unpack(uint32_t pair) {
   return {widen(halves[0]), widen(halves[1])};
 }
 
-/// Is either half of a packed register infinite or NaN (all exponent bits set)?
+inline constexpr uint32_t kSigns = 0x80008000u;  // of both halves of a packed register
+
+/// In kSigns: which halves of a packed register are infinite or NaN. All of their exponent bits are
+/// set, so that one more carries into the sign. Other bits mean nothing.
+template <class T>
+__device__ inline uint32_t non_finite_signs(uint32_t pair) {
+  constexpr bool kHalf = __is_same(T, float16);
+  return (pair & (kHalf ? 0x7c007c00u : 0x7f807f80u)) + (kHalf ? 0x04000400u : 0x00800080u);
+}
+
+/// Is either half of a packed register infinite or NaN?
 template <class T>
 __device__ inline bool any_non_finite(uint32_t pair) {
-  constexpr uint32_t kExponent = sizeof(T) == 2 && __is_same(T, float16) ? 0x7c00u : 0x7f80u;
-  return (pair & kExponent) == kExponent || ((pair >> 16) & kExponent) == kExponent;
+  return (non_finite_signs<T>(pair) & kSigns) != 0;
 }
 
 }  // namespace diffattn::cuda

@@ -27,6 +27,13 @@ __device__ inline float mask_bias(const Mask& mask, int64_t at) {
   return 0.0f;
 }
 
+/// A bias in base 2. The lowest finite numbers, which some write for -inf, must not become it, and
+/// NaN stays NaN.
+__device__ inline float bias_to_base_2(float bias) {
+  if (bias == -INFINITY) return bias;
+  return bias * kLog2E < -FLT_MAX ? -FLT_MAX : bias * kLog2E;
+}
+
 /// Who may see whom in one (batch entry, head).
 struct HeadMask {
   const Shape& shape;
@@ -42,10 +49,7 @@ struct HeadMask {
     if (!inside) return -INFINITY;
     if (shape.mask.kind == MaskKind::kNone) return 0.0f;
     const MaskStrides& strides = shape.mask.strides;
-    const float bias = mask_bias(shape.mask, head + m * strides.row + n * strides.column);
-    if (bias == -INFINITY) return bias;
-    // The lowest finite numbers, which some write for -inf, must not become it. NaN stays NaN.
-    return bias * kLog2E < -FLT_MAX ? -FLT_MAX : bias * kLog2E;
+    return bias_to_base_2(mask_bias(shape.mask, head + m * strides.row + n * strides.column));
   }
 
   /// May every row of [m, end_m) see every column of [n, end_n)?

@@ -56,6 +56,10 @@ const std::vector<std::function<void(Spec&)>>& changes() {
       [](Spec& s) { s.batch = 3, s.varlen = true, s.heads = 4, s.norm = true, s.shared_k = true; },
       [](Spec& s) { s.lambda_low = -1.0, s.lambda_high = -0.1, s.causal = s.shared_k = true; },
       [](Spec& s) { s.query_layout = Layout::kBhmd, s.key_layout = Layout::kSlice; },
+      [](Spec& s) {
+        s.heads = 4, s.mask = MaskKind::kBoolean;
+        s.mask_head = s.mask_row = s.mask_column = true;
+      },
       // Both signs within a unit of rows, and a scale of the other sign: repaired, or not taken.
       [](Spec& s) { s.lambda_low = -1.0, s.lambda_shape = LambdaShape::kPerToken; },
       [](Spec& s) { s.scale2 = -0.1, s.causal = true; },

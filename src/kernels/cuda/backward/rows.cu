@@ -12,10 +12,9 @@
 // is what the products with keys will see. dlambda = -dO.o2 cancels under a norm, whose gradient is
 // nearly orthogonal to O: it uses dO as it was.
 
-#include "kernels/cuda/backward/row_softmax.cuh"
-#include "kernels/cuda/backward/rows.cuh"
+#include "kernels/cuda/backward/row_arguments.cuh"
+#include "kernels/cuda/backward/whole_rows.cuh"
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/rest.cuh"
 
 namespace diffattn::cuda {
@@ -23,22 +22,6 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kMaxWidth = 256;
-
-/// U: of o and o2, T as the forward saved them or float as the backward recomputed them.
-template <class T, class U>
-struct RowsArguments {
-  Shape shape;
-  Rows<const T> dout;                  // [B, M, H, Dv]
-  Rows<const U> o, o2;                 // [B, M, H, Dv]
-  Rows<const int8_t> o_rest, o2_rest;  // [B, M, H, Dv] or null
-  Rows<const float> lse1, lse2;        // [B, M, H], natural
-  Rows<const float> lambda;            // [B, M, H]
-  HeadEpilogue epilogue;
-  MaskedScores<T> scores;
-  Rows<T> d_o;  // [B, M, H, Dv]
-  RowState state;
-  float* dnorm_parts;  // [kRowBlocks, Dv] or null
-};
 
 /// A lane's columns lane, lane + 32, ... of a saved row. What the loads bring is first used by
 /// `value`: a row is all latency, so everything is asked for before the first of it is used.
@@ -187,6 +170,27 @@ __global__ void __launch_bounds__(kWarpSize)
   if (threadIdx.x == 0) dnorm_weight[blockIdx.x] = sum;
 }
 
+/// Can half a warp read a row of each tensor 16 bytes (of the rests 8) at a time, and need no row's
+/// softmax once more?
+bool has_whole_rows(const BackwardParams& params, const BackwardWorkspace& workspace) {
+  const int64_t width = params.value_dim;
+  const auto has_rests = [&](const View<const void>& rest) {
+    return !rest ||
+           (reinterpret_cast<uintptr_t>(rest.data) % 8 == 0 && rest.batch_stride % 8 == 0 &&
+            rest.seq_stride % 8 == 0 && rest.head_stride % 8 == 0);
+  };
+  return params.mask.kind != MaskKind::kAdditive && width <= kMaxWidth &&
+         has_aligned_rows(params.dout, width) && has_aligned_rows(params.o, width) &&
+         has_aligned_rows(params.o2, width) && has_aligned_rows(workspace.d_o, width) &&
+         has_rests(params.o_rest) && has_rests(params.o2_rest);
+}
+
+template <class T, class U>
+void launch_any_rows(const RowsArguments<T, U>& args, cudaStream_t stream) {
+  prepare_rows_kernel<T, U, kMaxWidth / kWarpSize>
+      <<<kRowBlocks, kWarps * kWarpSize, 0, stream>>>(args);
+}
+
 template <class T, class U>
 void prepare(const BackwardParams& params, const View<const void>& o, const View<const void>& o2,
              const BackwardWorkspace& workspace, cudaStream_t stream) {
@@ -210,13 +214,18 @@ void prepare(const BackwardParams& params, const View<const void>& o, const View
       .d_o = rows_of<T>(workspace.d_o),
       .state = workspace.state,
       .dnorm_parts = workspace.dnorm_parts};
-  // Rows are all latency, so that fewer registers and more warps count where they are common.
-  constexpr bool kIsCommon = sizeof(T) == 2 && __is_same(T, U);
-  auto kernel = prepare_rows_kernel<T, U, kMaxWidth / kWarpSize>;
-  if constexpr (kIsCommon) {
-    if (params.value_dim <= 128) kernel = prepare_rows_kernel<T, U, 128 / kWarpSize>;
+  const int64_t count = params.batch * params.seq_q * params.heads;
+  if constexpr (sizeof(T) == 2 && __is_same(T, U)) {
+    if (has_whole_rows(params, workspace) && count < int64_t{1} << 31) {
+      const auto kernel = params.value_dim <= 128 ? prepare_whole_rows_kernel<T, 1, kWarps>
+                                                  : prepare_whole_rows_kernel<T, 2, kWarps>;
+      kernel<<<kRowBlocks, kWarps * kWarpSize, 0, stream>>>(args, static_cast<int>(count));
+    } else {
+      launch_any_rows(args, stream);
+    }
+  } else {
+    launch_any_rows(args, stream);
   }
-  kernel<<<kRowBlocks, kWarps * kWarpSize, 0, stream>>>(args);
   check_launch("backward over rows", params);
   if (params.dnorm_weight == nullptr) return;
   const auto width = static_cast<unsigned>(params.value_dim);

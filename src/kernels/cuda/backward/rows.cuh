@@ -28,6 +28,7 @@ struct UnitWorkspace {
   float* dq_sums = nullptr;        // [H, units, 2, 64, D]
   int* dq_done = nullptr;          // [H, units, sm90::kDqWriters]
   float* dlambda_parts = nullptr;  // [H, units]
+  void* words = nullptr;           // of sm90::KeyWords, under a boolean mask
   int* recompute = nullptr;        // 1: not 0 where these kernels' results are not to be used
 };
 

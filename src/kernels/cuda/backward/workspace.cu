@@ -61,6 +61,7 @@ BackwardWorkspace::BackwardWorkspace(const BackwardParams& params, void* memory)
              .dq_sums = static_cast<float*>(cutter.take(unit_heads * sum_bytes)),
              .dq_done = static_cast<int*>(cutter.take(unit_heads * sm90::kDqWriters * 4)),
              .dlambda_parts = static_cast<float*>(cutter.take(unit_heads * 4)),
+             .words = cutter.take(sm90::word_bytes(params)),
              .recompute = static_cast<int*>(cutter.take(4))};
   }
   bytes = cutter.used;

@@ -26,6 +26,12 @@ __device__ inline void copy_16_or_zero(uint32_t smem, const void* gmem, bool val
                : "memory");
 }
 
+/// The first `bytes` of 16, both sides 16-byte aligned, and zeros after them.
+__device__ inline void copy_16_partly(uint32_t smem, const void* gmem, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem), "l"(gmem), "r"(bytes)
+               : "memory");
+}
+
 /// 16 bytes from registers, seen by others after a barrier like the copies.
 __device__ inline void store_16(uint32_t smem, uint4 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(smem), "r"(x.x), "r"(x.y),
@@ -42,6 +48,12 @@ __device__ inline void copy_4_or_zero(uint32_t smem, const void* gmem, bool vali
   const int source_bytes = valid ? 4 : 0;
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(smem), "l"(gmem),
                "r"(source_bytes)
+               : "memory");
+}
+
+/// The first `bytes` of 4, both sides 4-byte aligned, and zeros after them.
+__device__ inline void copy_4_partly(uint32_t smem, const void* gmem, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(smem), "l"(gmem), "r"(bytes)
                : "memory");
 }
 

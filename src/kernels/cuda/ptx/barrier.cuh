@@ -59,14 +59,18 @@ __device__ inline void barrier_wait_idle(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-/// Kernels launched to overlap the one before them (programmatic dependent launch). The next one
-/// may start once every block has said so or ended.
+/// Kernels launched to overlap the one before them (programmatic dependent launch); nothing in code
+/// for older GPUs. The next one may start once every block has said so or ended.
 __device__ inline void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
 }
 /// Waits until the kernel before has ended and what it wrote is visible.
 __device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
 }
 
 /// Named barriers 1 .. 15 of a block; `threads` counts those that arrive and those that wait.

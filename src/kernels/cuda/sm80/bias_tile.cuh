@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a mask adds to the scores of a warp's tile, through shared memory: read along the columns,
-// used as the matrix instructions leave the scores.
+// What an additive mask adds to the scores of a warp's tile, through shared memory: read along the
+// columns, used as the matrix instructions leave the scores.
 #pragma once
 
 #include "kernels/cuda/epilogue.cuh"
@@ -12,15 +12,64 @@ namespace diffattn::cuda::sm80 {
 
 inline constexpr int kBiasPitch = 40;  // floats; 8 more keep quads' loads off the same banks
 
+/// `load_bias` of a mask of Ms.
+template <int kRows, class M>
+__device__ inline void load_bias_of(float* tile, const HeadMask& mask, int m0, int n0) {
+  constexpr int kAtOnce = kRows == 16 ? 16 : 8;  // rows whose numbers are under way together
+  const int lane = ptx::reread_thread() % kWarpSize;
+  const Sequence& seq = mask.seq;
+  const MaskStrides& strides = mask.shape.mask.strides;
+  // What does not exist is read from where something does, and not used.
+  const M* const column = static_cast<const M*>(mask.shape.mask.data) + mask.head +
+                          min(n0 + lane, seq.seq_k - 1) * strides.column;
+#pragma unroll 1
+  for (int row = 0; row < kRows; row += kAtOnce) {
+    M bias[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      bias[i] = column[min(m0 + row + i, seq.seq_q - 1) * strides.row];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int m = m0 + row + i, n = n0 + lane;
+      const bool inside = m < seq.seq_q && n >= seq.first_visible(m) && n < seq.end_visible(m);
+      tile[(row + i) * kBiasPitch + lane] = inside ? bias_to_base_2(widen(bias[i])) : -INFINITY;
+    }
+  }
+}
+
+/// Has what `load_bias` reads for kRows rows and kColumns columns on its way to the nearest cache,
+/// by copies of a few bytes to `place`, 4 bytes for each of the block's kThreads threads, which
+/// nobody reads.
+template <int kRows, int kColumns, int kThreads>
+__device__ inline void touch_bias(float* place, const HeadMask& mask, int m0, int n0) {
+  constexpr int kSector = 32;  // bytes
+  const Mask& all = mask.shape.mask;
+  const Sequence& seq = mask.seq;
+  if (all.strides.column != 1 || all.dtype == Dtype::kFloat64) return;
+  const int thread = ptx::reread_thread();
+  const int element = all.dtype == Dtype::kFloat32 ? 4 : 2, step = kSector / element;
+  const uint32_t to = ptx::smem_address(place + thread);
+#pragma unroll 1
+  for (int i = thread; i < kRows * kColumns / step; i += kThreads) {
+    const int m = min(m0 + i / (kColumns / step), seq.seq_q - 1);
+    const int n = min(n0 + i % (kColumns / step) * step, seq.seq_k - 1);
+    const auto at =
+        reinterpret_cast<uintptr_t>(all.data) + (mask.head + m * all.strides.row + n) * element;
+    ptx::copy_4_partly(to, reinterpret_cast<const void*>(at & ~uintptr_t{3}), element);
+  }
+}
+
 /// tile [kRows, kBiasPitch] = biases of rows from m0 and 32 columns from n0 on, base 2; -inf where
 /// a row may not see. Seen by the warp.
 template <int kRows>
 __device__ inline void load_bias(float* tile, const HeadMask& mask, int m0, int n0) {
-  const int lane = ptx::reread_thread() % kWarpSize;
   __syncwarp();  // nobody reads the last ones any more
-#pragma unroll 4
-  for (int row = 0; row < kRows; ++row) {
-    tile[row * kBiasPitch + lane] = mask.bias(m0 + row, n0 + lane);
+  switch (mask.shape.mask.dtype) {
+    case Dtype::kFloat64: load_bias_of<kRows, double>(tile, mask, m0, n0); break;
+    case Dtype::kFloat32: load_bias_of<kRows, float>(tile, mask, m0, n0); break;
+    case Dtype::kBFloat16: load_bias_of<kRows, bfloat16>(tile, mask, m0, n0); break;
+    case Dtype::kFloat16: load_bias_of<kRows, float16>(tile, mask, m0, n0); break;
   }
   __syncwarp();  // they are there
 }

@@ -210,12 +210,15 @@ __device__ inline void multiply_skipping_zeros(Accumulator<kM, kN / 8>& acc,
 /// __syncthreads_or.
 template <int kRows, int kCols, int kThreads, class T>
 __device__ inline bool has_non_finite(const T* tile) {
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(tile);
-  bool found = false;
-  for (int i = threadIdx.x; i < kRows * kCols / 2; i += kThreads) {
-    found |= any_non_finite<T>(words[i]);
+  const uint4* const chunks = reinterpret_cast<const uint4*>(tile);
+  uint32_t found = 0;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < kRows * kCols / kChunk; i += kThreads) {
+    const uint4 x = chunks[i];
+    found |= non_finite_signs<T>(x.x) | non_finite_signs<T>(x.y) | non_finite_signs<T>(x.z) |
+             non_finite_signs<T>(x.w);
   }
-  return found;
+  return (found & kSigns) != 0;
 }
 
 }  // namespace diffattn::cuda::sm80

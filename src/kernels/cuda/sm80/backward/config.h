@@ -59,6 +59,21 @@ struct FusedConfig {
   static constexpr int kSmemBytes = kKeyBytes + kStages * kStageBytes + 3 * 2 * kDsElements;
 };
 
+/// Tiles of the one pass where it is plain, see plain.cuh.
+template <int kD>
+struct PlainConfig {
+  static constexpr int kHeadDim = kD;
+  static constexpr int kValueDim = 2 * kD;
+  static constexpr int kBlockN = 128;
+  static constexpr int kBlockM = 64;
+  static constexpr int kThreads = 256;
+  static constexpr int kPlaces = 7;    // of 8 bytes, for each thread
+  static constexpr int kRowStats = 5;  // lse1, lse2, delta1, delta2, lambda
+  static constexpr int kStageBytes = 2 * kBlockM * 4 * kD + 4 * kRowStats * kBlockM;
+  static constexpr int kSmemBytes =
+      2 * kBlockN * 4 * kD + 2 * kStageBytes + 3 * 2 * kBlockM * kBlockN + 8 * kPlaces * kThreads;
+};
+
 /// Tiles of the pass over queries: 16 rows a warp, kBlockN keys a step.
 template <int kD, int kValue>
 struct QueriesConfig {

@@ -1,22 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Sums of dq1 and dq2 that many blocks add to, in float. They lie as the matrix instructions leave
-// them, fragment by fragment of 16 rows, so that the 32 additions of a warp's instruction are
-// neighbours in memory.
+// them, fragment by fragment of 16 rows, so that what a warp's instruction adds to is one piece of
+// memory: from sm_90 on four floats a lane, before one.
 #pragma once
 
+#include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/problem.cuh"
+#include "kernels/cuda/ptx/add.cuh"
 #include "kernels/cuda/sm80/backward/arguments.cuh"
 
 namespace diffattn::cuda::sm80 {
 
-/// [H, units, 2 maps, D / 8, 4, 32 lanes]; a unit is 16 rows of a sequence. Sequence b has its
-/// units from first(b) on: none is shared, and where its rows begin is enough to know the place.
+/// [H, units, 2 maps, D / 8, 4, 32 lanes], or lanes before the four; a unit is 16 rows of a
+/// sequence. Sequence b has its units from first(b) on: none is shared, and where its rows begin is
+/// enough to know the place.
 struct DqSums {
   float* data;
-  int units;  // of a head
+  int units;       // of a head
+  int* next_tile;  // 0: counts tiles that blocks have taken
 
   static constexpr int kRows = 16;
+#if __CUDA_ARCH__ >= 900
+  static constexpr int kPerLane = 4;
+#else
+  static constexpr int kPerLane = 1;
+#endif
 
   __device__ static int first(const Shape& shape, const Sequence& seq, int b) {
     const int64_t row =
@@ -27,7 +36,19 @@ struct DqSums {
   template <int kD>
   __device__ float* at(int h, int unit, int map) const {
     const int64_t number = (static_cast<int64_t>(h) * units + unit) * 2 + map;
-    return data + number * (kRows * kD) + threadIdx.x % 32;
+    return data + number * (kRows * kD) + threadIdx.x % 32 * kPerLane;
+  }
+  /// Of fragment j, from where `at` says fragment 0 is.
+  __device__ static float* entry(float* at, int j, int e) {
+    return at + j * 4 * kWarpSize + (kPerLane == 4 ? e : e * kWarpSize);
+  }
+  __device__ static void add(float* at, int j, const float (&x)[4]) {
+#if __CUDA_ARCH__ >= 900
+    ptx::add_4(entry(at, j, 0), x);
+#else
+#pragma unroll
+    for (int e = 0; e < 4; ++e) atomicAdd(entry(at, j, e), x[e]);
+#endif
   }
 };
 
@@ -43,13 +64,13 @@ __global__ void __launch_bounds__(256)
   const Rows<T>& out = map == 0 ? args.dq1 : args.dq2;
   const int m0 = place.tile * DqSums::kRows;
   if (m0 >= seq.seq_q || out.data == nullptr) return;
-  const float* const from =
+  float* const from =
       sums.at<kD>(place.h, DqSums::first(args.shape, seq, place.b) + place.tile, map);
   float dq[kD / 8][4];
 #pragma unroll
   for (int j = 0; j < kD / 8; ++j) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) dq[j][e] = from[(j * 4 + e) * 32];
+    for (int e = 0; e < 4; ++e) dq[j][e] = *DqSums::entry(from, j, e);
   }
   store_fragments(dq, map == 0 ? args.scale : args.scale2, out.at(place.b, seq.q_begin, place.h),
                   out.seq_stride, m0, seq.seq_q, args.shape.head_dim);

@@ -24,14 +24,15 @@
 #include <type_traits>
 
 #include "kernels/cuda/mask.cuh"
-#include "kernels/cuda/ptx/exp2.cuh"
 #include "kernels/cuda/sm80/backward/arguments.cuh"
 #include "kernels/cuda/sm80/backward/config.h"
 #include "kernels/cuda/sm80/backward/dq_sums.cuh"
 #include "kernels/cuda/sm80/backward/products.cuh"
+#include "kernels/cuda/sm80/backward/scores.cuh"
 #include "kernels/cuda/sm80/bias_tile.cuh"
 #include "kernels/cuda/sm80/order.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
+#include "kernels/cuda/sm80/visible_words.cuh"
 
 namespace diffattn::cuda::sm80 {
 
@@ -62,7 +63,6 @@ struct BackwardFused {
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads, kStages = Config::kStages;
   static constexpr int kDqCols = 4 * kD / Config::kWarps;  // columns of dq that a warp makes
-  using Tile = Accumulator<2, 4>;                          // of a warp: [32 queries, 32 keys]
 
   const BackwardArguments<T>& args;
   char* smem;
@@ -195,6 +195,9 @@ struct BackwardFused {
   __device__ void accumulate(int stage, int h, int m0) {
     const HeadMask mask{args.shape, seq, place.b, h};
     const bool full = mask.all_visible(m0, min(m0 + kBlockM, seq.seq_q), n0, n0 + kBlockN);
+    const bool boolean = args.shape.mask.kind == MaskKind::kBoolean;
+    const uint32_t seen = full ? ~0u : seen_word(mask, m0 + half * 32 + lane, n0 + part * 32);
+    if (boolean && __syncthreads_or(seen != 0) == 0) return;  // nobody sees anything
     bool skip_zeros = false;
     if (!full) {  // a vote, which is a barrier too: every thread of the block agrees on it
       skip_zeros =
@@ -202,46 +205,43 @@ struct BackwardFused {
                            has_non_finite<kBlockM, kValue, kThreads>(d_o_smem(stage))) != 0;
     }
     if (full) {
-      make_gradients<false>(stage, mask, m0);
+      make_gradients<false>(stage, h, m0, seen);
     } else {
-      make_gradients<true>(stage, mask, m0);
+      make_gradients<true>(stage, h, m0, seen);
     }
     __syncthreads();                        // ds and p of every warp are there
     add_queries(h, m0, bad_keys && !full);  // (6)
     add_keys(stage, skip_zeros);            // (7)
   }
 
-  /// (2) to (5)
+  /// (2) to (5). seen: by the row of the warp's 32 that is this lane's, of the warp's 32 keys.
   template <bool kMasked>
-  __device__ void make_gradients(int stage, const HeadMask& mask, int m0) const {
+  __device__ void make_gradients(int stage, int h, int m0, uint32_t seen) const {
     const T* const q = q_smem(stage);
     const float* const stats = stats_smem(stage) + half * 32 + lane / 4;
-    const bool has_bias = kMasked && args.shape.mask.kind != MaskKind::kNone;
-    if (has_bias) load_bias<32>(bias_smem(), mask, m0 + half * 32, n0 + part * 32);
-    Tile p1 = {}, p2 = {};
+    const bool has_bias = kMasked && args.shape.mask.kind == MaskKind::kAdditive;
+    if (has_bias) {
+      const HeadMask mask{args.shape, seq, place.b, h};
+      load_bias<32>(bias_smem(), mask, m0 + half * 32, n0 + part * 32);
+    }
+    const auto stat = [&](int which, int i, int r) {
+      return stats[which * kBlockM + i * 16 + r * 8];
+    };
+    const auto share = [&](int which, int i, int r, const uint32_t(&words)[4]) {
+      store_words(which, i, r, words);
+    };
+    ScoreTile p1 = {}, p2 = {};
     add_tiles<T, kD>(p1, AlongSum<kD>::a(q, half * 32), AlongSum<kD>::b(k_smem, part * 32));
-    probabilities<kMasked>(p1, args.scale_log2, stats, has_bias, m0);
+    probabilities<kMasked>(p1, args.scale_log2, 0, stat, has_bias, seen);
     add_tiles<T, kD>(p2, AlongSum<kD>::a(q + Config::kQElements, half * 32),
                      AlongSum<kD>::b(k_smem + Config::kKElements, part * 32));
-    probabilities<kMasked>(p2, args.scale2_log2, stats + kBlockM, has_bias, m0);
+    probabilities<kMasked>(p2, args.scale2_log2, 1, stat, has_bias, seen);
     if (has_bias) __syncthreads();  // biases are read: what is shared may overwrite them
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float lambda = stats[4 * kBlockM + i * 16 + r * 8];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          float *x = p1[i][j] + 2 * r, *y = p2[i][j] + 2 * r;
-          y[0] *= lambda, y[1] *= lambda;
-          share(2, i, j, r, x[0] - y[0], x[1] - y[1]);
-        }
-      }
-    }
-    Tile dp = {};
+    share_difference<T>(p1, p2, stat, share);
+    ScoreTile dp = {};
     add_tiles<T, kValue>(dp, AlongSum<kValue>::a(d_o_smem(stage), half * 32),
                          AlongSum<kValue>::b(v_smem, part * 32));
-    score_gradients<kMasked>(p1, p2, dp, stats);
+    share_gradients<T, kMasked>(p1, p2, dp, stat, share);
   }
 
   /// Biases of this warp's entries, where ds and p go later.
@@ -250,97 +250,29 @@ struct BackwardFused {
     return reinterpret_cast<float*>(shared_smem(0)) + (part * 2 + half) * 32 * kBiasPitch;
   }
 
-  /// Scores to probabilities. None is above 1: where scores are so large that lse rounds to less
-  /// than one of them, the bound keeps p from exploding. lse: of this thread's first row.
-  template <bool kMasked>
-  __device__ void probabilities(Tile& s, float factor, const float* lse, bool has_bias,
-                                int m0) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float reference = lse[i * 16 + r * 8];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-#pragma unroll
-          for (int e = 2 * r; e < 2 * r + 2; ++e) s[i][j][e] = s[i][j][e] * factor - reference;
-        }
-      }
-    }
+  template <bool kMasked, class Stats>
+  __device__ void probabilities(ScoreTile& s, float factor, int map, const Stats& stats,
+                                bool has_bias, uint32_t seen) const {
+    subtract_lse(s, factor, map, stats);
     if (kMasked && has_bias) {
       add_bias(s[0], bias_smem());
       add_bias(s[1], bias_smem() + 16 * kBiasPitch);
     }
-    if (kMasked && !has_bias) hide(s, m0);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[i][j][e] = ptx::probability(s[i][j][e]);
-      }
-    }
+    if (kMasked && !has_bias) hide_unseen(s, seen);
+    to_probabilities(s);
   }
 
-  /// -inf where the row may not see, which replaces a NaN.
-  __device__ void hide(Tile& s, int m0) const {
-    const int first = n0 + part * 32 + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int m = m0 + half * 32 + i * 16 + r * 8 + lane / 4;
-        const int from = seq.first_visible(m) - first;
-        const int to = (m < seq.seq_q ? seq.end_visible(m) : 0) - first;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const bool visible = j * 8 + e >= from && j * 8 + e < to;
-            s[i][j][2 * r + e] = visible ? s[i][j][2 * r + e] : -INFINITY;
-          }
-        }
-      }
-    }
-  }
-
-  /// p2 is lambda p2.
-  template <bool kMasked>
-  __device__ void score_gradients(const Tile& p1, const Tile& p2, const Tile& dp,
-                                  const float* stats) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float delta1 = stats[2 * kBlockM + i * 16 + r * 8];
-        const float delta2 = stats[3 * kBlockM + i * 16 + r * 8];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          float x[2], y[2];
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int at = 2 * r + e;
-            x[e] = p1[i][j][at] * (dp[i][j][at] - delta1);
-            y[e] = p2[i][j][at] * (delta2 - dp[i][j][at]);
-            // Selected, not multiplied: what a row may not see can be NaN.
-            if (kMasked && p1[i][j][at] == 0.0f) x[e] = 0.0f;
-            if (kMasked && p2[i][j][at] == 0.0f) y[e] = 0.0f;
-          }
-          share(0, i, j, r, x[0], x[1]);
-          share(1, i, j, r, y[0], y[1]);
-        }
-      }
-    }
-  }
-
-  /// Two neighbours of this warp's tile to shared memory.
-  __device__ void share(int which, int i, int j, int r, float x, float y) const {
+  /// 8 rows of this warp's tile to shared memory.
+  __device__ void store_words(int which, int i, int r, const uint32_t (&words)[4]) const {
     using Layout = TileLayout<kBlockN>;
     const uint32_t first = ptx::smem_address(shared_smem(0)) +
                            Layout::offset(half * 32 + lane / 4, part * 4) + lane % 4 * 4;
     constexpr int kRow = kBlockN * 2;  // bytes; 8 rows further the swizzle is the same
-    ptx::store_4((first ^ (j * 16)) + (i * 16 + r * 8) * kRow + which * Config::kDsElements * 2,
-                 pack<T>(x, y));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      ptx::store_4((first ^ (j * 16)) + (i * 16 + r * 8) * kRow + which * Config::kDsElements * 2,
+                   words[j]);
+    }
   }
 
   __device__ void add_queries(int h, int m0, bool careful) const {
@@ -364,10 +296,7 @@ struct BackwardFused {
       if (first + i * DqSums::kRows >= seq.seq_q) continue;
 #pragma unroll
       for (int j = 0; j < kDqCols / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          atomicAdd(to + i * 2 * DqSums::kRows * kD + (j * 4 + e) * kWarpSize, dq[i][j][e]);
-        }
+        DqSums::add(to + i * 2 * DqSums::kRows * kD, j, dq[i][j]);
       }
     }
   }

@@ -21,6 +21,7 @@
 #include "kernels/cuda/sm80/backward/arguments.cuh"
 #include "kernels/cuda/sm80/backward/config.h"
 #include "kernels/cuda/sm80/tile.cuh"
+#include "kernels/cuda/sm80/visible_words.cuh"
 
 namespace diffattn::cuda::sm80 {
 
@@ -195,7 +196,22 @@ struct BackwardKeys {
       s1[j][e] = s1[j][e] * args.scale_log2 - stats[column];
       s2[j][e] = s2[j][e] * args.scale2_log2 - stats[kBlockM + column];
     });
-    if (!all_visible) {
+    const bool biased = args.shape.mask.kind == MaskKind::kAdditive;
+    if (!all_visible && !biased) {
+      static_assert(kBlockM == 32);  // a word of each query, one a lane; of its keys 16 are used
+      const uint32_t word = seen_word(mask, m0 + lane, n0 + warp_row);
+#pragma unroll
+      for (int j = 0; j < kBlockM / 8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t seen =
+              __shfl_sync(0xffffffffu, word, j * 8 + lane % 4 * 2 + i) >> (lane / 4);
+          if ((seen & 1) == 0) s1[j][i] = s2[j][i] = -INFINITY;
+          if ((seen & 256) == 0) s1[j][i + 2] = s2[j][i + 2] = -INFINITY;
+        }
+      }
+    }
+    if (!all_visible && biased) {
       for_each_entry([&](int j, int e, int column) {
         const float bias = mask.bias(m0 + column, n0 + warp_row + lane / 4 + e / 2 * 8);
         s1[j][e] = bias == -INFINITY ? bias : s1[j][e] + bias;

@@ -41,7 +41,7 @@ int64_t dq_units(const BackwardParams& params) {
 int64_t dq_sum_bytes(const BackwardParams& params) {
   if (!is_fused(params)) return 0;
   const int64_t width = params.head_dim <= 32 && params.value_dim <= 64 ? 32 : 64;  // as launched
-  return params.heads * dq_units(params) * 2 * 16 * width * 4;
+  return kDqCounterBytes + params.heads * dq_units(params) * 2 * 16 * width * 4;
 }
 
 void backward(const BackwardParams& params, const BackwardWorkspace& workspace,

@@ -5,6 +5,7 @@
 #include "kernels/cuda/sm80/backward/fused.cuh"
 #include "kernels/cuda/sm80/backward/keys.cuh"
 #include "kernels/cuda/sm80/backward/launch.h"
+#include "kernels/cuda/sm80/backward/plain.cuh"
 #include "kernels/cuda/sm80/backward/queries.cuh"
 
 namespace diffattn::cuda::sm80 {
@@ -85,16 +86,55 @@ inline int max_smem_bytes(const Problem& problem) {
   return bytes;
 }
 
+/// Is there nothing about the problem that the plain tiles do not know?
+template <class Config>
+bool is_plain(const BackwardParams& params, bool aligned) {
+  return aligned && params.mask.kind == MaskKind::kNone && params.head_dim == Config::kHeadDim &&
+         params.value_dim == Config::kValueDim && max_smem_bytes(params) >= Config::kSmemBytes;
+}
+
+template <class T, class Config>
+void launch_plain_tiles(const BackwardParams& params, const BackwardArguments<T>& args,
+                        const DqSums& sums, cudaStream_t stream) {
+  const auto kernel = backward_plain_kernel<T, Config>;
+  check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
+      "sm80 backward: shared memory", params);
+  const int64_t tiles = (params.seq_k + Config::kBlockN - 1) / Config::kBlockN;
+  const int64_t items = params.batch * params.kv_heads * tiles;
+  if (items == 0) return;
+  int device = 0, processors = 0;
+  check(cudaGetDevice(&device), "current device", params);
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+        "multiprocessors of the device", params);
+  const int64_t row_bytes = 2 * (2 * Config::kHeadDim + Config::kValueDim);  // of q1, q2, dO
+  const int group = heads_in_cache(params.seq_q, row_bytes, int64_t{32} << 20);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, processors));
+  kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(args, sums,
+                                                                   static_cast<int>(tiles), group);
+  check_launch("sm80 backward, plain", params);
+}
+
 template <class T, int kD, int kValue>
 void launch_fused(const BackwardParams& params, const BackwardWorkspace& workspace,
                   const BackwardArguments<T>& args, cudaStream_t stream) {
-  const DqSums sums{workspace.dq_sums, static_cast<int>(dq_units(params))};
+  const DqSums sums{workspace.dq_sums + kDqCounterBytes / 4, static_cast<int>(dq_units(params)),
+                    reinterpret_cast<int*>(workspace.dq_sums)};
   const int64_t bytes = params.heads * int64_t{sums.units} * 2 * DqSums::kRows * kD * 4;
-  check(cudaMemsetAsync(sums.data, 0, bytes, stream), "sm80 backward: sums of dq", params);
+  check(cudaMemsetAsync(workspace.dq_sums, 0, kDqCounterBytes + bytes, stream),
+        "sm80 backward: sums of dq", params);
   using Large = FusedConfig<kD, kValue, 128, 2>;
   using Small = FusedConfig<kD, kValue, 64, 1>;
   static_assert(Small::kSmemBytes <= kMaxSmemBytes);
-  if (max_smem_bytes(params) >= Large::kSmemBytes) {
+  if constexpr (kD == 64 && kValue == 128) {
+    using Plain = PlainConfig<kD>;
+    const bool aligned = args.q_aligned && args.k_aligned && args.v_aligned && args.d_o_aligned;
+    if (is_plain<Plain>(params, aligned)) {
+      launch_plain_tiles<T, Plain>(params, args, sums, stream);
+    } else {
+      launch_fused_tiles<T, Small>(params, args, sums, stream);
+    }
+  } else if (max_smem_bytes(params) >= Large::kSmemBytes) {
     launch_fused_tiles<T, Large>(params, args, sums, stream);
   } else {
     launch_fused_tiles<T, Small>(params, args, sums, stream);

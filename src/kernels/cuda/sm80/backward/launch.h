@@ -13,7 +13,9 @@ bool takes_backward(const Problem& problem);
 /// Are all gradients made in one pass over the keys, their sums in any order?
 bool is_fused(const BackwardParams& params);
 
-/// What that pass keeps the sums of dq in: units of 16 rows of one head, and device memory.
+/// What that pass keeps the sums of dq in: units of 16 rows of one head, and device memory, a
+/// counter first.
+inline constexpr int64_t kDqCounterBytes = 256;
 int64_t dq_units(const BackwardParams& params);
 int64_t dq_sum_bytes(const BackwardParams& params);
 

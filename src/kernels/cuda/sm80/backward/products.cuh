@@ -13,18 +13,23 @@ struct AlongSum {
   uint32_t first;
 
   /// A: 16 rows of the result are 16 rows of the tile, from `row` on.
-  template <class T>
-  __device__ static AlongSum a(const T* tile, int row) {
-    const int lane = threadIdx.x % kWarpSize;
-    return {ptx::smem_address(tile) + TileLayout<kCols>::offset(row + lane % 16, 0, lane / 16)};
+  __device__ static AlongSum a(uint32_t tile, int row, int lane) {
+    return {tile + TileLayout<kCols>::offset(row + lane % 16, 0, lane / 16)};
   }
   /// B: 16 columns of the result are 16 rows of the tile, from `row` on.
+  __device__ static AlongSum b(uint32_t tile, int row, int lane) {
+    return {tile + TileLayout<kCols>::offset(row + lane % 8 + lane / 16 * 8, 0, lane / 8 % 2)};
+  }
+  template <class T>
+  __device__ static AlongSum a(const T* tile, int row) {
+    return a(ptx::smem_address(tile), row, threadIdx.x % kWarpSize);
+  }
   template <class T>
   __device__ static AlongSum b(const T* tile, int row) {
-    const int lane = threadIdx.x % kWarpSize;
-    return {ptx::smem_address(tile) +
-            TileLayout<kCols>::offset(row + lane % 8 + lane / 16 * 8, 0, lane / 8 % 2)};
+    return b(ptx::smem_address(tile), row, threadIdx.x % kWarpSize);
   }
+  /// The same of a tile that lies `bytes` further, a multiple of 128.
+  __device__ AlongSum further(uint32_t bytes) const { return {first + bytes}; }
   __device__ void load(uint32_t (&reg)[4], int i, int k) const {
     ptx::load_matrix_x4(reg, TileLayout<kCols>::along(first, k * 2) + i * 16 * kCols * 2);
   }
@@ -36,18 +41,21 @@ struct AcrossSum {
   uint32_t first;
 
   /// A: rows of the result are columns of the tile, from `column` on.
-  template <class T>
-  __device__ static AcrossSum a(const T* tile, int column) {
-    const int lane = threadIdx.x % kWarpSize;
-    return {ptx::smem_address(tile) +
+  __device__ static AcrossSum a(uint32_t tile, int column, int lane) {
+    return {tile +
             TileLayout<kCols>::offset(lane % 8 + lane / 16 * 8, column / kChunk + lane / 8 % 2)};
   }
   /// B: columns of the result are columns of the tile, from `column` on.
+  __device__ static AcrossSum b(uint32_t tile, int column, int lane) {
+    return {tile + TileLayout<kCols>::offset(lane % 16, column / kChunk + lane / 16)};
+  }
+  template <class T>
+  __device__ static AcrossSum a(const T* tile, int column) {
+    return a(ptx::smem_address(tile), column, threadIdx.x % kWarpSize);
+  }
   template <class T>
   __device__ static AcrossSum b(const T* tile, int column) {
-    const int lane = threadIdx.x % kWarpSize;
-    return {ptx::smem_address(tile) +
-            TileLayout<kCols>::offset(lane % 16, column / kChunk + lane / 16)};
+    return b(ptx::smem_address(tile), column, threadIdx.x % kWarpSize);
   }
   __device__ void load(uint32_t (&reg)[4], int i, int k) const {
     ptx::load_matrix_x4_transposed(reg,

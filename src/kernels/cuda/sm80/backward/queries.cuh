@@ -19,6 +19,7 @@
 #include "kernels/cuda/sm80/backward/arguments.cuh"
 #include "kernels/cuda/sm80/backward/config.h"
 #include "kernels/cuda/sm80/tile.cuh"
+#include "kernels/cuda/sm80/visible_words.cuh"
 
 namespace diffattn::cuda::sm80 {
 
@@ -130,6 +131,12 @@ struct BackwardQueries {
     multiply_transposed<1, kBlockN, kD>(s1, q_smem, warp_row, k1_smem);  // (2)
     multiply_transposed<1, kBlockN, kD>(s2, q_smem + Config::kQElements, warp_row, k2_smem);
     multiply_transposed<1, kBlockN, kValue>(dp, d_o_smem, warp_row, v_smem);
+    const bool biased = args.shape.mask.kind == MaskKind::kAdditive;
+    static_assert(kBlockN == 32);  // a word of each of the warp's 16 rows, one a lane
+    uint32_t word = ~0u;
+    if (!all_visible && !biased) word = seen_word(mask, row0 + warp_row + lane % 16, n0);
+    const uint32_t seen[2] = {__shfl_sync(0xffffffffu, word, lane / 4) >> (lane % 4 * 2),
+                              __shfl_sync(0xffffffffu, word, lane / 4 + 8) >> (lane % 4 * 2)};
 #pragma unroll
     for (int j = 0; j < kBlockN / 8; ++j) {
 #pragma unroll
@@ -137,7 +144,8 @@ struct BackwardQueries {
         const int r = e / 2;
         float x1 = s1[0][j][e] * args.scale_log2 - lse1[r];
         float x2 = s2[0][j][e] * args.scale2_log2 - lse2[r];
-        if (!all_visible) {
+        if (!all_visible && (seen[r] & (1u << (j * 8 + e % 2))) == 0) x1 = x2 = -INFINITY;
+        if (!all_visible && biased) {
           const float bias =
               mask.bias(row0 + warp_row + r * 8 + lane / 4, n0 + j * 8 + lane % 4 * 2 + e % 2);
           x1 = bias == -INFINITY ? bias : x1 + bias;

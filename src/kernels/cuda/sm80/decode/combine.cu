@@ -8,8 +8,9 @@
 //
 // It is all latency: everything a warp reads is asked for before the first of it is used.
 
-#include "kernels/cuda/check.h"
 #include "kernels/cuda/epilogue.cuh"
+#include "kernels/cuda/launch_early.cuh"
+#include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
 #include "kernels/cuda/sm80/decode/launch.h"
 
@@ -173,6 +174,7 @@ template <class T, int kQuads>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(const __grid_constant__ CombineArguments<T> args) {
   __shared__ CombineSmem<kQuads> smem;
+  ptx::wait_for_previous_kernel();  // in every block: this kernel's end stands for that one's too
   const Shape& shape = args.shape;
   const int row = blockIdx.x;
   Combine<T, kQuads>{args, smem, row / shape.heads / shape.seq_q, row / shape.heads % shape.seq_q,
@@ -197,8 +199,8 @@ void combine(const ForwardParams& params, const Partials& partials, cudaStream_t
                                  .lse2 = rows_of<float>(params.lse2)};
   const auto blocks = static_cast<unsigned>(params.batch * params.seq_q * params.heads);
   const auto kernel = params.value_dim <= 128 ? combine_kernel<T, 1> : combine_kernel<T, 2>;
-  kernel<<<blocks, kThreads, 0, stream>>>(args);
-  check_launch("sm80 decode: combine", params);
+  launch_early_if_possible(kernel, blocks, kThreads, 0, stream, params, "sm80 decode: combine",
+                           args);
 }
 
 template void combine<bfloat16>(const ForwardParams&, const Partials&, cudaStream_t);

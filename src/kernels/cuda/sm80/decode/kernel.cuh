@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/mask.cuh"
 #include "kernels/cuda/problem.cuh"
+#include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/sm80/decode/config.h"
 #include "kernels/cuda/sm80/decode/partials.cuh"
 #include "kernels/cuda/sm80/online_softmax.cuh"
@@ -296,6 +297,8 @@ template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 2)
     decode_kernel(const __grid_constant__ DecodeArguments<T> args, int row_tiles, int splits) {
   extern __shared__ __align__(128) char smem[];
+  ptx::launch_dependents();  // combine_kernel waits for all of this one
+  ptx::wait_for_previous_kernel();
   // Row tiles of the same keys are neighbours: the second finds them in the cache. Then heads,
   // whose keys are neighbours in memory.
   const int heads = args.shape.kv_heads, place = static_cast<int>(blockIdx.x / row_tiles);

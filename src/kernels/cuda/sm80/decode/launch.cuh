@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/launch_early.cuh"
 #include "kernels/cuda/sm80/decode/kernel.cuh"
 #include "kernels/cuda/sm80/decode/launch.h"
 
@@ -10,17 +10,13 @@ namespace diffattn::cuda::sm80 {
 template <class T, class Config>
 void launch_decode_rows(const ForwardParams& params, const DecodeArguments<T>& args,
                         cudaStream_t stream) {
-  const auto kernel = decode_kernel<T, Config>;
-  check(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
-      "sm80 decode: shared memory", params);
   const int64_t rows = params.seq_q * (params.heads / params.kv_heads);
   const int64_t row_tiles = (rows + Config::kRows - 1) / Config::kRows;
   const int splits = args.partials.splits;
   const auto blocks = static_cast<unsigned>(params.batch * params.kv_heads * splits * row_tiles);
-  kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(
-      args, static_cast<int>(row_tiles), splits);
-  check_launch("sm80 decode", params);
+  launch_early_if_possible(decode_kernel<T, Config>, blocks, Config::kThreads, Config::kSmemBytes,
+                           stream, params, "sm80 decode", args, static_cast<int>(row_tiles),
+                           splits);
 }
 
 template <class T, int kD, int kDv>

@@ -21,12 +21,15 @@ struct PairConfig {
   static constexpr int kStageElements = kBlockN * (2 * kD + kDv);
   static constexpr int kLoopBytes = 2 * (2 * kQElements + 2 * kStageElements);
   static constexpr int kPointerBytes = 3 * 8 * kThreads;  // where each thread loads k1, k2, v from
-  static constexpr int kBiasElements = 16 * 40;           // of a warp, see bias_tile.cuh
+  static constexpr int kWordBytes = 4 * kBlockM * kBlockN / 32;
+  static constexpr int kSlotBytes = 2 * 12 * kWordBytes;  // two stages of bytes for the words
+  static constexpr int kBiasBytes = 4 * (kBlockM * 40 + kThreads);  // of a part, see bias_tile.cuh
   static constexpr int kSmemBytes = kLoopBytes + kPointerBytes;
-  static constexpr int kMaskedSmemBytes = kSmemBytes + 4 * kWarps * kBiasElements;
+  static constexpr int kMaskedSmemBytes =
+      kSmemBytes + (kWordBytes + kSlotBytes > kBiasBytes ? kWordBytes + kSlotBytes : kBiasBytes);
   static_assert(!kFits ||
                 4 * kBlockM * (2 * kDv + 2) <= kLoopBytes);  // half of o1 and o2, l, and rows
-  static_assert(!kFits || kMaskedSmemBytes <= 99 * 1024);    // sm_86 and sm_89
+  static_assert(!kFits || kMaskedSmemBytes <= 98 * 1024);    // sm_86 and sm_89
 };
 
 /// Tile shapes of the forward for padded widths kD of q, k and kDv of v. A block has two groups of

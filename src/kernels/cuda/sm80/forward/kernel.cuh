@@ -25,6 +25,7 @@
 #include "kernels/cuda/sm80/forward/config.h"
 #include "kernels/cuda/sm80/online_softmax.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
+#include "kernels/cuda/sm80/visible_words.cuh"
 
 namespace diffattn::cuda::sm80 {
 
@@ -135,6 +136,25 @@ struct Forward {
 
   /// Scores of a partly visible tile in base 2.
   __device__ void scale_and_mask(Accumulator<kM, kBlockN / 8>& s, int n0) const {
+    if (args.shape.mask.kind == MaskKind::kAdditive) return scale_and_add(s, n0);
+    static_assert(kM == 1);
+    constexpr int kWords = kBlockN / 32;  // of each of the warp's 16 rows, one a lane
+    const uint32_t word =
+        seen_word(mask, row0 + warp_row + lane % 16, n0 + lane / 16 % kWords * 32);
+#pragma unroll
+    for (int j = 0; j < kBlockN / 8; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int from = j / 4 * 16 + r * 8 + lane / 4;
+        const uint32_t seen = __shfl_sync(0xffffffffu, word, from) >> (j % 4 * 8 + lane % 4 * 2);
+        float* const x = s[0][j] + 2 * r;
+        x[0] = (seen & 1) != 0 ? x[0] * scale : -INFINITY;  // replaces a NaN
+        x[1] = (seen & 2) != 0 ? x[1] * scale : -INFINITY;
+      }
+    }
+  }
+
+  __device__ void scale_and_add(Accumulator<kM, kBlockN / 8>& s, int n0) const {
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
 #pragma unroll

@@ -16,9 +16,10 @@
 // A warp issues in order and only two of them fit beside each other, so what counts is how many
 // instructions and reads of shared memory stand between the products: there is no maximum per part.
 // Scores that leave m behind by more than kHopeless within one stage make the block start again
-// with a maximum for every part. Stages with a mask, and the first ones that a row sees partly, are
-// done that way too, see careful_stage. Columns that a row may not see never reach it, as in
-// kernel.cuh.
+// with a maximum for every part. Stages with an additive mask, and the first ones that a row sees
+// partly, are done that way too, see careful_stage. Columns that a row may not see never reach it,
+// as in kernel.cuh: where their values made an output that is not finite, the block starts again
+// and leaves them out one by one.
 #pragma once
 
 #include "kernels/cuda/mask.cuh"
@@ -29,6 +30,7 @@
 #include "kernels/cuda/sm80/forward/pair_state.cuh"
 #include "kernels/cuda/sm80/order.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
+#include "kernels/cuda/sm80/visible_words.cuh"
 
 namespace diffattn::cuda::sm80 {
 
@@ -36,8 +38,8 @@ namespace diffattn::cuda::sm80 {
 struct PairBounds {
   Sequence seq;
   int begin, end;              // keys that any row sees, from a multiple of the stage on
-  int full_begin, full_end;    // stages within are seen by every row
-  bool quick;                  // no mask, and no scale that turns maxima around
+  int full_begin, full_end;    // stages within are seen by every row; none under a mask
+  bool quick;                  // no biases, and no scale that turns maxima around
   int whole_begin, whole_end;  // stages within need no checks when they are loaded
 
   template <class Config, class T>
@@ -47,16 +49,18 @@ struct PairBounds {
     const int last_row = min(row0 + Config::kBlockM, seq.seq_q) - 1;
     begin = max(0, seq.first_visible(row0)) / Config::kBlockN * Config::kBlockN;
     end = seq.end_visible(last_row);
-    quick = args.shape.mask.kind == MaskKind::kNone && args.scale_log2 > 0.0f &&
+    quick = args.shape.mask.kind != MaskKind::kAdditive && args.scale_log2 > 0.0f &&
             args.scale2_log2 > 0.0f;
     full_begin = seq.first_visible(last_row);
-    full_end = seq.end_visible(row0);
+    full_end = args.shape.mask.kind == MaskKind::kNone ? seq.end_visible(row0) : -1;
     const bool whole = args.k_aligned && args.v_aligned &&
                        args.shape.head_dim == Config::kHeadDim &&
                        args.shape.value_dim == Config::kValueDim;
     whole_begin = seq.first_key;
     whole_end = whole ? end : -1;
   }
+
+  __device__ bool all_full() const { return full_begin <= begin && end <= full_end; }
 };
 
 template <class T, class Config>
@@ -99,6 +103,7 @@ struct PairForward {
       state.reset(row0 + warp_row, seq.seq_q);
       redo = false;
       if (bounds.begin < bounds.end) loop(careful);
+      if (!careful && !bounds.all_full()) redo |= !state.finite();
       ptx::wait_copies<0>();
       if (__syncthreads_or(redo) == 0) break;  // everyone is done: stages become rows of O
     }
@@ -124,13 +129,14 @@ struct PairForward {
       ptx::wait_copies<0>();
       __syncthreads();  // this stage has landed for every thread, and nobody reads the other
       load_stage(stage ^ 1, n0 + kBlockN);
-      const bool full = n0 >= bounds.full_begin && n0 + kBlockN <= bounds.full_end;
-      bool quick = bounds.quick && !careful;
-      bool skip_zeros = false;
-      if (!full || !quick) {  // a vote, which is a barrier too: every thread of the block agrees
-        skip_zeros = __syncthreads_or(has_non_finite<kBlockN, kDv, kThreads>(v_smem(stage))) != 0;
-        quick &= !skip_zeros;
+      if (has_words()) {
+        store_word(stage, n0);
+        __syncthreads();  // those of all rows are there
       }
+      const bool full = n0 >= bounds.full_begin && n0 + kBlockN <= bounds.full_end;
+      const bool quick = bounds.quick && !careful;
+      const bool skip_zeros =  // a vote: every thread of the block agrees
+          careful && __syncthreads_or(has_non_finite<kBlockN, kDv, kThreads>(v_smem(stage))) != 0;
       if (quick && full) {
         if (state.fresh) find_reference(stage);
         quick_stage<false>(stage, n0);
@@ -169,6 +175,7 @@ struct PairForward {
       load_part<kD>(k + Config::kKElements, args.k2, n0, args.shape.head_dim, args.k_aligned);
       load_part<kDv>(v_smem(stage), args.v, n0, args.shape.value_dim, args.v_aligned);
     }
+    if (n0 < bounds.end) load_mask(stage, n0);
     ptx::commit_copies();
   }
 
@@ -192,6 +199,40 @@ struct PairForward {
     load_tile_slowly<kBlockN, kCols, kThreads>(
         tile, TileSource<T>{rows.at(place.b, seq.k_begin + n0, args.shape.kv_head(place.h)),
                             rows.seq_stride, seq.first_key - n0, bounds.end - n0, cols, aligned});
+  }
+
+  __device__ bool has_words() const { return args.shape.mask.kind == MaskKind::kBoolean; }
+  __device__ HeadMask mask() const { return {args.shape, seq, place.b, place.h}; }
+  /// [kBlockM, kParts] under a boolean mask: who sees what of a stage.
+  __device__ uint32_t* words_smem() const {
+    return reinterpret_cast<uint32_t*>(smem + Config::kSmemBytes);
+  }
+  /// The bytes of the word that this thread makes for a stage.
+  __device__ char* slot_smem(int stage, int word) const {
+    return smem + Config::kSmemBytes + Config::kWordBytes + stage * Config::kSlotBytes / 2 +
+           word * MaskBytes::kSlot;
+  }
+  __device__ void load_mask(int stage, int n0) const {
+    if (args.shape.mask.kind == MaskKind::kNone) return;
+    const HeadMask head = mask();
+    if (!has_words()) {
+      return touch_bias<kBlockM, kBlockN, kThreads>(bias_smem(kBlockM), head, row0, n0);
+    }
+    const int word = ptx::reread_thread();
+    if (word >= kBlockM * kParts) return;
+    MaskBytes(head, row0 + word / kParts, n0 + word % kParts * kPart)
+        .copy(ptx::smem_address(slot_smem(stage, word)));
+  }
+  __device__ void store_word(int stage, int n0) const {
+    const int word = ptx::reread_thread();
+    if (word >= kBlockM * kParts) return;
+    const HeadMask head = mask();
+    words_smem()[word] = MaskBytes(head, row0 + word / kParts, n0 + word % kParts * kPart)
+                             .word(slot_smem(stage, word));
+  }
+  /// Under a boolean mask: does any row of the warp see any key of a part?
+  __device__ bool any_seen(int part) const {
+    return __any_sync(0xffffffffu, words_smem()[(warp_row + lane) * kParts + part] != 0) != 0;
   }
 
   /// (2) of one part of a stage.
@@ -243,9 +284,10 @@ struct PairForward {
     float sum[2][2] = {};
 #pragma unroll 1  // two parts at once have no registers
     for (int part = 0; part < kParts; ++part) {
+      if (kPartly && has_words() && !any_seen(part)) continue;
       Scores s = {};
       scores(s, stage, part);
-      if constexpr (kPartly) hide(s, n0 + part * kPart);
+      if constexpr (kPartly) hide(s, n0, part);
 #pragma unroll
       for (int k = 0; k < kPart / 16; ++k) {
         uint32_t p[2][4];
@@ -267,23 +309,16 @@ struct PairForward {
   }
 
   /// -inf where the row may not see, which replaces a NaN.
-  __device__ void hide(Scores& s, int n0) const {
-    const int first = n0 + lane % 4 * 2;
+  __device__ void hide(Scores& s, int n0, int part) const {
+    static_assert(kPart == 32);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int m = row0 + warp_row + i * 16 + r * 8 + lane / 4;
-        const int from = seq.first_visible(m) - first;
-        const int to = (m < seq.seq_q ? seq.end_visible(m) : 0) - first;
-#pragma unroll
-        for (int j = 0; j < kPart / 8; ++j) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const bool visible = j * 8 + e >= from && j * 8 + e < to;
-            s[i][j][2 * r + e] = visible ? s[i][j][2 * r + e] : -INFINITY;
-          }
-        }
+        const int row = warp_row + i * 16 + r * 8 + lane / 4;
+        hide_unseen(s[i], r,
+                    has_words() ? words_smem()[row * kParts + part]
+                                : visible_word(seq, row0 + row, n0 + part * kPart));
       }
     }
   }
@@ -300,9 +335,18 @@ struct PairForward {
   __device__ void careful_stage(int stage, int n0, bool skip_zeros) {
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
+      if (has_words() && !any_seen(part)) continue;
+      const bool biased = args.shape.mask.kind == MaskKind::kAdditive;
+      if (biased) load_biases(n0 + part * kPart);
       Scores s = {};
       scores(s, stage, part);
-      scale_and_mask(s, n0 + part * kPart);
+      scale(s);
+      if (biased) {
+        add_bias(s[0], bias_smem(warp_row));
+        add_bias(s[1], bias_smem(warp_row + 16));
+      } else {
+        hide(s, n0, part);
+      }
       state.raise(s, 1.0f);
       float sum[2][2] = {};
       Probabilities p_reg;
@@ -324,15 +368,20 @@ struct PairForward {
     }
   }
 
-  /// Biases of 16 of the warp's rows, 32 keys.
-  __device__ float* bias_smem() const {
-    static_assert(kPart == 32);
-    return reinterpret_cast<float*>(smem + Config::kLoopBytes + Config::kPointerBytes) +
-           threadIdx.x / kWarpSize * Config::kBiasElements;
+  /// [kBlockM, kBiasPitch] under an additive mask: the biases of a part.
+  __device__ float* bias_smem(int row) const {
+    return reinterpret_cast<float*>(smem + Config::kSmemBytes) + row * kBiasPitch;
+  }
+  /// For both maps; every warp of the block comes here.
+  __device__ void load_biases(int n0) const {
+    const int row = ptx::reread_thread() / kWarpSize * 16;
+    __syncthreads();  // nobody reads the last ones any more
+    load_bias<16>(bias_smem(row), mask(), row0 + row, n0);
+    __syncthreads();  // they are there
   }
 
-  /// To base 2; -inf where the row may not see, which replaces a NaN.
-  __device__ void scale_and_mask(Scores& s, int n0) const {
+  /// To base 2.
+  __device__ void scale(Scores& s) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -340,13 +389,6 @@ struct PairForward {
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[i][j][e] *= factor;
       }
-    }
-    if (args.shape.mask.kind == MaskKind::kNone) return hide(s, n0);
-    const HeadMask mask{args.shape, seq, place.b, place.h};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      load_bias<16>(bias_smem(), mask, row0 + warp_row + i * 16, n0);
-      add_bias(s[i], bias_smem());
     }
   }
 };

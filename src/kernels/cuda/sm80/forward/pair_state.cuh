@@ -75,6 +75,19 @@ struct PairState {
     rescale(top);
   }
 
+  __device__ bool finite() const {
+    float zero = 0.0f;  // NaN once an infinity or a NaN was multiplied by it
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < kDv / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) zero = fmaf(o[i][j][e], 0.0f, zero);
+      }
+    }
+    return zero == 0.0f;
+  }
+
   /// Completes l over the quad.
   __device__ void finish() {
 #pragma unroll

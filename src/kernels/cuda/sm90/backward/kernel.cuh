@@ -177,14 +177,14 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       Products::issue_s2(s2, base, w, stage);
       turn_wait();
       const bool partial = unit < full_begin || unit >= full_end;
-      if (partial) this->mask(s1, unit);
+      if (partial) this->mask(s1, unit, it);
       exp_pack<T>(s1, p1, args.scale_log2);
       ptx::fresh(dp);
       ptx::wgmma_fence();
       Products::issue_dp(dp, base, w, stage);  // (3)
       ptx::wgmma_wait<1>();
       ptx::pin(s2);
-      if (partial) this->mask(s2, unit);
+      if (partial) this->mask(s2, unit, it);
       exp_pack<T>(s2, p2, args.scale2_log2);
       const float sign = Products::load_sign(smem, stage);
       const uint32_t signs = pack<T>(sign, sign);

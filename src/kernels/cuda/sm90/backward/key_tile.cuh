@@ -9,6 +9,8 @@
 #include "kernels/cuda/ptx/ordered_access.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/sm90/backward/tile.cuh"
+#include "kernels/cuda/sm90/hide_columns.cuh"
+#include "kernels/cuda/sm90/mask_words.h"
 
 namespace diffattn::cuda::sm90 {
 
@@ -26,6 +28,7 @@ struct BackwardArguments {
   float* dq_sums;              // [H, unit_count, 2 maps, 4 warps, D / 8, 32 lanes, 4]
   int* dq_done;      // [H, unit_count, kDqWriters]: 1 + tile that added last; deterministic
   int* recompute;    // set where unseen values are not finite: the result is not to be used
+  KeyWords words;    // under a boolean mask
   Rows<T> dk1, dk2;  // [B, N, Hkv, D]
   Rows<T> dv;        // [B, N, Hkv, Dv]
   float scale, scale2;
@@ -35,6 +38,7 @@ struct BackwardArguments {
 template <class T, class Config, bool kDeterministic>
 struct KeyTile {
   using C = Config;
+  static constexpr bool kTakesWords = C::kHeadDim == 64;  // where boolean masks come here
 
   const BackwardArguments<T>& args;
   const uint32_t smem;
@@ -97,6 +101,7 @@ struct KeyTile {
     end = uniform(some.end);
     full_begin = uniform(all.begin);
     full_end = uniform(all.end);
+    if (kTakesWords && args.words.data != nullptr) full_begin = full_end = end;
     whole_begin = uniform(whole.begin);
     whole_end = uniform(whole.end);
     start = begin;
@@ -171,21 +176,47 @@ struct KeyTile {
 
   /// -inf where the row may not see the key. Unseen values that are not finite would spoil the
   /// products with ds = 0: then all is computed again by other kernels.
-  __device__ void mask(float (&s)[32], int unit) const {
+  __device__ void mask(float (&s)[32], int unit, int it = 0) const {
     flag_non_finite(s);
+    if (kTakesWords && args.words.data != nullptr) return hide_unseen(s, unit, it);
     const int first = C::kKeyShift * w + row;  // this thread's keys: first and first + 8
     const int shift = edge - unit * C::kBlockM - 2 * (lane % 4);
-    if (args.shape.bounded) {
-      hide(s, [&](int r, int column) { return column < first + 8 * r + shift; });
-    }
+    if (args.shape.bounded) hide_columns<true>(s, first + shift, first + shift + 8);
     if (args.shape.window != kFarAway) {
       const int end = first + shift + args.shape.window;
-      hide(s, [&](int r, int column) { return column >= end + 8 * r; });
+      hide_columns<false>(s, end, end + 8);
     }
     const int keys = ptx::load_smem_int(smem + C::kEdgeAt);
     const int begin_key = keys & 0xffff, end_key = keys >> 16;
     if (begin_key == 0 && end_key == C::kBlockN) return;
     hide(s, [&](int r, int) { return first + 8 * r < begin_key || first + 8 * r >= end_key; });
+  }
+
+  /// By the mask's words, which know the bounds. it: the item, whose head may have a mask of its
+  /// own.
+  __device__ void hide_unseen(float (&s)[32], int unit, int it) const {
+    int h = 0;
+    if constexpr (C::kItems > 0) {
+      h = ptx::load_smem_int(smem + C::kItemAt + 4 * (it & (C::kItems - 1))) >> 20;
+    }
+    const uint2* const first = args.words.data + b * args.words.batch_stride +
+                               (kv_head * group + h) * args.words.head_stride +
+                               static_cast<int64_t>(unit) * args.words.keys + tile * C::kBlockN +
+                               C::kKeyShift * w + row;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint2 words = __ldg(first + 8 * r);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t seen = (half == 0 ? words.x : words.y) >> (2 * (lane % 4));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if ((seen & (1u << (i / 2 * 8 + i % 2))) == 0) {
+            s[16 * half + i / 2 * 4 + 2 * r + i % 2] = -INFINITY;
+          }
+        }
+      }
+    }
   }
 
   template <class Hidden>

@@ -8,6 +8,8 @@
 
 #include "diffattn/kernels/cuda.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/sm90/backward/config.h"
+#include "kernels/cuda/sm90/mask_words.h"
 #include "kernels/cuda/sm90/tensor_map.h"
 
 namespace diffattn::cuda::sm90 {
@@ -32,7 +34,8 @@ bool has_shape(const BackwardParams& params) {
   const bool has_pairs =
       params.batch > 0 && params.kv_heads > 0 && params.seq_q > 0 && params.seq_k > 0;
   return (params.dtype == Dtype::kBFloat16 || params.dtype == Dtype::kFloat16) &&
-         has_widths(params.head_dim, params.value_dim) && params.mask.kind == MaskKind::kNone &&
+         has_widths(params.head_dim, params.value_dim) &&
+         (params.mask.kind == MaskKind::kNone || takes_mask(params, params.value_dim)) &&
          has_pairs && usual(params.scale) && usual(params.scale2) &&
          params.seq_q / kUnitRows < kMaxUnits && params.heads / params.kv_heads < kMaxGroup &&
          unit_count(params) * params.heads < (int64_t{1} << 31);
@@ -95,6 +98,12 @@ bool keeps_dout(const BackwardParams& params) {
 
 int64_t unit_count(const BackwardParams& params) {
   return piece_count(params.cu_seqlens_q, params.batch, params.seq_q, params.total_q, kUnitRows);
+}
+
+int64_t word_bytes(const BackwardParams& params) {
+  if (params.mask.kind != MaskKind::kBoolean) return 0;
+  constexpr int kKeys = BackwardConfig<128>::kBlockN;
+  return static_cast<int64_t>(KeyWords(params, kKeys, nullptr).bytes(params));
 }
 
 void backward(const BackwardParams& params, const BackwardWorkspace& workspace,

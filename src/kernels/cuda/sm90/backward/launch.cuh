@@ -107,6 +107,7 @@ BackwardArguments<T> backward_arguments(const BackwardParams& params,
           .dq_sums = workspace.units.dq_sums,
           .dq_done = workspace.units.dq_done,
           .recompute = workspace.units.recompute,
+          .words = KeyWords(params, Config::kBlockN, workspace.units.words),
           .dk1 = rows_of<T>(params.dk1),
           .dk2 = rows_of<T>(params.dk2),
           .dv = rows_of<T>(params.dv),
@@ -139,6 +140,7 @@ template <class T, int kD, int kValue>
 void launch_backward(const BackwardParams& params, const BackwardWorkspace& workspace,
                      cudaStream_t stream) {
   const BackwardArguments<T> args = backward_arguments<T, kD, kValue>(params, workspace);
+  if (args.words.data != nullptr) make_words(args.words, params, stream);
   if (params.deterministic) {
     launch_kernel<T, kD, kValue, true>(params, args, stream);
   } else {

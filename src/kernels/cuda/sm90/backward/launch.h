@@ -9,8 +9,9 @@
 /// The backward with warpgroup-wide matrix instructions, for compute capability 9.0.
 namespace diffattn::cuda::sm90 {
 
-/// 16-bit types, D = 64 with Dv = 64 or 128, D = 128 with Dv = 128 or 256, no mask tensor, tensors
-/// that the copy engine can address, on a current device that has the instructions.
+/// 16-bit types, D = 64 with Dv = 64 or 128, D = 128 with Dv = 128 or 256, of mask tensors those of
+/// `takes_mask`, tensors that the copy engine can address, on a current device that has the
+/// instructions.
 bool takes_backward(const BackwardParams& params);
 
 /// Is dO the same as dout, so that no copy of it is needed?
@@ -18,6 +19,9 @@ bool keeps_dout(const BackwardParams& params);
 
 /// Numbers of units of 64 rows of one head.
 int64_t unit_count(const BackwardParams& params);
+
+/// Device memory for a boolean mask's words.
+int64_t word_bytes(const BackwardParams& params);
 
 /// Everything from dout on. o and o2 are in params or in the workspace.
 void backward(const BackwardParams& params, const BackwardWorkspace& workspace,

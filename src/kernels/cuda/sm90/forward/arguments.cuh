@@ -21,6 +21,7 @@ struct ForwardArguments {
   int heads;            // all of the batch's; packed: of one entry
   int heads_at_a_time;  // worked on together, so that their k and v stay in the second-level cache
   ForwardState state;
+  RowWords words;            // under a boolean mask
   Rows<const float> lambda;  // [B, M, H]
   HeadEpilogue epilogue;
   Rows<T> out, o, o2;            // [B, M, H, Dv]

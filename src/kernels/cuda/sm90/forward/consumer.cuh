@@ -3,6 +3,8 @@
 // What a consumer warpgroup knows of its item, and its side of the ring of key tiles.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/sm90/forward/schedule.cuh"
 #include "kernels/cuda/sm90/forward/softmax.cuh"
@@ -10,8 +12,32 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// kLower: rows may not see all columns from 0 on (window, key_starts).
-template <class T, class Config, bool kLower>
+/// Under a boolean mask: which columns of a tile rows g and g + 8 of a thread see.
+struct SeenWords {
+  uint4 row[2];
+
+  template <int kN>
+  __device__ __forceinline__ void hide(float (&s)[kN]) const {
+    static_assert(kN % 16 == 0 && kN <= 64);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t word[4] = {row[r].x, row[r].y, row[r].z, row[r].w};
+#pragma unroll
+      for (int k = 0; k < kN / 16; ++k) {
+        const uint32_t seen = word[k] >> (2 * (threadIdx.x % 4));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          float& x = s[16 * k + i / 2 * 4 + 2 * r + i % 2];
+          x = (seen & (1u << (i / 2 * 8 + i % 2))) != 0 ? x : -INFINITY;
+        }
+      }
+    }
+  }
+};
+
+/// kLower: rows may not see all columns from 0 on (window, key_starts). kWords: under a boolean
+/// mask.
+template <class T, class Config, bool kLower, bool kWords = false>
 struct ConsumerItem {
   static constexpr int kN = Config::kBlockN;
   static constexpr int kStages = Config::kStages, kQBuffers = Config::kQBuffers;
@@ -35,7 +61,8 @@ struct ConsumerItem {
     q_smem = uniform(smem + Config::kQ + slot() * Config::kQBytes);
     if constexpr (kLower) skip(uniform(found.begin));
     range = {kLower ? uniform(found.begin) : 0, uniform(found.clear_begin - found.begin),
-             uniform(found.clear_end - found.begin), uniform(found.end - found.begin)};
+             kWords ? 0 : uniform(found.clear_end - found.begin), uniform(found.end - found.begin),
+             uniform(found.last_columns)};
     return true;
   }
 
@@ -61,16 +88,28 @@ struct ConsumerItem {
     pipe += max(0, tiles);
   }
 
-  /// One limit after the other, so that only one is in registers.
-  __device__ __forceinline__ void mask(float (&s)[kN / 2], int j) const {
-    const int column = origin() + (kLower ? range.begin + j : j) * kN + 2 * (lane % 4);
-    if (j >= range.clear_end) {
-      hide_rows<false>(s, sequence().end_visible(row(0)) - column,
-                       sequence().end_visible(row(1)) - column);
+  /// What tile j's mask needs.
+  using Limits = std::conditional_t<kWords, SeenWords, RowLimits<kLower>>;
+  __device__ __forceinline__ Limits limits(int j) const {
+    if constexpr (kWords) {
+      const int4 place = ptx::load_smem_int4(item(count));
+      if (place.x < 0) return {};  // no item
+      const uint4* const first = args.words.data + place.z * args.words.batch_stride +
+                                 place.y * args.words.head_stride +
+                                 static_cast<int64_t>(j) * args.words.rows + row(0);
+      return {__ldg(first), __ldg(first + 8)};
+    } else {
+      const int column = origin() + (kLower ? range.begin + j : j) * kN + 2 * (lane % 4);
+      return RowLimits<kLower>::of(sequence(), row(0), column);
     }
-    if (kLower && j < range.clear_begin - 1) {
-      hide_rows<true>(s, sequence().first_visible(row(0)) - column,
-                      sequence().first_visible(row(1)) - column);
+  }
+
+  __device__ __forceinline__ void mask(float (&s)[kN / 2], int j, const Limits& limits) const {
+    if constexpr (kWords) {
+      limits.hide(s);  // the words know the bounds
+    } else {
+      if (j >= range.clear_end) limits.hide_end(s);
+      if (kLower && j < range.clear_begin - 1) limits.hide_begin(s);
     }
   }
 
@@ -165,6 +204,8 @@ struct ForwardProducts {
     ptx::wgmma_commit();
   }
 
+  /// Of the tile's keys the first 16 kSteps; p is 0 for the others.
+  template <int kSteps = kN / 16>
   __device__ static __forceinline__ void issue_output(float (&o)[kDv / 2],
                                                       const uint32_t (&p)[kN / 4], uint32_t smem,
                                                       unsigned stage) {
@@ -173,7 +214,7 @@ struct ForwardProducts {
     ptx::pin(o);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kN / 16; ++i) {
+    for (int i = 0; i < kSteps; ++i) {
       ptx::Wgmma<T, kDv>::template rs<true, ptx::Major::kMn>(o, p + 4 * i, v + 128 * i);
     }
     ptx::wgmma_commit();

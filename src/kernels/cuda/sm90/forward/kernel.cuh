@@ -27,11 +27,12 @@
 
 namespace diffattn::cuda::sm90 {
 
-template <class T, class Config, bool kLower>
-struct Consumer : ConsumerItem<T, Config, kLower> {
-  using Base = ConsumerItem<T, Config, kLower>;
+template <class T, class Config, bool kLower, bool kWords>
+struct Consumer : ConsumerItem<T, Config, kLower, kWords> {
+  using Base = ConsumerItem<T, Config, kLower, kWords>;
   using Products = ForwardProducts<T, Config>;
   using Base::args, Base::smem, Base::lane, Base::range, Base::count, Base::pipe, Base::q_smem;
+  using typename Base::Limits;
   static constexpr int kDv = Config::kValueDim, kN = Config::kBlockN;
   static constexpr bool kEarly = Config::kQBuffers > 1;  // is the next item's q there in time?
 
@@ -59,21 +60,22 @@ struct Consumer : ConsumerItem<T, Config, kLower> {
   __device__ __forceinline__ void first_scores() {
     this->wait_k(0);
     issue_scores<0>(0);
+    const Limits limits = this->limits(0);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    first_softmax(state1);
+    first_softmax(state1, limits);
     round_rows<T>(p, s);
   }
 
   /// P1 of an item's first tile, not yet rounded.
-  __device__ __forceinline__ void first_softmax(RowState& state) {
+  __device__ __forceinline__ void first_softmax(RowState& state, const Limits& limits) {
     state.reset();
     float factor[2];  // of O, which is 0
     if (!kLower && range.clear_end > 0) {
       state.take_first(s);
       state.template exponentiate<T, false>(s, args.scale_log2, factor);
     } else {
-      this->mask(s, 0);
+      this->mask(s, 0, limits);
       state.take_missing(s);
       state.template exponentiate<T, true>(s, args.scale_log2, factor);
     }
@@ -92,7 +94,7 @@ struct Consumer : ConsumerItem<T, Config, kLower> {
     for (; j < range.clear_end - 1; ++j) step<false>(j, !kLower && j == 0);
 #pragma unroll 1
     for (; j < range.end - 1; ++j) step<true>(j, false);
-    first_half<true>(j, false);
+    first_half<true, true>(j, false);
     return this->close(j);
   }
 
@@ -100,37 +102,41 @@ struct Consumer : ConsumerItem<T, Config, kLower> {
   /// P1 is there when this one's rows leave.
   __device__ __forceinline__ bool finish_beside_next(int last) {
     ++count;
+    float lambda[2];
+    load_lambda(lambda, this->rows(count - 1));
+    const int last_columns = range.last_columns;
     const bool more = this->open();
     if (more) this->wait_k(0);
     issue_scores<0>(0);  // of no item where there is no more: dropped
-    issue_output<1>(last - pipe);
+    issue_last<1>(last - pipe, last_columns);
+    const Limits limits = this->limits(0);
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     RowState next1;
-    first_softmax(next1);
+    first_softmax(next1, limits);
     ptx::wgmma_wait<0>();
     ptx::pin(o2);
     this->release(Config::kVEmpty, last - pipe);
     round_rows<T>(p, s);
-    finish_item();
+    finish_item(lambda);
     state1 = next1;
     return more;
   }
 
   __device__ __forceinline__ void finish(int last) {
     ++count;
-    issue_output<1>(last - pipe);
+    issue_last<1>(last - pipe, range.last_columns);
+    float lambda[2];
+    load_lambda(lambda, this->rows(count - 1));
     ptx::wgmma_wait<0>();
     ptx::pin(o2);
     this->release(Config::kVEmpty, last - pipe);
-    finish_item();
+    finish_item(lambda);
   }
 
   /// (7) of item count - 1.
-  __device__ __forceinline__ void finish_item() {
+  __device__ __forceinline__ void finish_item(const float (&lambda)[2]) {
     const WarpRows rows = this->rows(count - 1);
-    float lambda[2];
-    load_lambda(lambda, rows);
     finish_rows<T, kDv, Config::kOutStages>(args, rows, this->stages(), this->gains(), count - 1,
                                             o1, o2, state1, state2, lambda);
     this->release_item(count - 1);
@@ -142,15 +148,20 @@ struct Consumer : ConsumerItem<T, Config, kLower> {
     second_half<kMasked>(j);
   }
 
-  template <bool kMasked>
+  template <bool kMasked, bool kLast = false>
   __device__ __forceinline__ void first_half(int j, bool fresh) {
     this->wait_v(j);
     issue_scores<1>(j);  // (3)
-    issue_output<0>(j);
+    if constexpr (kLast) {
+      issue_last<0>(j, range.last_columns);
+    } else {
+      issue_output<0>(j);
+    }
+    const auto limits = kMasked ? this->limits(j) : Limits{};
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     this->release(Config::kKEmpty, j);
-    softmax_step<1, kMasked>(j, fresh);  // (4)
+    softmax_step<1, kMasked>(j, fresh, limits);  // (4)
     ptx::wgmma_wait<0>();
     ptx::pin(o1);
     round_rows<T>(p, s);
@@ -161,9 +172,10 @@ struct Consumer : ConsumerItem<T, Config, kLower> {
     this->wait_k(j + 1);
     issue_scores<0>(j + 1);  // (5)
     issue_output<1>(j);
+    const auto limits = kMasked ? this->limits(j + 1) : Limits{};
     ptx::wgmma_wait<1>();
     ptx::pin(s);
-    softmax_step<0, kMasked>(j + 1, false);  // (6)
+    softmax_step<0, kMasked>(j + 1, false, limits);  // (6)
     ptx::wgmma_wait<0>();
     ptx::pin(o2);
     this->release(Config::kVEmpty, j);
@@ -178,14 +190,26 @@ struct Consumer : ConsumerItem<T, Config, kLower> {
   __device__ __forceinline__ void issue_output(int j) {
     Products::issue_output(output<kMap>(), p, smem, this->stage(j));
   }
+  /// The same for an item's last tile, of which rows see `columns` columns at most.
+  template <int kMap>
+  __device__ __forceinline__ void issue_last(int j, int columns) {
+    constexpr int kThird = kN / 48;  // steps of 16 keys
+    if (columns <= 16 * kThird) {
+      Products::template issue_output<kThird>(output<kMap>(), p, smem, this->stage(j));
+    } else if (columns <= 32 * kThird) {
+      Products::template issue_output<2 * kThird>(output<kMap>(), p, smem, this->stage(j));
+    } else {
+      issue_output<kMap>(j);
+    }
+  }
 
   /// Scores of tile j to P, not yet rounded. `fresh`: the first tile, which every row sees whole.
   template <int kMap, bool kMasked>
-  __device__ __forceinline__ void softmax_step(int j, bool fresh) {
+  __device__ __forceinline__ void softmax_step(int j, bool fresh, const Limits& limits) {
     RowState& state = kMap == 0 ? state1 : state2;
     const float c = kMap == 0 ? args.scale_log2 : args.scale2_log2;
     if constexpr (kMasked) {
-      this->mask(s, j);
+      this->mask(s, j, limits);
       state.take_missing(s);
     } else {
       if (fresh) state.take_first(s);
@@ -214,7 +238,7 @@ struct Consumer : ConsumerItem<T, Config, kLower> {
   }
 };
 
-template <class T, class Config, bool kLower>
+template <class T, class Config, bool kLower, bool kWords = false>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardArguments<T> args) {
   extern __shared__ __align__(1024) char memory[];
@@ -230,7 +254,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::grow_registers<Config::kConsumerRegisters>();
-    Consumer<T, Config, kLower>{{args, smem, warpgroup - 1}}.run();
+    Consumer<T, Config, kLower, kWords>{{args, smem, warpgroup - 1}}.run();
   }
 }
 

@@ -62,13 +62,13 @@ bool takes_forward(const ForwardParams& params) {
   const bool half = params.dtype == Dtype::kBFloat16 || params.dtype == Dtype::kFloat16;
   const auto positive = [](double scale) { return static_cast<float>(scale * kLog2E) > 0.0f; };
   return half && takes_widths(params.head_dim, params.value_dim) &&
-         params.mask.kind == MaskKind::kNone && positive(params.scale) && positive(params.scale2) &&
-         can_load(params) && can_store(params);
+         (params.mask.kind == MaskKind::kNone || takes_mask(params, params.value_dim)) &&
+         positive(params.scale) && positive(params.scale2) && can_load(params) && can_store(params);
 }
 
 bool takes_recompute(const ForwardParams& params) {
-  return takes_forward(params) && params.value_dim <= 128 && params.lse1 && params.lse2 &&
-         !params.o2 && !params.o2_rest;
+  return takes_forward(params) && params.mask.kind == MaskKind::kNone && params.value_dim <= 128 &&
+         params.lse1 && params.lse2 && !params.o2 && !params.o2_rest;
 }
 
 size_t forward_workspace_bytes(const ForwardParams& params) {

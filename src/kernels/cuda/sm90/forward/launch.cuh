@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/launch_early.cuh"
 #include "kernels/cuda/sm90/forward/kernel.cuh"
 #include "kernels/cuda/sm90/forward/launch.h"
 #include "kernels/cuda/sm90/forward/recompute.cuh"
@@ -40,6 +41,7 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const Forward
           .heads = static_cast<int>(heads),
           .heads_at_a_time = heads_at_a_time(params, heads),
           .state = work.state,
+          .words = work.words,
           .lambda = rows_of<const float>(params.lambda),
           .epilogue = epilogue_of(params.epilogue),
           .out = rows_of<T>(params.out),
@@ -51,43 +53,26 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const Forward
           .lse2 = rows_of<float>(params.lse2)};
 }
 
-/// Launches a kernel that may start before the one ahead of it in the stream has ended; it waits
-/// for that one itself (`wait_for_previous_kernel`).
-template <class... Parameters, class... Arguments>
-void launch_early(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t smem,
-                  cudaStream_t stream, const Problem& problem, const char* name,
-                  const Arguments&... arguments) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(smem)),
-        name, problem);
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = smem;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, arguments...), name, problem);
-}
-
 /// Config and kernel for widths kD, kDv.
 template <class T, int kD, int kDv>
 struct ForwardChoice {
   using Config = ForwardConfig<kD, kDv>;
-  static auto kernel(bool lower) {
+  static auto kernel(bool lower, bool words) {
+    if constexpr (kD == 64 && kDv == 128) {
+      if (words) return forward_kernel<T, Config, false, true>;
+    }
     return lower ? forward_kernel<T, Config, true> : forward_kernel<T, Config, false>;
   }
 };
 template <class T>
 struct ForwardChoice<T, 128, 256> {
   using Config = WideConfig;
-  static auto kernel(bool lower) {
+  static auto kernel(bool lower, bool /*words*/) {
     return lower ? wide_forward_kernel<T, true> : wide_forward_kernel<T, false>;
   }
 };
+
+inline bool has_words(const Problem& problem) { return problem.mask.kind == MaskKind::kBoolean; }
 
 /// `kernel` and the repair of what it marks, which computes `repaired`.
 template <class T, int kD, int kDv, class Config>
@@ -95,6 +80,7 @@ void launch_items(void (*kernel)(ForwardArguments<T>), const ForwardParams& para
                   const ForwardParams& repaired, void* workspace, cudaStream_t stream) {
   using RepairConfig = sm80::ForwardConfig<kD, kDv>;
   const ForwardWorkspace work(params, workspace);
+  if (has_words(params)) make_words(work.words, Config::kBlockN, params, stream);
   clear(work, params, stream);
   const ForwardArguments<T> args = forward_arguments<T, Config>(params, work);
   const int processors = processor_count(params);
@@ -116,8 +102,9 @@ inline bool has_lower_limit(const Problem& problem) {
 template <class T, int kD, int kDv>
 void launch_forward(const ForwardParams& params, void* workspace, cudaStream_t stream) {
   using Choice = ForwardChoice<T, kD, kDv>;
-  launch_items<T, kD, kDv, typename Choice::Config>(Choice::kernel(has_lower_limit(params)), params,
-                                                    params, workspace, stream);
+  launch_items<T, kD, kDv, typename Choice::Config>(
+      Choice::kernel(has_lower_limit(params), has_words(params)), params, params, workspace,
+      stream);
 }
 
 template <class T, int kD, int kDv>

@@ -10,8 +10,8 @@
 namespace diffattn::cuda::sm90 {
 
 /// Is there a kernel for this problem on sm_90? 16-bit types, 64 channels with values of 64 or 128,
-/// 128 with 128 or 256; no mask tensor; positive scales; tensors that the copy engine can address,
-/// packed ones of known length.
+/// 128 with 128 or 256; of mask tensors boolean ones over whole sequences, at 64 and 128; positive
+/// scales; tensors that the copy engine can address, packed ones of known length.
 bool takes_forward(const ForwardParams& params);
 
 /// Device memory that `forward` needs.

@@ -104,10 +104,11 @@ struct RecomputeConsumer : ConsumerItem<T, Config, kLower> {
   /// Scores of tile j to P, in s1. `kBehind`: groups of products issued after the scores.
   template <bool kMasked, int kBehind>
   __device__ __forceinline__ void subtract(int j) {
+    const auto limits = kMasked ? this->limits(j) : RowLimits<kLower>{};
     ptx::wgmma_wait<kBehind + 1>();
     ptx::pin(s1);
     turn_wait();
-    if constexpr (kMasked) this->mask(s1, j);
+    if constexpr (kMasked) this->mask(s1, j, limits);
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
       s1[i] = ptx::exp2(fmaf(s1[i], args.scale_log2, -offset1[i / 2 % 2]));
@@ -115,7 +116,7 @@ struct RecomputeConsumer : ConsumerItem<T, Config, kLower> {
     ptx::wgmma_wait<kBehind>();
     ptx::pin(s2);
     this->release(Config::kKEmpty, j);
-    if constexpr (kMasked) this->mask(s2, j);
+    if constexpr (kMasked) this->mask(s2, j, limits);
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
       const float p2 = ptx::exp2(fmaf(s2[i], args.scale2_log2, -offset2[i / 2 % 2]));

@@ -11,6 +11,7 @@
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/sm90/forward/arguments.cuh"
 #include "kernels/cuda/sm90/forward/config.h"
+#include "kernels/cuda/sm90/hide_columns.cuh"
 
 namespace diffattn::cuda::sm90 {
 
@@ -42,6 +43,7 @@ __device__ inline int tiles_up(int columns) {
 /// tile less to compute than if they began at multiples of their width.
 struct KeyRange {
   int begin, clear_begin, clear_end, end;
+  int last_columns;  // of tile end - 1 that a row sees
 
   template <int kBlockN>
   __device__ static KeyRange of(const Sequence& seq, int row, int origin) {
@@ -52,7 +54,35 @@ struct KeyRange {
     // Where all see all, plus the tile in which the last of them began to.
     range.clear_begin = tiles_up<kBlockN>(seq.first_visible(max(first, last)) - origin) + 1;
     range.clear_end = min(range.end, tiles_down<kBlockN>(seq.end_visible(first) - origin));
+    range.last_columns = seq.end_visible(max(first, last)) - origin - (range.end - 1) * kBlockN;
     return range;
+  }
+};
+
+/// From where to where rows g and g + 8 of a thread see, relative to its first column of a tile.
+/// What this takes is in shared memory, where reading waits behind the operands of the products: to
+/// be asked for before the tile's scores are waited for. `kLower`: as in ConsumerItem.
+template <bool kLower>
+struct RowLimits {
+  int begin[2], end[2];
+
+  __device__ static __forceinline__ RowLimits of(const Sequence& seq, int row, int column) {
+    RowLimits limits{};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      limits.end[r] = seq.end_visible(row + 8 * r) - column;
+      if constexpr (kLower) limits.begin[r] = seq.first_visible(row + 8 * r) - column;
+    }
+    return limits;
+  }
+
+  template <int kN>
+  __device__ __forceinline__ void hide_end(float (&s)[kN]) const {
+    hide_columns<false>(s, end[0], end[1]);
+  }
+  template <int kN>
+  __device__ __forceinline__ void hide_begin(float (&s)[kN]) const {
+    if constexpr (kLower) hide_columns<true>(s, begin[0], begin[1]);
   }
 };
 

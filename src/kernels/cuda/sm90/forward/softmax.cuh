@@ -125,15 +125,4 @@ __device__ __forceinline__ void round_rows(uint32_t (&p)[kN / 2], const float (&
   for (int i = 0; i < kN / 2; ++i) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
 }
 
-/// Columns below a limit (kBelow) or from it on get -inf: limit0 for row g, limit1 for g + 8, both
-/// relative to this thread's first column of the tile.
-template <bool kBelow, int kN>
-__device__ __forceinline__ void hide_rows(float (&s)[kN], int limit0, int limit1) {
-#pragma unroll
-  for (int i = 0; i < kN; ++i) {
-    const int column = i / 4 * 8 + i % 2, limit = i / 2 % 2 == 0 ? limit0 : limit1;
-    if ((column < limit) == kBelow) s[i] = -INFINITY;
-  }
-}
-
 }  // namespace diffattn::cuda::sm90

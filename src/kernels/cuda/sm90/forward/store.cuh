@@ -95,14 +95,22 @@ struct RowSender {
       }
     }
     __syncwarp();
-    const int column = lane % kRowChunks;
-#pragma unroll 1
-    for (int row = lane / kRowChunks; row < rows.count(); row += 32 / kRowChunks) {
-      const char* const from = stage + row * kWidth + (column ^ row % kRowChunks) * 16;
-      const uint4 x = *reinterpret_cast<const uint4*>(from);
-      *reinterpret_cast<uint4*>(rows.first(to) + row * to.seq_stride + block * 64 + column * 16) = {
-          __byte_perm(x.x, x.y, 0x5410), __byte_perm(x.z, x.w, 0x5410),
-          __byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x7632)};
+    constexpr int kStep = 32 / kRowChunks;
+    const int column = lane % kRowChunks, first = lane / kRowChunks;
+    uint4 x[16 / kStep];
+#pragma unroll
+    for (int i = 0; i < 16 / kStep; ++i) {  // all are under way before one is waited for
+      const int row = first + i * kStep;
+      x[i] =
+          *reinterpret_cast<const uint4*>(stage + row * kWidth + (column ^ row % kRowChunks) * 16);
+    }
+    int8_t* const at = rows.first(to) + first * to.seq_stride + block * 64 + column * 16;
+#pragma unroll
+    for (int i = 0; i < 16 / kStep; ++i) {
+      if (first + i * kStep >= rows.count()) continue;
+      *reinterpret_cast<uint4*>(at + i * kStep * to.seq_stride) = {
+          __byte_perm(x[i].x, x[i].y, 0x5410), __byte_perm(x[i].z, x[i].w, 0x5410),
+          __byte_perm(x[i].x, x[i].y, 0x7632), __byte_perm(x[i].z, x[i].w, 0x7632)};
     }
     __syncwarp();  // read by all, before the place is used again
     if (lane == 0) ptx::commit_stores();

@@ -29,14 +29,17 @@ ForwardWorkspace::ForwardWorkspace(const ForwardParams& params, void* memory) {
   const int64_t tiles = tile_places(params, kConsumerRows);
   const bool packed = params.cu_seqlens_q != nullptr;
   marks = tiles * params.heads * (packed ? 1 : params.batch);
-  bytes = (kCounterBytes + static_cast<size_t>(marks) + 15) / 16 * 16;
+  cleared = (kCounterBytes + static_cast<size_t>(marks) + 15) / 16 * 16;
+  constexpr int kKeys = kForwardKeys<64, 128>;
+  words = RowWords(params, kItemRows, kKeys, static_cast<char*>(memory) + cleared);
+  bytes = cleared + words.bytes(params, kKeys);
   state.next_item = static_cast<int*>(memory);
   state.redo = static_cast<uint8_t*>(memory) + kCounterBytes;
   state.redo_tiles = static_cast<int>(tiles);
 }
 
 void clear(const ForwardWorkspace& work, const Problem& problem, cudaStream_t stream) {
-  const auto count = static_cast<int64_t>(work.bytes / 16);
+  const auto count = static_cast<int64_t>(work.cleared / 16);
   const auto blocks =
       static_cast<unsigned>(std::min<int64_t>(64, (count + kClearThreads - 1) / kClearThreads));
   clear_kernel<<<blocks, kClearThreads, 0, stream>>>(reinterpret_cast<uint4*>(work.state.next_item),

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "diffattn/kernels/params.h"
+#include "kernels/cuda/sm90/mask_words.h"
 #include "kernels/cuda/sm90/tensor_map.h"
 
 namespace diffattn::cuda::sm90 {
@@ -22,8 +23,10 @@ struct ForwardState {
 /// meaningful.
 struct ForwardWorkspace {
   size_t bytes;
-  int64_t marks;  // entries of redo
+  size_t cleared;  // bytes that are 0 before the launch
+  int64_t marks;   // entries of redo
   ForwardState state;
+  RowWords words;  // under a boolean mask
 
   ForwardWorkspace(const ForwardParams& params, void* memory);
 };

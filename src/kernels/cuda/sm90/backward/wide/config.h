@@ -45,11 +45,11 @@ struct WideBackwardConfig {
   static constexpr uint32_t kOtherPAt = kOwnPAt + kBlockBytes;
   static constexpr uint32_t kOtherGradAt = kOtherPAt + kBlockBytes;
   static constexpr uint32_t kOwnGradAt = kOtherGradAt + kBlockBytes;  // half of the queries
-  static constexpr uint32_t kGivenBytes = 2 * kBlockBytes;            // by the other block
+  static constexpr uint32_t kGivenBytes = kBlockBytes;                // of p, of dp
   static constexpr uint32_t kPickAt = kOwnGradAt + kBlockBytes / 2;
   static constexpr uint32_t kStatAt = kPickAt + 3 * kPickBytes;
   static constexpr uint32_t kBarrierAt = kStatAt + kQStages * kStatBytes;
-  static constexpr uint32_t kEdgeAt = kBarrierAt + 13 * 8;
+  static constexpr uint32_t kEdgeAt = kBarrierAt + 11 * 8;
   static constexpr uint32_t kNextAt = kEdgeAt + 4;  // 2 words: units the tile of the next keys has
   static constexpr uint32_t kLoadAt = kNextAt + 8;  // 2 words: the next item of q, of dO to load
   // A unit's statistics are 1 KB of an operand that has 2, half of it read twice: compute-sanitizer
@@ -62,11 +62,11 @@ struct WideBackwardConfig {
   // Barriers, 8 bytes each at kBarrierAt. Who arrives: what it announces.
   static constexpr uint32_t kKvFull = 0;    // a loader and its bytes: k, v are there
   static constexpr uint32_t kQFull = 8;     // [stage] a loader and its bytes
-  static constexpr uint32_t kQEmpty = 32;   // [stage] 8 warps: nobody reads the stage any more
-  static constexpr uint32_t kDoFull = 56;   // [stage]
-  static constexpr uint32_t kDoEmpty = 72;  // [stage]
-  static constexpr uint32_t kGiven = 88;    // the other block's bytes are there
-  static constexpr uint32_t kTaken = 96;    // the other block: it has read what it was given
+  static constexpr uint32_t kDoFull = 32;   // [stage]
+  static constexpr uint32_t kDoEmpty = 48;  // [stage] 8 warps: nobody reads the stage any more
+  static constexpr uint32_t kGivenP = 64;   // the other block's p is there
+  static constexpr uint32_t kGiven = 72;    // and what it computed of dp
+  static constexpr uint32_t kTaken = 80;    // the other block: it has read what it was given
 };
 
 }  // namespace diffattn::cuda::sm90

@@ -72,15 +72,16 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       ptx::barrier_init(barriers + C::kKvFull, 1);
       for (uint32_t stage = 0; stage < C::kQStages; ++stage) {
         ptx::barrier_init(barriers + C::kQFull + 8 * stage, 1);
-        ptx::barrier_init(barriers + C::kQEmpty + 8 * stage, C::kWarps);
       }
       for (uint32_t stage = 0; stage < C::kStages; ++stage) {
         ptx::barrier_init(barriers + C::kDoFull + 8 * stage, 1);
         ptx::barrier_init(barriers + C::kDoEmpty + 8 * stage, C::kWarps);
       }
+      ptx::barrier_init(barriers + C::kGivenP, 1);
       ptx::barrier_init(barriers + C::kGiven, 1);
       ptx::barrier_init(barriers + C::kTaken, 1);
       ptx::barrier_init_fence();
+      ptx::barrier_arrive_expect(barriers + C::kGivenP, C::kGivenBytes);
       ptx::barrier_arrive_expect(barriers + C::kGiven, C::kGivenBytes);
     }
     BackwardProducts<T, C>::store_picks(smem, static_cast<int>(threadIdx.x));
@@ -162,14 +163,10 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       load_d_o(stage, next_load());
     }
   }
-  /// The same for q and statistics, `round` = it / kQStages.
-  __device__ void free_q(int it, uint32_t stage, uint32_t round) const {
-    const uint32_t empty = barriers + C::kQEmpty + 8 * stage;
-    if (lane == 0) ptx::barrier_arrive(empty);
-    if (w == 1 && warp == 0 && lane == 0 && it + C::kQStages < items) {
-      ptx::barrier_wait(empty, round & 1);
-      load_q(stage, next_load());
-    }
+  /// q and statistics of item it + 2 in the place of item it - 1, which nobody reads since
+  /// `share_ds`: no barrier of its own, and beside products, so that no warp waits for the loader.
+  __device__ void refill_q(int it, uint32_t stage) const {
+    if (w == 1 && warp == 0 && lane == 0 && it > 0 && it + 2 < items) load_q(stage, next_load());
   }
 
   // --- The loop
@@ -194,7 +191,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     ptx::fresh(s);
     ptx::wgmma_fence();
     Products::issue_s(s, base_16(), map, w, 1);
-    exchange(ds, difference, dp, 0, 0, start, true);
+    exchange(ds, difference, dp, 0, grad_stats(0), start, true);
     store_ds(ds_lane(), ds);
     ptx::fence_async_proxy();
     ptx::wgmma_wait<0>();
@@ -226,6 +223,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       ptx::wgmma_fence();
       Products::issue_dq(dq, base, w);                                                   // (7)
       Products::issue_sum(dv, difference, Products::d_o_at(base, stage) + dv_blocks());  // (4)
+      refill_q(it, stage2);
       ptx::wgmma_wait<1>();
       ptx::pin(dq);
       reduce_dq(dq, item >> 20, item & kUnitBits);
@@ -243,11 +241,12 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       ptx::fresh(s);
       ptx::wgmma_fence();
       Products::issue_s(s, base, map, w, stage2);  // (1) of the unit after the next
-      ptx::wgmma_wait<2>();                        // dv and dp are done
+      const GradStats stats = grad_stats(stage1);
+      ptx::wgmma_wait<2>();  // dv and dp are done
       ptx::pin(dp);
       ptx::pin(difference);
       free_d_o(it);
-      exchange(p, difference, dp, it + 1, stage1, item & kUnitBits, more);
+      exchange(p, difference, dp, it + 1, stats, item & kUnitBits, more);
       store_ds(ds_lane(), p);
       ptx::fence_async_proxy();
       ptx::wgmma_wait<0>();
@@ -255,7 +254,6 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       ptx::pin(dv);
       ptx::pin(dk);
       ptx::pin(ds);
-      free_q(it, stage0, round);
 #pragma unroll
       for (int i = 0; i < 16; ++i) ds[i] = p[i];
       share_ds();
@@ -273,22 +271,33 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     exp_pack<T>(s, p, map == 0 ? args.scale_log2 : args.scale2_log2);
   }
 
+  /// What a thread needs of the statistics to make both maps' ds of dp: sign, and sign (delta1 -
+  /// delta2) of 8 of the queries that its warpgroup computes dp for. Read before the products are
+  /// waited for, behind whose operands it takes hundreds of cycles.
+  struct GradStats {
+    float sign;
+    float4 diff[2];
+  };
+  __device__ GradStats grad_stats(uint32_t stage) const {
+    const uint32_t at = smem + C::kStatAt + stage * kStatBytes;
+    const uint32_t diff = at + kStatDiffAt + lane % 4 * 16 + w * 128;
+    return {__int_as_float(ptx::load_smem_int(at + kStatSignAt)),
+            {ptx::load_smem_float4(diff), ptx::load_smem_float4(diff + 64)}};
+  }
+
   /// (x) but for `give_p`, (5). In: p of this map, dp of half of the queries. Out: p becomes ds,
   /// `difference` is p1 - sign p2' of the block's keys of dv. A thread and its counterparts in the
   /// other warpgroups have the same keys and queries of their tiles.
   __device__ void exchange(uint32_t (&p)[16], uint32_t (&difference)[16], const float (&dp)[16],
-                           int it, uint32_t stage, int unit, bool real) const {
+                           int it, const GradStats& stats, int unit, bool real) const {
     if (real && (unit < whole_begin || unit >= whole_end)) this->flag_non_finite(dp);
     const uint32_t thread = ptx::opaque(threadIdx.x % 128 * 16);
-    const float sign =
-        __int_as_float(ptx::load_smem_int(smem + C::kStatAt + kStatSignAt + stage * kStatBytes));
     uint32_t own[8];
-    give_grads(own, dp, sign, stage, thread);
+    give_grads(own, dp, stats, thread);
     ptx::named_barrier_sync(kBoth, C::kThreads);
-    ptx::barrier_wait(barriers + C::kGiven, it & 1);
-    if (threadIdx.x == 0) ptx::barrier_arrive_expect(barriers + C::kGiven, C::kGivenBytes);
-
-    take_difference(difference, pack<T>(sign, sign), thread);
+    wait_given(C::kGivenP, it);
+    take_difference(difference, pack<T>(stats.sign, stats.sign), thread);
+    wait_given(C::kGiven, it);
     if (w == map) {
       uint32_t grad[8];
       load_words(grad, smem + C::kOwnGradAt + thread);
@@ -307,24 +316,27 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
+  __device__ void wait_given(uint32_t barrier, int it) const {
+    ptx::barrier_wait(barriers + barrier, it & 1);
+    if (threadIdx.x == 0) ptx::barrier_arrive_expect(barriers + barrier, C::kGivenBytes);
+  }
+
   /// dp - delta of both maps: `own` is this map's, which also goes to the other warpgroup if that
   /// has these keys; the other map's goes to the other block.
-  __device__ void give_grads(uint32_t (&own)[8], const float (&dp)[16], float sign, uint32_t stage,
+  __device__ void give_grads(uint32_t (&own)[8], const float (&dp)[16], const GradStats& stats,
                              uint32_t thread) const {
     const uint32_t given = ptx::remote_address(barriers + C::kGiven, map ^ 1);
     const uint32_t remote = ptx::remote_address(smem + thread, map ^ 1);
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      // this thread's sign (delta1 - delta2) of 4 of the queries its warpgroup computes dp for
-      const float4 diff = ptx::load_smem_float4(
-          smem + C::kStatAt + kStatDiffAt + stage * kStatBytes + lane % 4 * 16 + w * 128 + t * 64);
+      const float4 diff = stats.diff[t];
       uint32_t others[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float low = dp[8 * t + 2 * i], high = dp[8 * t + 2 * i + 1];
         const uint32_t grad1 = pack<T>(low, high);
-        const uint32_t grad2 = pack<T>(fmaf(low, sign, i < 2 ? diff.x : diff.z),
-                                       fmaf(high, sign, i < 2 ? diff.y : diff.w));
+        const uint32_t grad2 = pack<T>(fmaf(low, stats.sign, i < 2 ? diff.x : diff.z),
+                                       fmaf(high, stats.sign, i < 2 ? diff.y : diff.w));
         own[4 * t + i] = map == 0 ? grad1 : grad2;
         others[i] = map == 0 ? grad2 : grad1;
       }
@@ -362,7 +374,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
                               {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]});
       }
     } else {
-      const uint32_t given = ptx::remote_address(barriers + C::kGiven, map ^ 1);
+      const uint32_t given = ptx::remote_address(barriers + C::kGivenP, map ^ 1);
       const uint32_t remote = ptx::remote_address(smem + C::kOtherPAt + thread, map ^ 1);
 #pragma unroll
       for (int i = 0; i < 4; ++i) give(remote + i * 2048, given, &p[4 * i]);

@@ -118,6 +118,7 @@ struct WideConsumer {
   RowState state;
   int count = 0;        // items done
   int pipe = 0;         // tile j, from the first that a row sees, is number pipe + j of the ring
+  int begin = 0;        // kLower: the first tile that a row sees, of the item's
   uint32_t q_smem = 0;  // this item's [64, kD]
 
   __device__ __forceinline__ void run() {
@@ -127,10 +128,13 @@ struct WideConsumer {
       const KeyRange range = KeyRange::of<kN>(sequence(), first_row(), origin());
       pipe = uniform(pipe);
       q_smem = uniform(smem + Config::kQ + slot() * Config::kQBytes);
-      if constexpr (kLower) skip(uniform(range.begin));
+      if constexpr (kLower) {
+        begin = uniform(range.begin);
+        skip(begin);
+      }
       float lambda[2];
       attend({0, uniform(range.clear_begin - range.begin), uniform(range.clear_end - range.begin),
-              uniform(range.end - range.begin)},
+              uniform(range.end - range.begin), uniform(range.last_columns)},
              lambda);
       skip(uniform(tiles() - range.end));
       WideFinish<T>{args, rows(), memory, smem, slot(), consumer, count}.run(o, state, lambda);
@@ -151,14 +155,15 @@ struct WideConsumer {
     int j = 0;
     wait_k(j);
     issue_scores(j);  // (1)
+    const RowLimits<kLower> first_limits = limits(j);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     release_k(j);
     float factor[2];  // O is still zero
     if (!kLower && range.clear_end > 0) {
-      softmax_step<false>(j, true, factor);  // (2)
+      softmax_step<false>(true, first_limits, factor);  // (2)
     } else {
-      softmax_step<true>(j, false, factor);
+      softmax_step<true>(false, first_limits, factor);
     }
     round_rows<T>(p, s);
     leave_last_item();
@@ -177,7 +182,7 @@ struct WideConsumer {
     }
     __syncwarp();
     wait_v(j);
-    issue_output(j);
+    issue_last(j, range.last_columns);
     load_lambda(lambda);
     ptx::wgmma_wait<0>();
     ptx::pin(o);
@@ -200,11 +205,12 @@ struct WideConsumer {
     wait_k(j + 1);
     issue_scores(j + 1);  // (3)
     issue_output(j);
+    const auto next_limits = kMasked ? limits(j + 1) : RowLimits<kLower>{};
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     release_k(j + 1);
     float factor[2];
-    const bool moved = softmax_step<kMasked>(j + 1, false, factor);  // (4)
+    const bool moved = softmax_step<kMasked>(false, next_limits, factor);  // (4)
     ptx::wgmma_wait<0>();
     ptx::pin(o);
     release_v(j);
@@ -232,24 +238,39 @@ struct WideConsumer {
     ptx::wgmma_commit();
   }
 
+  /// Of the tile's keys the first 16 kSteps; p is 0 for the others.
+  template <int kSteps = kN / 16>
   __device__ __forceinline__ void issue_output(int j) {
     const uint64_t v = ptx::smem_descriptor(
         smem + ptx::opaque_zero() + Config::kV + stage(j) * Config::kVBytes, kN * kSwizzledRow);
     ptx::pin(o);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kN / 16; ++i) {
+    for (int i = 0; i < kSteps; ++i) {
       ptx::Wgmma<T, kDv>::template rs<true, ptx::Major::kMn>(o, p + 4 * i, v + 128 * i);
     }
     ptx::wgmma_commit();
   }
 
-  /// Scores of tile j to P, not yet rounded. True when O has to be multiplied by `factor`.
+  /// The same for the item's last tile, of which rows see `columns` columns at most.
+  __device__ __forceinline__ void issue_last(int j, int columns) {
+    if (columns <= 16) {
+      issue_output<1>(j);
+    } else if (columns <= 48) {
+      issue_output<3>(j);
+    } else {
+      issue_output(j);
+    }
+  }
+
+  /// Scores of a tile to P, not yet rounded. True when O has to be multiplied by `factor`.
   template <bool kMasked>
-  __device__ __forceinline__ bool softmax_step(int j, bool fresh, float (&factor)[2]) {
+  __device__ __forceinline__ bool softmax_step(bool fresh, const RowLimits<kLower>& limits,
+                                               float (&factor)[2]) {
     const float c = ptx::cluster_rank() == 0 ? args.scale_log2 : args.scale2_log2;
     if constexpr (kMasked) {
-      mask(j);
+      limits.hide_end(s);
+      limits.hide_begin(s);
       state.take_missing(s);
     } else {
       if (fresh) state.take_first(s);
@@ -257,16 +278,9 @@ struct WideConsumer {
     return state.template exponentiate<T, kMasked>(s, c, factor);
   }
 
-  /// One limit after the other, so that only one is in registers.
-  __device__ __forceinline__ void mask(int j) {
-    const int begin = kLower ? KeyRange::of<kN>(sequence(), first_row(), origin()).begin : 0;
+  __device__ __forceinline__ RowLimits<kLower> limits(int j) const {
     const int column = origin() + (begin + j) * kN + 2 * (lane % 4);
-    hide_rows<false>(s, sequence().end_visible(row(0)) - column,
-                     sequence().end_visible(row(1)) - column);
-    if constexpr (kLower) {
-      hide_rows<true>(s, sequence().first_visible(row(0)) - column,
-                      sequence().first_visible(row(1)) - column);
-    }
+    return RowLimits<kLower>::of(sequence(), row(0), column);
   }
 
   __device__ __forceinline__ void load_lambda(float (&lambda)[2]) const {

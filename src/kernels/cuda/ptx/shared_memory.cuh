@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Words and matrices to and from shared memory, by its own addresses (`smem_address`).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx/async_copy.cuh"
+
+namespace diffattn::cuda::ptx {
+
+__device__ inline float load_float(uint32_t smem) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(x) : "r"(smem) : "memory");
+  return x;
+}
+
+__device__ inline uint64_t load_8(uint32_t smem) {
+  uint64_t x;
+  asm volatile("ld.shared.b64 %0, [%1];\n" : "=l"(x) : "r"(smem) : "memory");
+  return x;
+}
+
+__device__ inline void store_8(uint32_t smem, uint64_t x) {
+  asm volatile("st.shared.b64 [%0], %1;\n" ::"r"(smem), "l"(x) : "memory");
+}
+
+/// Where a warp stores four 8x8 matrices that its lanes hold as load_matrix_x4 gives them.
+struct MatrixPlace {
+  uint32_t first[4];
+
+  /// at(r, i): the address of row r of matrix i.
+  template <class At>
+  __device__ static MatrixPlace of(int lane, const At& at) {
+#if __CUDA_ARCH__ >= 900
+    return {{at(lane % 8, lane / 8)}};
+#else
+    const int row = lane / 4, word = lane % 4 * 4;
+    return {{at(row, 0) + word, at(row, 1) + word, at(row, 2) + word, at(row, 3) + word}};
+#endif
+  }
+  /// `bytes` further than those addresses.
+  __device__ void store(uint32_t bytes, const uint32_t (&words)[4]) const {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(
+                     first[0] + bytes),
+                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store_4(first[i] + bytes, words[i]);
+#endif
+  }
+};
+
+}  // namespace diffattn::cuda::ptx

@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one pass over the keys (fused.cuh says what it computes) for problems without a mask tensor,
+// rows of exactly the tile's width that may be read 16 bytes at a time, and GPUs with more than 190
+// KB of shared memory for a block. What limits it is how often shared memory is read and how much a
+// step has to do beside its products, so
+//
+//   * a warp has 32 queries and 32 keys in the products that make p and ds, 32 queries and half of
+//     a map's columns of dq, and 64 keys and kD columns of [dv, dk1, dk2];
+//   * dO lies in two halves of its columns: q1, q2 and they are four tiles [64, kD] alike;
+//   * where a thread's next copies come from is kept in shared memory, and addresses are computed
+//     anew in each part of a step: 128 sums and three tiles of 32 leave no registers for them;
+//   * blocks take tiles of keys from a counter until there are none, the long ones first, and store
+//     one tile's sums while the next one is loading.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/ptx/shared_memory.cuh"
+#include "kernels/cuda/sm80/backward/arguments.cuh"
+#include "kernels/cuda/sm80/backward/config.h"
+#include "kernels/cuda/sm80/backward/dq_sums.cuh"
+#include "kernels/cuda/sm80/backward/products.cuh"
+#include "kernels/cuda/sm80/backward/scores.cuh"
+#include "kernels/cuda/sm80/order.cuh"
+#include "kernels/cuda/sm80/visible_words.cuh"
+
+namespace diffattn::cuda::sm80 {
+
+/// Work of a block: one tile of keys, and the rows that see them.
+struct PlainItem {
+  Sequence seq;
+  int b, kv_head, n0;        // n0: first key
+  int h, end_head;           // of the group; none where no row sees the keys
+  int begin, end;            // rows that see any of the keys, from a multiple of kBlockM on
+  int full_begin, full_end;  // those of them that see all
+  bool exists;
+
+  template <class Config>
+  __device__ void set(const Shape& shape, int64_t number, int tiles, int group) {
+    exists = number < int64_t{tiles} * shape.batch * shape.kv_heads;
+    if (!exists) return;
+    const BlockPlace place =
+        grouped_place(static_cast<int>(number), shape.batch, shape.kv_heads, tiles, group);
+    seq = shape.sequence(place.b);
+    b = place.b, kv_head = place.h, n0 = place.tile * Config::kBlockN;
+    const int end_n = n0 + Config::kBlockN, heads = shape.heads / shape.kv_heads;
+    const int first_key = max(n0, seq.first_key), end_key = min(end_n, seq.end_key);
+    begin = end = 0;
+    if (first_key < end_key) {
+      begin = seq.first_row(first_key) / Config::kBlockM * Config::kBlockM;
+      end = seq.end_row(end_key - 1);
+    }
+    const bool whole = seq.first_key <= n0 && end_n <= seq.end_key;
+    full_begin = !whole ? kFarAway : seq.bounded ? end_n - 1 - seq.diagonal : 0;
+    full_end = n0 - seq.diagonal + seq.window;
+    h = kv_head * heads;
+    end_head = begin < end ? h + heads : h;
+  }
+};
+
+template <class T, class Config>
+struct BackwardPlain {
+  static constexpr int kD = Config::kHeadDim, kValue = Config::kValueDim;
+  static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  static constexpr int kThreads = Config::kThreads;
+  static constexpr int kChunks = kD / kChunk, kAtOnce = kThreads / kChunks;  // rows of a copy
+  static constexpr int kFragments = kBlockN / 32;  // of 16 keys: a warp has half of the sums' keys
+  static constexpr int kDqCols = kD / 2;
+  static_assert(kBlockM == 64 && kBlockN == 128 && kThreads == 256);
+  static_assert(kAtOnce % 8 == 0 && kBlockM % kAtOnce == 0);
+
+  const BackwardArguments<T>& args;
+  const DqSums& sums;
+  PlainItem* const items;  // [2]: this one and the next, in turn
+  const uint32_t smem;     // address
+
+  // Bytes from the start of shared memory, or of a stage.
+  static constexpr int kKBytes = 2 * kBlockN * kD, kVAt = 2 * kKBytes;
+  static constexpr int kStagesAt = kVAt + 2 * kBlockN * kValue;
+  static constexpr int kQBytes = 2 * kBlockM * kD, kStatsAt = 4 * kQBytes;
+  static constexpr int kSharedAt = kStagesAt + 2 * Config::kStageBytes;
+  static constexpr int kSharedBytes = 2 * kBlockM * kBlockN;  // of ds1, ds2 and p1 - lambda p2 each
+  static constexpr int kPlacesAt = kSharedAt + 3 * kSharedBytes;
+  static_assert(kPlacesAt + 8 * Config::kPlaces * kThreads == Config::kSmemBytes);
+
+  Accumulator<kFragments, kD / 8> sums_reg;  // of dv, dk1 or dk2
+
+  /// This thread's part of a step's products. The thread's number is read anew each time, since the
+  /// compiler would keep what follows from it in registers all along.
+  struct Part {
+    const unsigned thread = ptx::reread_thread();
+    const int lane = static_cast<int>(thread % kWarpSize);
+    const int rows = static_cast<int>(thread / kWarpSize % 2);    // 32 of the queries
+    const int keys = static_cast<int>(thread / (2 * kWarpSize));  // 32 keys; half a map's columns
+    const int block = static_cast<int>(thread / kWarpSize % 4);   // kD columns: dv, dv, dk1, dk2
+    const int half = static_cast<int>(thread / (4 * kWarpSize));  // of the keys
+  };
+
+  /// Where this thread's part of the next stage comes from, and its next sums of dq go; and where
+  /// the block is: its head and row, its step and whether keys are infinite or NaN.
+  enum Place : int { kQ1, kQ2, kDO, kStats, kDq, kWhere, kStep };
+  static_assert(kStep + 1 == Config::kPlaces);
+  template <class U>
+  __device__ U* place(Place which) const {
+    return reinterpret_cast<U*>(ptx::load_8(place_address(which)));
+  }
+  template <class U>
+  __device__ void set_place(Place which, U* to) const {
+    ptx::store_8(place_address(which), reinterpret_cast<uint64_t>(to));
+  }
+  __device__ int2 pair(Place which) const {
+    const uint64_t x = ptx::load_8(place_address(which));
+    return {static_cast<int>(x), static_cast<int>(x >> 32)};
+  }
+  __device__ void set_pair(Place which, int x, int y) const {
+    ptx::store_8(place_address(which),
+                 static_cast<uint64_t>(static_cast<uint32_t>(y)) << 32 | static_cast<uint32_t>(x));
+  }
+  __device__ uint32_t place_address(Place which) const {
+    return smem + kPlacesAt + (which * kThreads + ptx::reread_thread()) * 8;
+  }
+
+  __device__ T* tile(uint32_t at) const { return static_cast<T*>(__cvta_shared_to_generic(at)); }
+  __device__ uint32_t stage(int step) const {
+    return smem + kStagesAt + step % 2 * Config::kStageBytes;
+  }
+
+  __device__ void run(int tiles, int group) {
+    const auto take = [&](int which, int64_t number) {
+      if (threadIdx.x == 0) items[which].template set<Config>(args.shape, number, tiles, group);
+    };
+    const auto take_next = [&](int which) {
+      if (threadIdx.x == 0) take(which, int64_t{gridDim.x} + atomicAdd(sums.next_tile, 1));
+    };
+    take(0, blockIdx.x);
+    __syncthreads();  // the first item is known
+    if (!items[0].exists) return;
+    start(items[0]);
+    for (int which = 0;; which ^= 1) {
+      const PlainItem& item = items[which];
+      clear();
+      const bool empty = item.h >= item.end_head;
+      if (empty) {
+        __syncthreads();  // nobody stores the item before any more
+        take_next(which ^ 1);
+      } else {
+        accumulate(item, [&] { take_next(which ^ 1); });
+      }
+      ptx::wait_copies<0>();
+      __syncthreads();  // nobody reads shared memory any more, and the next item is known
+      const bool more = items[which ^ 1].exists;
+      if (more) start(items[which ^ 1]);
+      store(item);
+      if (!more) return;
+    }
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+#pragma unroll
+      for (int j = 0; j < kD / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums_reg[i][j][e] = 0.0f;
+      }
+    }
+  }
+
+  /// Starts loading an item's keys and its first stage.
+  __device__ void start(const PlainItem& item) {
+    const int first = item.seq.first_key - item.n0, last = item.seq.end_key - item.n0;
+    const auto load = [&](uint32_t at, const Rows<const T>& from, auto columns) {
+      constexpr int kColumns = decltype(columns)::value;
+      const int64_t row = item.seq.k_begin + item.n0;
+      load_tile_slowly<kBlockN, kColumns, kThreads>(
+          tile(at), TileSource<T>{from.at(item.b, row, item.kv_head), from.seq_stride, first, last,
+                                  kColumns, true});
+    };
+    load(smem, args.k1, std::integral_constant<int, kD>());
+    load(smem + kKBytes, args.k2, std::integral_constant<int, kD>());
+    load(smem + kVAt, args.v, std::integral_constant<int, kValue>());
+    if (item.h < item.end_head) {
+      go_to(item, item.h);
+      load_stage(0, item, item.begin);
+    }
+    ptx::commit_copies();
+  }
+
+  /// The next stage is head h's first rows.
+  __device__ void go_to(const PlainItem& item, int h) const {
+    const unsigned thread = ptx::reread_thread();
+    const int row = static_cast<int>(thread / kChunks), chunk = static_cast<int>(thread % kChunks);
+    const int64_t l = item.seq.q_begin + item.begin;
+    set_place(kQ1, args.q1.at(item.b, l + row, h) + chunk * kChunk);
+    set_place(kQ2, args.q2.at(item.b, l + row, h) + chunk * kChunk);
+    set_place(kDO, args.d_o.at(item.b, l + row, h) + chunk * kChunk);
+    set_place(kStats, args.state.lse1.at(item.b, l + thread % kBlockM, h));
+  }
+  __device__ void go_to_dq(const PlainItem& item, int h) const {
+    const Part part;
+    const int unit =
+        DqSums::first(args.shape, item.seq, item.b) + (item.begin + part.rows * 32) / DqSums::kRows;
+    set_place(kDq,
+              sums.at<kD>(h, unit, part.keys / 2) + part.keys % 2 * (kDqCols / 8) * 4 * kWarpSize);
+  }
+
+  /// Starts loading rows m0 on, and goes on to the next ones. Rows past the end become 0: with
+  /// dO = delta = 0 they add nothing whatever p is.
+  __device__ void load_stage(int step, const PlainItem& item, int m0) const {
+    const unsigned thread = ptx::reread_thread();
+    const int row = static_cast<int>(thread / kChunks), chunk = static_cast<int>(thread % kChunks);
+    const uint32_t to = stage(step) + TileLayout<kD>::offset(row, chunk);
+    const int left = item.seq.seq_q - m0;
+    copy_rows(kQ1, args.q1.seq_stride, to, left - row, 1);
+    copy_rows(kQ2, args.q2.seq_stride, to + kQBytes, left - row, 1);
+    copy_rows(kDO, args.d_o.seq_stride, to + 2 * kQBytes, left - row, 2);
+    const int stat_row = static_cast<int>(thread % kBlockM);
+    const float* const from = place<const float>(kStats);
+    set_place(kStats, from + kBlockM);
+    const int64_t apart = args.state.lse2.data - args.state.lse1.data;  // of all five arrays
+    const uint32_t stat = stage(step) + kStatsAt + stat_row * 4;
+    for (int i = static_cast<int>(thread / kBlockM); i < Config::kRowStats;
+         i += kThreads / kBlockM) {
+      ptx::copy_4_or_zero(stat + i * kBlockM * 4, from + i * apart, stat_row < left);
+    }
+  }
+  /// tiles: 1, or 2 of neighbouring columns. left: rows that exist from this thread's first one on.
+  __device__ void copy_rows(Place which, int64_t stride, uint32_t to, int left, int tiles) const {
+    const T* const from = place<const T>(which);
+    set_place(which, from + kBlockM * stride);
+#pragma unroll
+    for (int c = 0; c < tiles; ++c) {
+#pragma unroll
+      for (int i = 0; i < kBlockM / kAtOnce; ++i) {
+        ptx::copy_16_or_zero(to + c * kQBytes + i * kAtOnce * kD * 2,
+                             from + c * kD + i * kAtOnce * stride, i * kAtOnce < left);
+      }
+    }
+  }
+
+  /// All rows of all heads of an item. at_last: called in the last step.
+  template <class AtLast>
+  __device__ void accumulate(const PlainItem& item, const AtLast& at_last) {
+    go_to_dq(item, item.h);
+    set_pair(kWhere, item.h, item.begin);
+    for (int step = 0;; step = pair(kStep).x + 1) {
+      ptx::wait_copies<0>();
+      __syncthreads();  // this stage has landed for every thread, and nobody reads the other
+      const auto [h, m0] = pair(kWhere);
+      if (m0 + kBlockM < item.end) {
+        load_stage(step + 1, item, m0 + kBlockM);
+      } else if (h + 1 < item.end_head) {
+        go_to(item, h + 1);
+        load_stage(step + 1, item, item.begin);
+      } else {
+        at_last();
+      }
+      ptx::commit_copies();
+      int bad_keys = step == 0 ? 0 : pair(kStep).y;
+      if (step == 0) {
+        bad_keys = __syncthreads_or(has_non_finite<2 * kBlockN, kD, kThreads>(tile(smem)));
+      }
+      set_pair(kStep, step, bad_keys);
+      add_step(item);
+      if (!advance(item)) return;
+    }
+  }
+
+  /// To the next rows; false after the last ones.
+  __device__ bool advance(const PlainItem& item) const {
+    auto [h, m0] = pair(kWhere);
+    m0 += kBlockM;
+    if (m0 >= item.end) {
+      m0 = item.begin, ++h;
+      if (h >= item.end_head) return false;
+      go_to_dq(item, h);
+    }
+    set_pair(kWhere, h, m0);
+    return true;
+  }
+
+  __device__ void add_step(const PlainItem& item) {
+    const int m0 = pair(kWhere).y;
+    const bool full = m0 >= item.full_begin && min(m0 + kBlockM, item.seq.seq_q) <= item.full_end;
+    if (full) {
+      make_gradients<false>(~0u);
+      __syncthreads();  // ds and p of every warp are there
+      add_queries(item, false);
+      add_keys(false);
+    } else {  // a vote, which is a barrier too: every thread of the block agrees on it
+      const T* const rows = tile(stage(pair(kStep).x));
+      const bool skip_zeros =
+          __syncthreads_or(has_non_finite<4 * kBlockM, kD, kThreads>(rows)) != 0;
+      const Part part;
+      make_gradients<true>(
+          visible_word(item.seq, m0 + part.rows * 32 + part.lane, item.n0 + part.keys * 32));
+      __syncthreads();  // ds and p of every warp are there
+      add_queries(item, pair(kStep).y != 0);
+      add_keys(skip_zeros);
+    }
+  }
+
+  /// seen: by the row of the warp's 32 that is this lane's, of the warp's 32 keys.
+  template <bool kMasked>
+  __device__ void make_gradients(uint32_t seen) const {
+    const Part part;
+    const uint32_t from = stage(pair(kStep).x);
+    const uint32_t stat = from + kStatsAt + (part.rows * 32 + part.lane / 4) * 4;
+    const auto stats = [&](int which, int i, int r) {
+      return ptx::load_float(stat + (which * kBlockM + i * 16 + r * 8) * 4);
+    };
+    const auto place =
+        ptx::MatrixPlace::of(part.lane, [&](int row, int matrix) {  // 8 rows further it is the same
+          return smem + kSharedAt +
+                 TileLayout<kBlockN>::offset(part.rows * 32 + row, part.keys * 4 + matrix);
+        });
+    const auto share = [&](int which, int i, int r, const uint32_t(&words)[4]) {
+      place.store(which * kSharedBytes + (i * 16 + r * 8) * kBlockN * 2, words);
+    };
+    const auto q = AlongSum<kD>::a(from, part.rows * 32, part.lane);
+    const auto k = AlongSum<kD>::b(smem, part.keys * 32, part.lane);
+    const auto v = AlongSum<kValue>::b(smem + kVAt, part.keys * 32, part.lane);
+    ScoreTile p1 = {}, p2 = {}, dp = {};
+    add_tiles<T, kD>(p1, q, k);
+    probabilities<kMasked>(p1, args.scale_log2, 0, stats, seen);
+    add_tiles<T, kD>(p2, q.further(kQBytes), k.further(kKBytes));
+    probabilities<kMasked>(p2, args.scale2_log2, 1, stats, seen);
+    share_difference<T>(p1, p2, stats, share);
+    add_tiles<T, kD>(dp, q.further(2 * kQBytes), v);
+    add_tiles<T, kD>(dp, q.further(3 * kQBytes), v.further(2 * kD));
+    share_gradients<T, kMasked>(p1, p2, dp, stats, share);
+  }
+
+  template <bool kMasked, class Stats>
+  __device__ void probabilities(ScoreTile& s, float factor, int map, const Stats& stats,
+                                uint32_t seen) const {
+    subtract_lse(s, factor, map, stats);
+    if (kMasked) hide_unseen(s, seen);
+    to_probabilities(s);
+  }
+
+  __device__ void add_queries(const PlainItem& item, bool careful) const {
+    const Part part;
+    const int map = part.keys / 2, column = part.keys % 2 * kDqCols;
+    const uint32_t ds = smem + kSharedAt + map * kSharedBytes, keys = smem + map * kKBytes;
+    Accumulator<2, kDqCols / 8> dq = {};
+    if (careful) {
+      add_tiles_carefully<kBlockN>(
+          dq, [&](int m, int k) { return tile_entry<kBlockN>(tile(ds), part.rows * 32 + m, k); },
+          [&](int k, int n) { return tile_entry<kD>(tile(keys), k, column + n); });
+    } else {
+      add_tiles<T, kBlockN>(dq, AlongSum<kBlockN>::a(ds, part.rows * 32, part.lane),
+                            AcrossSum<kD>::b(keys, column, part.lane));
+    }
+    const int rows_left = item.seq.seq_q - pair(kWhere).y;
+    float* const to = place<float>(kDq);
+    set_place(kDq, to + 2 * kBlockM * kD);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (part.rows * 32 + i * DqSums::kRows >= rows_left) continue;
+#pragma unroll
+      for (int j = 0; j < kDqCols / 8; ++j) {
+        DqSums::add(to + i * 2 * DqSums::kRows * kD, j, dq[i][j]);
+      }
+    }
+  }
+
+  /// The first two blocks of kD columns are dv's, sums with p1 - lambda p2 and a half of dO; the
+  /// others dk1 and dk2, with ds and q.
+  __device__ void add_keys(bool careful) {
+    const Part part;
+    const uint32_t from = stage(pair(kStep).x);
+    const bool is_dv = part.block < 2;
+    const uint32_t a = smem + kSharedAt + (is_dv ? 2 : part.block - 2) * kSharedBytes;
+    const uint32_t b = from + (is_dv ? part.block + 2 : part.block - 2) * kQBytes;
+    const int key = part.half * (kBlockN / 2);
+    if (careful) {
+      add_tiles_carefully<kBlockM>(
+          sums_reg, [&](int n, int m) { return tile_entry<kBlockN>(tile(a), m, key + n); },
+          [&](int m, int c) { return tile_entry<kD>(tile(b), m, c); });
+    } else {
+      add_tiles<T, kBlockM>(sums_reg, AcrossSum<kBlockN>::a(a, key, part.lane),
+                            AcrossSum<kD>::b(b, 0, part.lane));
+    }
+  }
+
+  __device__ void store(const PlainItem& item) const {
+    const Part part;
+    const bool is_dv = part.block < 2, is_dk1 = part.block == 2;
+    const Rows<T>& out = is_dv ? args.dv : is_dk1 ? args.dk1 : args.dk2;
+    if (out.data == nullptr) return;
+    T* const first = out.at(item.b, item.seq.k_begin, item.kv_head) + (part.block == 1 ? kD : 0);
+    const float scale = is_dv ? 1.0f : is_dk1 ? args.scale : args.scale2;
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+      store_fragments(sums_reg[i], scale, first, out.seq_stride,
+                      item.n0 + part.half * (kBlockN / 2) + i * 16, item.seq.seq_k, kD);
+    }
+  }
+};
+
+template <class T, class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    backward_plain_kernel(const __grid_constant__ BackwardArguments<T> args,
+                          const __grid_constant__ DqSums sums, int tiles, int group) {
+  extern __shared__ __align__(128) char smem[];
+  __shared__ PlainItem items[2];
+  BackwardPlain<T, Config>{args, sums, items, ptx::smem_address(smem)}.run(tiles, group);
+}
+
+}  // namespace diffattn::cuda::sm80
