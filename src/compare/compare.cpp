@@ -160,8 +160,8 @@ class Runner {
     if (measured_) save(trained, model);
     const std::lock_guard lock(mutex_);
     if (events_.on_message) {
-      events_.on_message(label + ": validation loss " + std::to_string(result.valid.loss()) +
-                         ", accuracy " + std::to_string(result.valid.accuracy()));
+      events_.on_message(fmt::format("{}: validation loss {:.4f}, accuracy {:.3f}", label,
+                                     result.valid.loss(), result.valid.accuracy()));
     }
     comparison_.models[model].runs[seed] = std::move(result);
     if (seed == 0) kept_[model] = std::move(trained);

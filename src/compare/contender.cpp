@@ -57,6 +57,9 @@ MeanSpread mean_and_spread(const std::vector<double>& values) {
 
 namespace {
 
+constexpr const char* kStepsToLearn = "steps_to_0.9";
+constexpr double kLearntAccuracy = 0.9;
+
 double needle_number(const RunResult& run, const std::string& name) {
   double sum = 0, weight = 0;
   const bool count = name.starts_with("needles.");
@@ -72,6 +75,13 @@ double needle_number(const RunResult& run, const std::string& name) {
   return weight == 0 ? std::nan("") : sum / weight;
 }
 
+/// The first update after which so much of the validation data was answered rightly.
+double steps_to_learn(const RunResult& run) {
+  const auto point = std::ranges::find_if(
+      run.curve, [](const CurvePoint& p) { return p.valid_accuracy >= kLearntAccuracy; });
+  return point == run.curve.end() ? std::nan("") : static_cast<double>(point->step);
+}
+
 double outlier_number(const Outliers& outliers, const std::string& what) {
   if (outliers.median == 0) return std::nan("");
   return what == "top1" ? outliers.top1 : what == "median" ? outliers.median : std::nan("");
@@ -83,6 +93,7 @@ double number_of(const RunResult& run, const std::string& name) {
   if (name == "loss") return run.loss;
   if (name == "valid_loss") return run.valid.loss();
   if (name == "accuracy") return run.valid.accuracy();
+  if (name == kStepsToLearn) return steps_to_learn(run);
   for (const auto& [known, value] : run.metrics) {
     if (known == name) return value;
   }
@@ -98,7 +109,7 @@ MeanSpread number_of(const ModelResult& model, const std::string& name) {
 }
 
 std::vector<std::string> number_names(const Comparison& comparison) {
-  std::vector<std::string> names{"loss", "valid_loss", "accuracy"};
+  std::vector<std::string> names{"loss", "valid_loss", "accuracy", kStepsToLearn};
   const auto add = [&](const std::string& name) {
     if (std::ranges::find(names, name) == names.end()) names.push_back(name);
   };

@@ -33,18 +33,26 @@ Settings with(Settings settings, const Settings& more) {
 Settings recipe(const std::string& task) {
   if (task == "lm") return {};
   if (task == "needle") {
+    // Matching keys is learnt in haystacks of 16 tokens, 33 in a batch. From a rate of 0.0014 on
+    // the Transformer stays on "any of the values" with most seeds; DIFF bears 0.0005 to 0.0014.
     return with(small_model(), {{"task", "needle"},
-                                {"needle.length", "64"},
+                                {"needle.length", "256"},
                                 {"needle.needles", "4"},
+                                {"needle.min_needles", "2"},
                                 {"needle.asked", "4"},
-                                {"needle.questions", "8"},
-                                {"needle.keys", "16"},
-                                {"needle.values", "16"},
+                                {"needle.questions", "16"},
+                                {"needle.keys", "8"},
+                                {"needle.values", "8"},
                                 {"needle.noise", "32"},
+                                {"curriculum.length", "16"},
+                                {"curriculum.steps", "1600"},
+                                {"curriculum.growth_steps", "500"},
                                 {"model.num_attention_heads", "4"},
-                                {"model.rope_theta", "100"},
-                                {"train.learning_rate", "0.005"},
-                                {"train.steps", "3000"},
+                                {"model.tie_word_embeddings", "true"},
+                                {"model.rope_theta", "1000000"},
+                                {"train.batch_size", "7"},
+                                {"train.learning_rate", "0.0007"},
+                                {"train.steps", "2800"},
                                 {"train.eval_every", "100"}});
   }
   if (task == "recall") {

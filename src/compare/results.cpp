@@ -112,7 +112,8 @@ std::string to_json(const Comparison& comparison) {
   const Json all{{"task", comparison.task},       {"seeds", comparison.seeds},
                  {"baseline", base.name},         {"steps", base.config.train.steps},
                  {"found", verdicts(comparison)}, {"models", models}};
-  return all.dump(2) + "\n";
+  // Paths in a config may be any bytes.
+  return all.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 std::string numbers_csv(const Comparison& comparison) {

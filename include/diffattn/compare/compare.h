@@ -110,9 +110,9 @@ struct MeanSpread {
 };
 MeanSpread mean_and_spread(const std::vector<double>& values);
 
-/// Number of a run by name: "loss", "valid_loss", "accuracy", those of `metrics`,
-/// "needles.4", "answer", "noise", "logits_top1", "logits_median", "hidden_top1", "hidden_median".
-/// NaN where it has none.
+/// Number of a run by name: "loss", "valid_loss", "accuracy", "steps_to_0.9" (the first evaluation
+/// with that accuracy or a better one), those of `metrics`, "needles.4", "answer", "noise",
+/// "logits_top1", "logits_median", "hidden_top1", "hidden_median". NaN where it has none.
 double number_of(const RunResult& run, const std::string& name);
 /// The names for which some run has a number.
 std::vector<std::string> number_names(const Comparison& comparison);
