@@ -14,8 +14,10 @@
 
 #include "analyze_parts.h"
 #include "diffattn/analysis/attention_report.h"
+#include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "machine.h"
+#include "option_checks.h"
 #include "progress.h"
 #include "verbs.h"
 
@@ -41,6 +43,8 @@ struct AnalyzeOptions {
 /// A file that cannot be written should be known before minutes of work.
 void check_writable(const std::string& path) {
   if (path.empty()) return;
+  if (path == "-")
+    throw io::Error(path, "expected a file; standard output takes --json or --ascii");
   io::AtomicFile probe(path);
 }
 
@@ -228,10 +232,16 @@ void check_combinations(const CLI::App& verb) {
   for (const char* name : {"--map", "--theme", "--range", "--linear"}) {
     if (given(name) && !picture) throw CLI::RequiresError(name, "--png, --svg or --ascii");
   }
+  for (const std::string& setting : verb.get_option("--set")->results()) {
+    const std::string task = verb.get_option("--task")->as<std::string>();
+    if (setting.starts_with(task + ".")) continue;
+    throw CLI::ValidationError("--set",
+                               fmt::format("expected {}.KEY=VALUE, got '{}'", task, setting));
+  }
 }
 
 void add_text_options(CLI::App& verb, TextOptions& text) {
-  CLI::Option_group* what = verb.add_option_group("text");
+  CLI::Option_group* what = verb.add_option_group("text", "What to look at");
   what->add_option("--text", text.text, "text to look at");
   what->add_option("--prompt-ids", text.prompt_ids, "token ids to look at: 5,7,9")->delimiter(',');
   what->add_option("--input", text.input, "file whose text to look at; - reads standard input");
@@ -244,7 +254,7 @@ void add_text_options(CLI::App& verb, TextOptions& text) {
       verb.add_option("--data", text.data,
                       "statistics over a whole data set: text file, folder, JSONL or token file");
   verb.add_option("--seq-len", text.seq_len, "tokens of --data at a time (the model's maximum)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->check(integer_in(1, int64_t{1} << 24))
       ->needs(data);
   verb.add_option(
       "--summary", text.summary,
@@ -254,11 +264,11 @@ void add_text_options(CLI::App& verb, TextOptions& text) {
       ->allow_extra_args(false)
       ->needs(task);
   verb.add_option("--examples", text.examples, "examples of a task that are counted (8)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->check(integer_in(1, int64_t{1} << 24))
       ->needs(task)
       ->excludes(data);
   verb.add_option("--seed", text.seed, "of the task's examples (0)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(integer_from(0))
       ->needs(task);
 }
 
@@ -276,7 +286,7 @@ void add_outputs(CLI::App& verb, AnalyzeOptions& options) {
   verb.add_option("--theme", options.theme, "of pictures: light or dark (light)")
       ->check(CLI::IsMember({"light", "dark"}));
   verb.add_option("--range", options.range, "weight of the strongest colour (the largest)")
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   verb.add_flag("--linear", options.linear, "colours follow the weight, not its square root");
 }
 
@@ -296,12 +306,13 @@ Run add_analyze(CLI::App& app) {
   verb->add_option("--head", options->request.head, "that head in its layer");
   verb->add_option("--threshold", options->request.threshold,
                    "entries below it count as nothing in the sparsity (0.001)")
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   verb->add_option("--part", options->request.part,
                    "in pictures: encoder, decoder or cross-attention (encoder); path 0, ...");
   verb->add_option("--dtype", options->request.dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  verb->add_option("--device", options->request.device, "cpu or cuda (cpu)")->check(device_problem);
+  verb->add_option("--device", options->request.device, "cpu, cuda or cuda:N (cpu)")
+      ->check(device_problem);
   verb->footer(
       "Example:\n  diffattn analyze --model runs/a/model --text \"Once upon a time\" --out "
       "report.html");

@@ -63,8 +63,8 @@ AnalyzedModel::AnalyzedModel(const std::string& given, const std::string& device
   module_->eval();
   int64_t parameters = 0;
   for (const torch::Tensor& parameter : module_->parameters()) parameters += parameter.numel();
-  description = fmt::format("{}, {} layers, {} parameters", config.attention,
-                            config.num_hidden_layers, parameters);
+  description = fmt::format("{}, {} {}, {} parameters", config.attention, config.num_hidden_layers,
+                            config.num_hidden_layers == 1 ? "layer" : "layers", parameters);
   if (config.attention == "dint") description += "; maps without the averaged map";
 }
 

@@ -26,7 +26,8 @@ struct Settings {
   std::vector<std::string> pass{"forward", "backward", "decode"};
   std::vector<int> threads;
   int64_t heads = 4, batch = 1;
-  std::string device = "cpu";
+  std::string device = "cpu", lambda = "number";
+  std::vector<std::string> route;
   BenchOutput output;
 
   bool on_gpu() const { return device == "cuda"; }
@@ -37,6 +38,8 @@ struct Point {
   int64_t seq, head_dim;
   std::string dtype, mask, pass;
   int threads;
+
+  bool packed() const { return mask == "varlen" && pass != "decode"; }
 };
 
 std::vector<Point> sweep(const Settings& s) {
@@ -61,29 +64,73 @@ std::vector<Point> sweep(const Settings& s) {
 /// Columns that a row sees with --mask window.
 int64_t window_of(const Point& p) { return std::max<int64_t>(1, p.seq / 8); }
 
+/// Documents of unequal lengths, none longer than --seq, that fill `total` tokens.
+std::vector<int64_t> document_lengths(int64_t seq, int64_t total) {
+  const double shares[] = {1.0, 0.125, 0.5, 0.25, 0.75, 0.0625};
+  std::vector<int64_t> lengths;
+  for (int64_t left = total; left > 0; left -= lengths.back()) {
+    const double share = shares[lengths.size() % std::size(shares)];
+    lengths.push_back(std::clamp<int64_t>(std::llround(share * static_cast<double>(seq)), 1, left));
+  }
+  return lengths;
+}
+
+/// (query, key) pairs that see each other, of all sequences.
+double seen_pairs(const Settings& s, const Point& p) {
+  const auto triangle = [](double n) { return n * (n + 1) / 2; };
+  if (p.packed()) {
+    double sum = 0.0;
+    for (const int64_t n : document_lengths(p.seq, s.batch * p.seq)) {
+      sum += triangle(static_cast<double>(n));
+    }
+    return sum;
+  }
+  const auto n = static_cast<double>(p.seq), w = static_cast<double>(window_of(p));
+  const double seen = p.pass == "decode"   ? n
+                      : p.mask == "causal" ? triangle(n)
+                      : p.mask == "window" ? n * w - triangle(w - 1)
+                                           : n * n;
+  return seen * static_cast<double>(s.batch);
+}
+
 /// Useful work per (query, key) pair: 20d FLOP backward; forward 8d on a CPU, which can know both
 /// softmax denominators before it meets v, and 12d on a GPU, which multiplies v by each map.
 double useful_flop(const Settings& s, const Point& p) {
-  const auto n = static_cast<double>(p.seq), w = static_cast<double>(window_of(p));
-  const double seen = p.pass == "decode"   ? n
-                      : p.mask == "causal" ? n * (n + 1) / 2
-                      : p.mask == "window" ? n * w - w * (w - 1) / 2
-                                           : n * n;
   const double per_pair = p.pass == "backward" ? 20.0 : s.on_gpu() ? 12.0 : 8.0;
-  return static_cast<double>(s.batch * s.heads) * seen * per_pair * static_cast<double>(p.head_dim);
+  return static_cast<double>(s.heads) * seen_pairs(s, p) * per_pair *
+         static_cast<double>(p.head_dim);
 }
 
-AttentionOptions options_of(const Settings& s, const Point& p) {
+AttentionOptions options_of(const Settings& s, const Point& p, const LayerTensors& t) {
   AttentionOptions options;
   if (p.pass == "decode") return options;
-  options.causal(p.mask == "causal");
+  options.causal(p.mask == "causal" || p.packed());
   if (p.mask == "window") options.window(window_of(p));
+  const auto numbers = torch::TensorOptions().dtype(torch::kFloat32).device(s.device);
+  const auto square = [&] { return torch::rand({1, 1, p.seq, p.seq}, numbers); };
   if (p.mask == "tensor") {  // about half of the pairs, of which the diagonal: no row is blind
-    const auto bits = torch::TensorOptions().dtype(torch::kBool).device(s.device);
-    const Tensor seen = torch::rand({p.seq, p.seq}, bits.dtype(torch::kFloat32)) < 0.5;
-    options.mask(seen.logical_or(torch::eye(p.seq, bits)).view({1, 1, p.seq, p.seq}));
+    options.mask((square() < 0.5).logical_or(torch::eye(p.seq, numbers.dtype(torch::kBool))));
+  }
+  if (p.mask == "bias") options.mask(square().to(bench_dtype(p.dtype)));
+  if (p.packed()) {
+    const Tensor ends = torch::tensor(t.lengths).cumsum(0);
+    const Tensor offsets = torch::constant_pad_nd(ends, {1, 0}).to(s.device, torch::kInt32);
+    options.cu_seqlens_q(offsets).cu_seqlens_k(offsets);
   }
   return options;
+}
+
+LayerTensors layer_of(const Settings& s, const Point& p) {
+  const auto options = torch::TensorOptions().dtype(bench_dtype(p.dtype)).device(s.device);
+  const int64_t batch = p.packed() ? 1 : s.batch, seq = p.packed() ? s.batch * p.seq : p.seq;
+  LayerTensors t = make_layer(batch, s.heads, seq, p.head_dim, options, s.lambda == "token");
+  if (p.packed()) t.lengths = document_lengths(p.seq, seq);
+  if (p.pass == "decode") {
+    t.q1 = t.q1.detach().narrow(2, 0, 1);
+    t.q2 = t.q2.detach().narrow(2, 0, 1);
+    if (t.lambda.dim() == 3) t.lambda = t.lambda.detach().narrow(1, 0, 1);
+  }
+  return t;
 }
 
 /// One run of a route.
@@ -115,8 +162,15 @@ BenchSample run_route(const Settings& s, const Point& p, const Route& route, con
 std::vector<const Route*> usable_routes(const Settings& s, const Point& p, const LayerTensors& t,
                                         const AttentionOptions& options, Json& refused) {
   std::vector<const Route*> usable;
-  for (const Route& route : routes(s.on_gpu())) {
+  const auto wanted = [&](const Route& route) {
+    const auto within = [&](const std::string& text) {
+      return route.name.find(text) != std::string::npos;
+    };
+    return s.route.empty() || usable.empty() || std::any_of(s.route.begin(), s.route.end(), within);
+  };
+  for (const Route& route : p.packed() ? packed_routes(s.on_gpu()) : routes(s.on_gpu())) {
     if (route.plain && p.mask == "window" && p.pass != "decode") continue;  // torch has none
+    if (!wanted(route)) continue;
     if (s.on_gpu()) {
       try {
         run_route(s, p, route, t, options);
@@ -150,13 +204,8 @@ Json ratios_of(const std::vector<const Route*>& list, const Json& rows) {
 Json measure_point(const Settings& s, const Point& p) {
   torch::set_num_threads(p.threads);
   torch::manual_seed(0);
-  const auto options = torch::TensorOptions().dtype(bench_dtype(p.dtype)).device(s.device);
-  LayerTensors t = make_layer(s.batch, s.heads, p.seq, p.head_dim, options);
-  if (p.pass == "decode") {
-    t.q1 = t.q1.detach().narrow(2, 0, 1);
-    t.q2 = t.q2.detach().narrow(2, 0, 1);
-  }
-  const AttentionOptions attention = options_of(s, p);
+  const LayerTensors t = layer_of(s, p);
+  const AttentionOptions attention = options_of(s, p, t);
   Json refused = Json::object();
   const auto list = usable_routes(s, p, t, attention, refused);
   const auto samples = take_turns(list.size(), s.output.repeat, [&](size_t i) {
@@ -180,6 +229,7 @@ Json measure_point(const Settings& s, const Point& p) {
   Json point{{"pass", p.pass},
              {"dtype", p.dtype},
              {"mask", p.mask},
+             {"lambda", s.lambda},
              {"seq", p.seq},
              {"head_dim", p.head_dim},
              {"heads", s.heads},
@@ -197,9 +247,10 @@ Json measure_point(const Settings& s, const Point& p) {
 void print_point(const Json& point) {
   const auto text = [&](const char* key) { return point[key].get<std::string>(); };
   const auto number = [&](const char* key) { return point[key].get<int64_t>(); };
-  fmt::print("\n{}, {}, {}: N = {}, d = {}, V = {}, {} heads, batch {}, {} ({})\n", text("pass"),
+  fmt::print("\n{}, {}, {}: N = {}, d = {}, V = {}, {} heads, batch {}, {}{} ({})\n", text("pass"),
              text("dtype"), text("mask"), number("seq"), number("head_dim"), 2 * number("head_dim"),
-             number("heads"), number("batch"), thread_text(number("threads")), text("backend"));
+             number("heads"), number("batch"), thread_text(number("threads")),
+             text("lambda") == "token" ? ", lambda of tokens" : "", text("backend"));
   const bool on_gpu = text("device") == "cuda";
   fmt::print("  {:<28} {:>10} {:>19} {:>9} {:>7} {:>9} {:>9}\n", "route", "ms", "spread",
              on_gpu ? "TFLOP/s" : "GFLOP/s", "peak", "MiB", "vs fused");
@@ -278,10 +329,17 @@ Run add_bench(CLI::App& app) {
   verb->add_option("--dtype", s->dtype, "types (float32,bfloat16)")
       ->delimiter(',')
       ->check(CLI::IsMember(bench_dtypes()));
-  verb->add_option("--mask", s->mask,
-                   "what rows may see, window being an eighth of the keys (causal,full)")
+  verb->add_option(
+          "--mask", s->mask,
+          "what rows may see: window, an eighth of the keys; varlen, batch x seq tokens of "
+          "packed causal documents; tensor and bias, a boolean and an additive mask "
+          "(causal,full)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"causal", "full", "window", "tensor"}));
+      ->check(CLI::IsMember({"causal", "full", "window", "varlen", "tensor", "bias"}));
+  verb->add_option("--lambda", s->lambda, "one number, or one for each token and head (number)")
+      ->check(CLI::IsMember({"number", "token"}));
+  verb->add_option("--route", s->route, "only fused and routes with one of these in their names")
+      ->delimiter(',');
   verb->add_option("--pass", s->pass, "what is timed (all)")
       ->delimiter(',')
       ->check(CLI::IsMember({"forward", "backward", "decode"}));

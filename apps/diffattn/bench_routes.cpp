@@ -45,15 +45,8 @@ const std::vector<std::pair<SdpaKernels, std::string>>& forced_kernels() {
 std::vector<Route> all_routes(bool on_gpu) {
   std::vector<Route> list;
   const auto add = [&](const Route& route, bool calls_torch) {
-    if (!on_gpu || !calls_torch) {
-      list.push_back(route);
-      return;
-    }
-    for (const auto& [kernels, name] : forced_kernels()) {
-      list.push_back(route);
-      list.back().kernels = kernels;
-      list.back().name += ", " + name;
-    }
+    const auto more = on_gpu && calls_torch ? with_each_kernels(route) : std::vector<Route>{route};
+    list.insert(list.end(), more.begin(), more.end());
   };
   for (const nn::Route route : nn::routes()) {
     const auto compute = [route](const LayerTensors& t, const AttentionOptions& options) {
@@ -92,14 +85,26 @@ Tensor Route::operator()(const LayerTensors& tensors, const AttentionOptions& op
   return compute(tensors, options);
 }
 
+std::vector<Route> with_each_kernels(const Route& route) {
+  std::vector<Route> list;
+  for (const auto& [kernels, name] : forced_kernels()) {
+    list.push_back(route);
+    list.back().kernels = kernels;
+    list.back().name += ", " + name;
+  }
+  return list;
+}
+
 LayerTensors make_layer(int64_t batch, int64_t heads, int64_t seq, int64_t head_dim,
-                        torch::TensorOptions options) {
+                        torch::TensorOptions options, bool lambda_of_tokens) {
   const auto make = [&](int64_t width) {
     return torch::randn({batch, heads, seq, width}, options).requires_grad_(true);
   };
   LayerTensors t{make(head_dim), make(head_dim),     make(head_dim),
                  make(head_dim), make(2 * head_dim), {}};
-  t.lambda = torch::full({}, 0.5, options.dtype(torch::kFloat32)).requires_grad_(true);
+  const auto wide = options.dtype(torch::kFloat32);
+  t.lambda = lambda_of_tokens ? torch::rand({batch, seq, heads}, wide) : torch::full({}, 0.5, wide);
+  t.lambda.requires_grad_(true);
   return t;
 }
 

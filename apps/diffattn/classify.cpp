@@ -13,6 +13,7 @@
 #include "diffattn/train/classifier.h"
 #include "line_items.h"
 #include "machine.h"
+#include "option_checks.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -213,14 +214,14 @@ Run add_classify(CLI::App& app) {
                    "lines {\"text\": ...}, with \"label\" to measure; - reads standard input")
       ->required();
   verb->add_option("--batch-size", options->batch_size, "texts at a time (32)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+      ->check(integer_in(1, int64_t{1} << 16));
   CLI::Option* explain = verb->add_flag("--explain", options->explain,
                                         "also the tokens that attention took most from, with sign");
   verb->add_option("--top-tokens", options->top_tokens, "how many of them (10)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->check(integer_in(1, int64_t{1} << 20))
       ->needs(explain);
   verb->add_flag("--truncate", options->truncate, "texts longer than the model are no fault");
-  verb->add_option("--device", options->device, "cpu or cuda (cpu)")->check(device_problem);
+  verb->add_option("--device", options->device, "cpu, cuda or cuda:N (cpu)")->check(device_problem);
   verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->footer("Example:\n  diffattn classify --model runs/a/model --input in.jsonl --explain");
   return [options] { return Classify(*options).run(); };

@@ -7,6 +7,7 @@
 #include <fmt/core.h>
 #include <torch/torch.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -16,6 +17,7 @@
 #include "diffattn/io/file.h"
 #include "diffattn/train/stop_signal.h"
 #include "machine.h"
+#include "option_checks.h"
 #include "progress.h"
 #include "run_file.h"
 #include "verbs.h"
@@ -54,23 +56,27 @@ train::RunConfig base_config(const CompareArguments& arguments) {
 /// What to type next, with the reason.
 std::vector<std::string> next_steps(const CompareArguments& arguments, int64_t seed) {
   const std::string task = arguments.task.empty() ? "needle" : arguments.task;
-  const std::string again =
-      "build/release/diffattn compare " +
+  const std::string program = program_invocation_name;
+  std::string again =
+      program + " compare " +
       (arguments.config.empty() ? "--task " + task : "--config " + arguments.config);
+  for (const std::string& setting : arguments.set) again += " --set " + setting;
+  const bool examples = std::filesystem::exists("examples/language.toml");
   std::vector<std::string> steps{
       fmt::format("{} --seeds {},{},{},{},{} --out runs/seeds    # is it luck?", again, seed,
                   seed + 1, seed + 2, seed + 3, seed + 4),
       again +
           " --models transformer,diffllama,diffllama:head_norm=false --out runs/ablation    # "
           "which part does it?",
-      "build/release/diffattn train --config examples/language.toml --out runs/language    # a "
-      "model of your own text"};
+      program + " train " +
+          (examples ? "--config examples/language.toml" : "--set data.train=TEXT_FILE") +
+          " --out runs/language    # a model of your own text"};
   if (arguments.keep_models && arguments.config.empty() && task == "needle" &&
       arguments.models.front() == "diffllama") {
     steps[1] = fmt::format(
-        "build/release/diffattn analyze --model {}/models/diffllama-seed{}/model --task needle "
-        "--out {}/maps.html    # every map of every head",
-        arguments.out, seed, arguments.out);
+        "{} analyze --model {}/models/diffllama-seed{}/model --task needle --out {}/maps.html    # "
+        "every map of every head",
+        program, arguments.out, seed, arguments.out);
   }
   return steps;
 }
@@ -142,8 +148,8 @@ int run_compare(const CompareArguments& arguments) {
 
 Run add_compare(CLI::App& app) {
   auto arguments = std::make_shared<CompareArguments>();
-  CLI::App* verb =
-      app.add_subcommand("compare", "DIFF beside a Transformer of equal size, same data and seed");
+  CLI::App* verb = app.add_subcommand(
+      "compare", "Train DIFF beside a Transformer of equal size, on the same data");
   verb->add_option("--task", arguments->task,
                    "needle, recall, classify, summarize (needle), or lm with --config");
   verb->add_option("--config", arguments->config, "run file (TOML) in place of the task's recipe");
@@ -163,11 +169,11 @@ Run add_compare(CLI::App& app) {
       verb->add_option("--out", arguments->out, "folder for report.html, results.json and CSV");
   verb->add_option("--samples", arguments->samples,
                    "of needle: sequences per number of needles and depth (64)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+      ->check(integer_in(1, int64_t{1} << 20));
   verb->add_option("--jobs", arguments->jobs, "runs at a time (one per thread)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+      ->check(integer_in(1, 1024));
   verb->add_option("--threads", arguments->threads, "threads in all (those of the machine)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+      ->check(integer_in(1, 1024));
   verb->add_flag("--keep-models", arguments->keep_models, "save trained models in OUT/models")
       ->needs(out);
   verb->add_flag("--as-given", arguments->as_given,

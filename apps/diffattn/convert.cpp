@@ -8,10 +8,12 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/train/stop_signal.h"
+#include "option_checks.h"
 #include "progress.h"
 #include "verbs.h"
 
@@ -24,7 +26,7 @@ struct ConvertArguments {
   std::string source, target, from, to, pairing = "paired", report;
   std::vector<std::string> renames;
   std::uint64_t max_shard_mib = std::uint64_t{50} << 10;
-  std::uint64_t seed = 0;
+  std::optional<std::uint64_t> seed;
   bool attention_only = false, force = false, dry_run = false, follow_links = false, json = false;
 };
 
@@ -38,7 +40,7 @@ convert::Options convert_options_of(const ConvertArguments& arguments) {
   options.dry_run = arguments.dry_run;
   if (arguments.follow_links) options.symlinks = io::Symlinks::kFollow;
   options.max_shard_bytes = arguments.max_shard_mib << 20;
-  options.seed = arguments.seed;
+  options.seed = arguments.seed.value_or(0);
   for (const std::string& rename : arguments.renames) {
     const size_t sign = rename.find('=');
     options.renames.emplace_back(rename.substr(0, sign), rename.substr(sign + 1));
@@ -146,6 +148,16 @@ void check_attention_only(const ConvertArguments& arguments, convert::Options op
                               convert::format_name(from)));
 }
 
+/// Only a Llama that becomes a DiffLlama is given something new.
+void check_seed(const ConvertArguments& arguments, convert::Options options) {
+  options.dry_run = true;
+  const convert::Format from = convert::convert(arguments.source, arguments.target, options).from;
+  if (from == convert::Format::kLlama && arguments.to == "diffllama") return;
+  throw io::Error(arguments.source,
+                  fmt::format("expected a llama model to diffllama for --seed, got {} to {}",
+                              convert::format_name(from), arguments.to));
+}
+
 /// A report that cannot be written should be known before the conversion. One inside the new folder
 /// is known after it alone.
 void check_report(const ConvertArguments& arguments) {
@@ -162,12 +174,13 @@ int run_convert(const ConvertArguments& arguments) {
   convert::Options options = convert_options_of(arguments);
   check_report(arguments);
   if (arguments.attention_only) check_attention_only(arguments, options);
+  if (arguments.seed) check_seed(arguments, options);
   const train::StopSignal signal;
-  Progress bar("convert", 1000);
+  Progress bar("convert", 100);  // per cent
   std::uint64_t shown = 0;
   options.progress = [&](std::uint64_t done, std::uint64_t total) {
     if (signal.received() != 0) throw io::Error(arguments.target, "stopped; nothing was written");
-    for (; total > 0 && shown < done * 1000 / total; ++shown) bar.step("");
+    for (; total > 0 && shown < done * 100 / total; ++shown) bar.step("");
   };
   const convert::Report report = convert::convert(arguments.source, arguments.target, options);
   bar.clear();
@@ -205,8 +218,9 @@ Run add_convert(CLI::App& app) {
       })
       ->allow_extra_args(false);
   verb->add_option("--max-shard-mib", arguments->max_shard_mib, "size of weight files (51200)")
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40));
-  verb->add_option("--seed", arguments->seed, "of a Llama's new second maps (0)");
+      ->check(integer_in(1, int64_t{1} << 40));
+  verb->add_option("--seed", arguments->seed, "of a Llama's new second maps (0)")
+      ->check(any_seed());
   verb->add_flag("--follow-links", arguments->follow_links,
                  "read files behind symbolic links, as download caches have them");
   verb->add_flag("--force", arguments->force, "replace a model folder that exists");

@@ -17,6 +17,7 @@
 #include "diffattn/train/model_folder.h"
 #include "diffattn/train/task_data.h"
 #include "machine.h"
+#include "option_checks.h"
 #include "progress.h"
 #include "verbs.h"
 
@@ -37,9 +38,9 @@ struct Unmeasured {
   uint64_t truncated = 0;      // texts without their end
 
   void print() const {
-    if (skipped_lines > 0) fmt::print(stderr, "diffattn: {} bad lines skipped\n", skipped_lines);
+    if (skipped_lines > 0) fmt::print(stderr, "diffattn: bad lines skipped: {}\n", skipped_lines);
     if (truncated > 0) {
-      fmt::print(stderr, "diffattn: {} texts were too long and lost their end\n", truncated);
+      fmt::print(stderr, "diffattn: texts too long, which lost their end: {}\n", truncated);
     }
   }
 };
@@ -98,12 +99,14 @@ void print_layers(const train::Values& values) {
 void print_evaluation(const train::Evaluator& evaluator) {
   const train::Evaluation& total = evaluator.total();
   const bool classes = evaluator.confusion().classes() > 0;
-  fmt::print("loss        {:.5f}\nperplexity  {:.3f}\naccuracy    {:.4f}\n", total.loss(),
-             total.perplexity(), total.accuracy());
-  fmt::print("{:<11} {}  ({:.0f}/s)\n", classes ? "labels" : "tokens", total.tokens,
+  const char* const counted = classes ? "labels" : "tokens";
+  fmt::print("loss        {:.5f}\n", total.loss());
+  fmt::print("perplexity  {}\n", perplexity_text(total.perplexity(), 3));
+  fmt::print("accuracy    {:.4f}\n", total.accuracy());
+  fmt::print("{:<11} {}  ({:.0f}/s)\n", counted, total.tokens,
              static_cast<double>(total.tokens) / total.seconds);
   if (classes) fmt::print("macro-F1    {:.4f}\n", evaluator.confusion().macro_f1());
-  fmt::print("\n{:>16}  {:>10}  {:>8}  {:>8}\n", "length", "labels", "loss", "accuracy");
+  fmt::print("\n{:>16}  {:>10}  {:>8}  {:>8}\n", "length", counted, "loss", "accuracy");
   for (const train::LengthBucket& bucket : evaluator.buckets()) {
     fmt::print("{:>16}  {:>10}  {:>8.4f}  {:>8.4f}\n",
                fmt::format("{} to {}", bucket.from + 1, bucket.to), bucket.sums.tokens,
@@ -201,10 +204,15 @@ Evaluated example_evaluation(const EvalOptions& options, const nn::ModelConfig& 
 
 int run_eval(const EvalOptions& options) {
   const nn::ModelConfig config = train::read_model_config(options.model);
-  const io::Tokenizer tokenizer = io::Tokenizer::read(options.model);
+  const auto tokenizer = io::tokenizer_in(options.model);
+  if (!tokenizer) {
+    throw io::Error(options.model,
+                    "has no tokenizer.json: eval reads text (models of generated tasks: diffattn "
+                    "compare, diffattn analyze --task)");
+  }
   const bool language = config.kind == nn::ModelKind::kDecoder && config.labels.empty();
-  Evaluated evaluated = language ? language_evaluation(options, tokenizer)
-                                 : example_evaluation(options, config, tokenizer);
+  Evaluated evaluated = language ? language_evaluation(options, *tokenizer)
+                                 : example_evaluation(options, config, *tokenizer);
   evaluated.unmeasured.print();
   evaluated.model->module()->to(torch::Device(options.device));
   train::Evaluator evaluator(*evaluated.model, options.dtype, options.stats_batches);
@@ -222,20 +230,21 @@ int run_eval(const EvalOptions& options) {
 Run add_eval(CLI::App& app) {
   auto options = std::make_shared<EvalOptions>();
   CLI::App* verb = app.add_subcommand("eval", "Loss and accuracy of a model on a data set");
-  verb->add_option("--model", options->model, "model folder with a tokenizer")->required();
+  verb->add_option("--model", options->model, "model folder or checkpoint with a tokenizer")
+      ->required();
   verb->add_option("--data", options->data,
                    "text file, folder, JSONL or token file; for classifiers and summarisers JSONL")
       ->required();
   verb->add_option("--seq-len", options->seq_len, "tokens per row (the model's maximum)")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
+      ->check(integer_in(2, int64_t{1} << 24));
   verb->add_option("--batch-size", options->batch_size, "rows at a time (8)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+      ->check(integer_in(1, int64_t{1} << 20));
   verb->add_option("--stats-batches", options->stats_batches,
                    "batches over which attention statistics are taken (1)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(integer_from(0));
   verb->add_option("--dtype", options->dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  verb->add_option("--device", options->device, "cpu or cuda (cpu)")->check(device_problem);
+  verb->add_option("--device", options->device, "cpu, cuda or cuda:N (cpu)")->check(device_problem);
   verb->add_flag("--skip-bad", options->skip_bad, "skip and count bad lines of JSONL data");
   verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->footer("Example:\n  diffattn eval --model runs/a/model --data valid.txt");

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
@@ -16,6 +17,7 @@
 #include "diffattn/train/model_folder.h"
 #include "diffattn/train/run_config.h"
 #include "machine.h"
+#include "option_checks.h"
 #include "stop_text.h"
 #include "verbs.h"
 
@@ -54,10 +56,13 @@ std::vector<std::string> lines_of(const std::string& path) {
   std::vector<std::string> lines;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
-    if (end > begin) lines.push_back(text.substr(begin, end - begin));
+    std::string line = text.substr(begin, end - begin);
+    if (line.ends_with('\r')) line.pop_back();
+    if (!line.empty()) lines.push_back(std::move(line));
     begin = end + 1;
   }
-  if (lines.empty()) throw io::Error(path, "expected at least one line with a prompt, got none");
+  const std::string name = path == "-" ? "standard input" : path;
+  if (lines.empty()) throw io::Error(name, "expected at least one line with a prompt, got none");
   return lines;
 }
 
@@ -149,6 +154,18 @@ void print_text(const Prompts& prompts, const std::vector<Ids>& tokens,
   }
 }
 
+/// A model goes on beyond the positions it was trained for, but does not know them.
+void note_length(const Prompts& prompts, const std::vector<Ids>& tokens, int64_t known) {
+  size_t longest = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    longest = std::max(longest, prompts.ids[i].size() + tokens[i].size());
+  }
+  if (std::cmp_less_equal(longest, known)) return;
+  std::fflush(stdout);
+  fmt::print(stderr, "diffattn: {} tokens, of which the model was made for the first {}\n", longest,
+             known);
+}
+
 /// What says how to sample says nothing about the likeliest token.
 void check_sampling(const GenerateOptions& o) {
   if (o.temperature > 0.0) return;
@@ -209,6 +226,7 @@ int run_generate(const GenerateOptions& options) {
   } else {
     print_text(prompts, tokens, rows);
   }
+  note_length(prompts, tokens, model->config.max_position_embeddings);
   return 0;
 }
 
@@ -217,8 +235,8 @@ int run_generate(const GenerateOptions& options) {
 Run add_generate(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* verb = app.add_subcommand("generate", "Continue prompts with a model");
-  verb->add_option("--model", options->model, "model folder")->required();
-  CLI::Option_group* what = verb->add_option_group("prompt");
+  verb->add_option("--model", options->model, "model folder or checkpoint")->required();
+  CLI::Option_group* what = verb->add_option_group("prompt", "What to continue");
   what->add_option("--prompt", options->prompt, "text to continue");
   what->add_option("--prompt-ids", options->prompt_ids, "token ids to continue: 5,7,9")
       ->delimiter(',');
@@ -226,30 +244,35 @@ Run add_generate(CLI::App& app) {
                    "file with a prompt per line; - reads standard input");
   what->require_option(1);
   verb->add_option("--max-new-tokens", options->max_new_tokens, "at most this many (64)")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+      ->check(integer_in(0, int64_t{1} << 40));
   CLI::Option* temperature = verb->add_option("--temperature", options->temperature,
                                               "of the sampling; 0: always the likeliest token (0)")
-                                 ->check(CLI::NonNegativeNumber);
+                                 ->check(not_negative());
   verb->add_option("--top-k", options->top_k, "sample from the k likeliest tokens; 0: all (0)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(integer_from(0))
       ->needs(temperature);
   verb->add_option("--top-p", options->top_p,
                    "sample from the likeliest tokens with this share (1)")
-      ->check(CLI::Range(1e-9, 1.0))
+      ->check(share())
       ->needs(temperature);
   verb->add_option("--repetition-penalty", options->repetition_penalty,
                    "above 1: tokens that were there become less likely (1)")
-      ->check(CLI::PositiveNumber);
-  verb->add_option("--seed", options->seed, "of the sampling (0)")->needs(temperature);
+      ->check(positive());
+  verb->add_option("--seed", options->seed, "of the sampling (0)")
+      ->check(any_seed())
+      ->needs(temperature);
   verb->add_option("--stop", options->stop, "text at which to stop; may be given several times")
+      ->check([](const std::string& text) {
+        return text.empty() ? "expected a text, got nothing" : "";
+      })
       ->allow_extra_args(false);
   verb->add_option("--dtype", options->dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  verb->add_option("--device", options->device, "cpu or cuda (cpu)")->check(device_problem);
+  verb->add_option("--device", options->device, "cpu, cuda or cuda:N (cpu)")->check(device_problem);
   auto* json = verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->add_option("--logprobs", options->logprobs,
                    "log-probabilities of the k likeliest tokens at every place")
-      ->check(CLI::NonNegativeNumber)
+      ->check(integer_from(0))
       ->needs(json);
   verb->footer(
       "Example:\n  diffattn generate --model runs/a/model --prompt \"Once\" --temperature 0.8");

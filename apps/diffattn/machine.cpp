@@ -91,4 +91,9 @@ std::string thread_text(int64_t threads) {
   return fmt::format("{} {}", threads, threads == 1 ? "thread" : "threads");
 }
 
+std::string perplexity_text(double perplexity, int digits) {
+  return perplexity < 1e6 ? fmt::format("{:.{}f}", perplexity, digits)
+                          : fmt::format("{:.2e}", perplexity);
+}
+
 }  // namespace diffattn::app

@@ -25,4 +25,7 @@ std::string device_problem(const std::string& device);
 /// "1 thread", "2 threads".
 std::string thread_text(int64_t threads);
 
+/// With `digits` behind the point, or in powers of ten where it is out of all proportion.
+std::string perplexity_text(double perplexity, int digits);
+
 }  // namespace diffattn::app

@@ -21,6 +21,16 @@ namespace {
 constexpr int kFailed = 1;
 constexpr int kWrongUse = 2;
 
+/// " bench attention": what the arguments named before one of them was wrong.
+std::string chosen_verbs(const CLI::App& app) {
+  std::string names;
+  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+    at = at->get_subcommands().front();
+    names += " " + at->get_name();
+  }
+  return names;
+}
+
 int run_program(int argc, char** argv) {
   CLI::App app("Differential Transformers: fused attention, models and tools.", "diffattn");
   app.set_version_flag("--version", "diffattn " DIFFATTN_VERSION);
@@ -31,24 +41,30 @@ int run_program(int argc, char** argv) {
       diffattn::app::add_info(app),     diffattn::app::add_selftest(app),
       diffattn::app::add_bench(app),    diffattn::app::add_train(app),
       diffattn::app::add_eval(app),     diffattn::app::add_generate(app),
-      diffattn::app::add_convert(app),  diffattn::app::add_analyze(app),
-      diffattn::app::add_compare(app),  diffattn::app::add_classify(app),
-      diffattn::app::add_summarize(app)};
+      diffattn::app::add_classify(app), diffattn::app::add_summarize(app),
+      diffattn::app::add_compare(app),  diffattn::app::add_analyze(app),
+      diffattn::app::add_convert(app)};
   if (argc < 2) {
     fmt::print(stderr, "{}", app.help());
     return kWrongUse;
   }
+  const std::string first = argv[1];
   try {
-    if (argv[1][0] != '-') std::ignore = app.get_subcommand(argv[1]);
+    if (app.get_option_no_throw(first) == nullptr) std::ignore = app.get_subcommand(first);
   } catch (const CLI::OptionNotFound&) {
-    fmt::print(stderr, "diffattn: expected a verb, got '{}'\nRun with --help for the list.\n",
-               argv[1]);
+    fmt::print(stderr, "diffattn: expected a verb, got '{}'\nRun 'diffattn --help' for the list.\n",
+               first);
     return kWrongUse;
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kWrongUse;
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::string message = error.what();
+    if (message[0] >= 'A' && message[0] <= 'Z') message[0] += 'a' - 'A';
+    fmt::print(stderr, "diffattn: {}\nRun 'diffattn{} --help' for its options.\n", message,
+               chosen_verbs(app));
+    return kWrongUse;
   }
   const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
   for (size_t i = 0; i < verbs.size(); ++i) {

@@ -7,11 +7,12 @@
 
 namespace diffattn::app {
 
-/// A bar with rate and time left on a terminal; nothing elsewhere. Writes to standard error, so
-/// that results on standard output stay clean.
+/// A bar with rate and time left on a terminal, cut to its width; nothing elsewhere (pipes,
+/// TERM=dumb). Writes to standard error, so that results on standard output stay clean.
 class Progress {
  public:
-  Progress(std::string name, int64_t total);
+  /// `done` of the `total` steps lie behind already.
+  Progress(std::string name, int64_t total, int64_t done = 0);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -20,15 +21,15 @@ class Progress {
   void step(const std::string& what);
   /// Takes the bar away, so that something else can be printed; the next step shows it again.
   void clear();
-  /// Whether there is a bar: standard error is a terminal.
+  /// Whether there is a bar.
   bool shown() const { return shown_; }
 
  private:
   void draw(const std::string& what);
 
   std::string name_;
-  int64_t total_, done_ = 0;
-  bool shown_;  // standard error is a terminal
+  int64_t total_, done_, first_;  // first_: where this process began
+  bool shown_;
   std::chrono::steady_clock::time_point start_;
 };
 

@@ -14,6 +14,7 @@
 #include "diffattn/train/summarizer.h"
 #include "line_items.h"
 #include "machine.h"
+#include "option_checks.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -113,21 +114,21 @@ Run add_summarize(CLI::App& app) {
                    "lines {\"document\": ...}, with \"summary\" to measure; - reads standard input")
       ->required();
   verb->add_option("--max-new-tokens", options->writing.max_new_tokens, "of a summary (256)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+      ->check(integer_in(1, int64_t{1} << 24));
   CLI::Option* beams = verb->add_option("--beams", options->writing.beams,
                                         "texts that are tried at a time; 1: greedy (1)")
-                           ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+                           ->check(integer_in(1, 1024));
   verb->add_option("--length-penalty", options->writing.length_penalty,
                    "log-probability is divided by length to this power (1)")
-      ->check(CLI::Range(-10.0, 10.0))
+      ->check(number_in(-10.0, 10.0))
       ->needs(beams);
   verb->add_option("--no-repeat-ngram", options->writing.no_repeat_ngram,
                    "no run of n tokens twice; 0: off (0)")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20));
+      ->check(integer_in(0, int64_t{1} << 20));
   verb->add_option("--batch-size", options->batch_size, "documents at a time (16)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+      ->check(integer_in(1, int64_t{1} << 16));
   verb->add_flag("--truncate", options->truncate, "documents longer than the model are no fault");
-  verb->add_option("--device", options->device, "cpu or cuda (cpu)")->check(device_problem);
+  verb->add_option("--device", options->device, "cpu, cuda or cuda:N (cpu)")->check(device_problem);
   verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->footer("Example:\n  diffattn summarize --model runs/a/model --input in.jsonl --beams 4");
   return [options] {

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <filesystem>
 #include <new>
 #include <nlohmann/json.hpp>
 
@@ -27,6 +28,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kNonFinite = 3;
 constexpr int kOutOfMemory = 4;
+constexpr char kLessMemory[] =
+    "To need less: lower train.batch_size (and raise train.accumulate), or set "
+    "train.activation_checkpointing = true (with train.keep_attention = \"nothing\" for the "
+    "least).";
 
 struct TrainOptions {
   std::string config, out, resume;
@@ -34,16 +39,47 @@ struct TrainOptions {
   bool dry_run = false, json = false, skip_bad = false;
 };
 
+/// Paths may be any bytes.
+std::string dumped_train(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
 std::string mebibytes(int64_t bytes) {
   return fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
+/// Of the whole model, which may be larger than this machine: layers are alike, so two are enough.
+int64_t parameters_of(train::RunConfig config, const train::TaskData& data) {
+  const int64_t layers = config.model.num_hidden_layers;
+  const auto count = [&](int64_t some) {
+    config.model.num_hidden_layers = some;
+    return train::new_task_model(config, data)->parameter_count();
+  };
+  const int64_t one = count(1);
+  return layers == 1 ? one : one + (layers - 1) * (count(2) - one);
+}
+
+/// The estimate of memory is fitted to causal models of tokens.
+bool memory_is_estimated(const train::RunConfig& config) {
+  return config.task != "classify" && config.task != "summarize";
+}
+
+/// The operating system kills who takes too much, without a word: so it is said before.
+void warn_of_memory(const train::RunConfig& config, int64_t parameters) {
+  if (config.train.device != "cpu" || !memory_is_estimated(config)) return;
+  const int64_t needed = train::estimate_memory(config, parameters).total();
+  const int64_t here = this_machine().memory_bytes;
+  if (needed <= here) return;
+  fmt::print(stderr, "diffattn: this run needs about {}, and the machine has {}. {}\n",
+             mebibytes(needed), mebibytes(here), kLessMemory);
+}
+
 /// What a run would be, without starting it.
 int dry_run(const train::RunConfig& config, const train::TaskData& data, bool json) {
-  const int64_t parameters = train::new_task_model(config, data)->parameter_count();
+  const int64_t parameters = parameters_of(config, data);
   const train::MemoryEstimate memory = train::estimate_memory(config, parameters);
-  // The estimate is fitted to causal models of tokens.
-  const bool estimated = config.task != "classify" && config.task != "summarize";
+  const bool estimated = memory_is_estimated(config);
+  warn_of_memory(config, parameters);
   const int64_t per_step = config.train.batch_size * config.train.accumulate * config.train.seq_len;
   const Json train_tokens = data.train_tokens ? Json(*data.train_tokens) : Json();
   if (json) {
@@ -53,7 +89,7 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
                       {"train_tokens", train_tokens},
                       {"memory_bytes", estimated ? Json(memory.total()) : Json()},
                       {"config", config.to_toml()}};
-    fmt::print("{}\n", result.dump(2));
+    fmt::print("{}\n", dumped_train(result));
     return 0;
   }
   fmt::print("{}\n", config.to_toml());
@@ -69,11 +105,13 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
     fmt::print("memory       not estimated for this task\n");
     return 0;
   }
+  // On a GPU the process itself takes none of it.
+  const std::string program =
+      memory.runtime > 0 ? fmt::format("program and heap {}, ", mebibytes(memory.runtime)) : "";
   fmt::print(
-      "memory       {:>14}  weights {}, optimiser {}, then activations {} and work {}, or "
-      "gradients "
-      "{}\n",
-      mebibytes(memory.total()), mebibytes(memory.parameters), mebibytes(memory.optimizer),
+      "memory       {:>14}  {}weights {}, optimiser {}, then activations {} and work {}, or "
+      "gradients {}\n",
+      mebibytes(memory.total()), program, mebibytes(memory.parameters), mebibytes(memory.optimizer),
       mebibytes(memory.activations), mebibytes(memory.working), mebibytes(memory.gradients));
   return 0;
 }
@@ -82,7 +120,7 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
 class Reporter {
  public:
   Reporter(const train::RunConfig& config, int64_t done)
-      : config_(config), bar_("train", config.train.steps - done) {}
+      : config_(config), bar_("train", config.train.steps, done) {}
 
   void step(const train::StepReport& report) {
     const std::string line =
@@ -98,8 +136,9 @@ class Reporter {
   }
   void evaluation(int64_t step, const train::Evaluation& result, bool best) {
     bar_.clear();
-    fmt::print(stderr, "step {}: validation loss {:.4f}, perplexity {:.2f}, accuracy {:.3f}{}\n",
-               step, result.loss(), result.perplexity(), result.accuracy(), best ? "  (best)" : "");
+    fmt::print(stderr, "step {}: validation loss {:.4f}, perplexity {}, accuracy {:.3f}{}\n", step,
+               result.loss(), perplexity_text(result.perplexity(), 2), result.accuracy(),
+               best ? "  (best)" : "");
     valid_loss_ = result.loss();
     valid_accuracy_ = result.accuracy();
   }
@@ -121,6 +160,7 @@ int finish(train::Outcome outcome, train::Run& run, const Reporter& reporter,
                                                            : "not finite";
   if (options.json) {
     const auto number = [](double value) { return std::isfinite(value) ? Json(value) : Json(); };
+    const bool has_model = std::filesystem::exists(run.model_folder());
     const Json result{{"outcome", what},
                       {"step", progress.step},
                       {"tokens", progress.tokens},
@@ -129,8 +169,8 @@ int finish(train::Outcome outcome, train::Run& run, const Reporter& reporter,
                       {"valid_loss", number(reporter.valid_loss())},
                       {"valid_accuracy", number(reporter.valid_accuracy())},
                       {"folder", folder},
-                      {"model", run.model_folder()}};
-    fmt::print("{}\n", result.dump(2));
+                      {"model", has_model ? Json(run.model_folder()) : Json()}};
+    fmt::print("{}\n", dumped_train(result));
   } else if (outcome == train::Outcome::kDone) {
     fmt::print("model in {}\n", run.model_folder());
   }
@@ -158,11 +198,11 @@ int run_train(const TrainOptions& options) {
   const auto task = train::open_task(config);
   const train::TaskData& data = *task;
   if (data.skipped_lines > 0) {
-    fmt::print(stderr, "diffattn: {} bad lines skipped\n", data.skipped_lines);
+    fmt::print(stderr, "diffattn: bad lines skipped: {}\n", data.skipped_lines);
   }
   if (data.truncated > 0) {
-    fmt::print(stderr, "diffattn: {} texts were longer than {} tokens and lost their end\n",
-               data.truncated, config.train.seq_len);
+    fmt::print(stderr, "diffattn: texts longer than {} tokens, which lost their end: {}\n",
+               config.train.seq_len, data.truncated);
   }
   if (options.dry_run) return dry_run(config, data, options.json);
   if (const std::string problem = device_problem(config.train.device); !problem.empty()) {
@@ -172,6 +212,7 @@ int run_train(const TrainOptions& options) {
   config.train.activation_checkpointing ? return_freed_memory() : keep_freed_memory();
   std::vector<std::pair<std::string, std::string>> extra_files;
   if (data.tokenizer) extra_files.emplace_back(io::kTokenizerFile, data.tokenizer->to_json());
+  warn_of_memory(config, parameters_of(config, data));
   train::Run run(folder, config, train::new_task_model(config, data), extra_files);
   const auto train_source = data.train_batches();
   const auto valid_source = data.valid_batches();
@@ -180,7 +221,12 @@ int run_train(const TrainOptions& options) {
   if (!resumed && found) {
     throw train::ConfigError(folder + ": holds a run already; --resume it or choose another --out");
   }
-  Reporter reporter(config, run.trainer().progress.step);
+  const int64_t done = run.trainer().progress.step;
+  if (done >= config.train.steps) {
+    fmt::print(stderr, "{}: is at step {} of {}; --set train.steps=N goes further\n", folder, done,
+               config.train.steps);
+  }
+  Reporter reporter(config, done);
   const train::StopSignal signal;
   train::RunEvents events;
   events.on_step = [&](const auto& report, const auto&) { reporter.step(report); };
@@ -204,9 +250,7 @@ int run_guarded(const TrainOptions& options) {
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "diffattn: out of memory\n");
   }
-  fmt::print(stderr,
-             "diffattn: to need less: lower train.batch_size (and raise train.accumulate), or set "
-             "train.activation_checkpointing = true. No file was harmed.\n");
+  fmt::print(stderr, "diffattn: {} No file was harmed.\n", kLessMemory);
   return kOutOfMemory;
 }
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators with names, types and documentation; no logic of their own."""
-from typing import Any, Dict, Optional
+"""The operators with names, types and documentation; lambda may be a number."""
+from typing import Any, Dict, Optional, Union
 
 import torch
 from torch import Tensor
@@ -8,8 +8,20 @@ from torch import Tensor
 STATS = ("visible", "abs_sum", "square_sum", "negative_mass", "max", "sparse", "focus", "coverage",
          "entropy", "sink_mass", "cancelled", "overlap")
 
+Lambda = Union[Tensor, float]  # one number, [H] or [B, M, H]
 
-def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Tensor, *,
+
+def _tensor_of(lam: Lambda, q1: Tensor) -> Tensor:
+    """What the operators take: a number is one for all heads, without a gradient."""
+    if isinstance(lam, Tensor):
+        return lam
+    if not isinstance(lam, (int, float)):
+        raise TypeError(f"diffattn: argument 'lam': expected a tensor or a number, got {lam!r}")
+    exact = torch.float64 if q1.dtype == torch.float64 else torch.float32
+    return torch.full((), lam, dtype=exact, device=q1.device)
+
+
+def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Lambda, *,
               scale: Optional[float] = None, scale2: Optional[float] = None, causal: bool = False,
               window: Optional[int] = None, mask: Optional[Tensor] = None,
               key_starts: Optional[Tensor] = None, key_lengths: Optional[Tensor] = None,
@@ -26,13 +38,13 @@ def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Te
     each head's output, times norm_weight [Dv] if given. out_scale multiplies the result.
     """
     return torch.ops.diffattn.attention(
-        q1, q2, k1, k2, v, lam, scale=scale, scale2=scale2, causal=causal, window=window,
-        mask=mask, key_starts=key_starts, key_lengths=key_lengths, cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k, norm_weight=norm_weight, norm_eps=norm_eps,
-        out_scale=out_scale)
+        q1, q2, k1, k2, v, _tensor_of(lam, q1), scale=scale, scale2=scale2, causal=causal,
+        window=window, mask=mask, key_starts=key_starts, key_lengths=key_lengths,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, norm_weight=norm_weight,
+        norm_eps=norm_eps, out_scale=out_scale)
 
 
-def decode(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Tensor, *,
+def decode(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Lambda, *,
            scale: Optional[float] = None, scale2: Optional[float] = None,
            window: Optional[int] = None, mask: Optional[Tensor] = None,
            key_starts: Optional[Tensor] = None, key_lengths: Optional[Tensor] = None,
@@ -41,21 +53,21 @@ def decode(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Tenso
     """The newest M queries of each sequence against its cache, of which the first key_lengths[b]
     columns are filled. Causal; no gradients."""
     return torch.ops.diffattn.decode(
-        q1, q2, k1, k2, v, lam, scale=scale, scale2=scale2, window=window, mask=mask,
-        key_starts=key_starts, key_lengths=key_lengths, norm_weight=norm_weight,
+        q1, q2, k1, k2, v, _tensor_of(lam, q1), scale=scale, scale2=scale2, window=window,
+        mask=mask, key_starts=key_starts, key_lengths=key_lengths, norm_weight=norm_weight,
         norm_eps=norm_eps, out_scale=out_scale)
 
 
-def attention_stats(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Tensor, *,
+def attention_stats(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Lambda, *,
                     sparse_threshold: float = 1e-3, **options: Any) -> Dict[str, Tensor]:
     """Statistics of every row of the map, each [B, M, H], differentiable where it makes sense;
     names in STATS. Options are those of attention that say who sees whom, and the scales."""
-    stats = torch.ops.diffattn.attention_stats(q1, q2, k1, k2, lam,
+    stats = torch.ops.diffattn.attention_stats(q1, q2, k1, k2, _tensor_of(lam, q1),
                                                sparse_threshold=sparse_threshold, **options)
     return dict(zip(STATS, stats.unbind(-1)))
 
 
-def attention_map(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Tensor, *,
+def attention_map(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Lambda, *,
                   row_begin: int = 0, row_end: Optional[int] = None, col_begin: int = 0,
                   col_end: Optional[int] = None, rows: Optional[int] = None,
                   cols: Optional[int] = None, **options: Any) -> Tensor:
@@ -64,6 +76,6 @@ def attention_map(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Tensor, *
     row_end = q1.shape[1] if row_end is None else row_end
     col_end = k1.shape[1] if col_end is None else col_end
     return torch.ops.diffattn.attention_map(
-        q1, q2, k1, k2, lam, row_begin, row_end, col_begin, col_end,
+        q1, q2, k1, k2, _tensor_of(lam, q1), row_begin, row_end, col_begin, col_end,
         row_end - row_begin if rows is None else rows,
         col_end - col_begin if cols is None else cols, **options)

@@ -64,8 +64,8 @@ class ExampleReader {
     report.skipped += reader.skipped();
     if (report.first_fault.empty()) report.first_fault = reader.first_fault();
     if (set_.examples.empty()) {
-      throw io::Error(
-          path, "expected examples, got none (" + std::to_string(report.skipped) + " bad lines)");
+      throw io::Error(path,
+                      "expected examples, got none; bad lines: " + std::to_string(report.skipped));
     }
     finish_labels();
     return std::move(set_);
@@ -75,20 +75,17 @@ class ExampleReader {
   void add(const io::Record& record, const std::string& path, std::uint64_t line,
            ReadReport& report) {
     Example example;
+    example.source = tokenizer_.encode(record.text);
+    if (const std::string what = fault_of(record, example.source); !what.empty()) {
+      const io::Error error(path, "line " + std::to_string(line) + ": " + what);
+      if (!options_.skip_bad) throw error;
+      if (report.skipped++ == 0) report.first_fault = error.what();
+      return;
+    }
     if (kind_ == io::RecordKind::kLabelled) {
-      if (!options_.label_names.empty() && labels_.find(record.label) == labels_.end()) {
-        const io::Error error(path, "line " + std::to_string(line) +
-                                        ": key 'label': expected one of " +
-                                        std::to_string(labels_.size()) + " known labels, got " +
-                                        io::in_quotes(record.label));
-        if (!options_.skip_bad) throw error;
-        if (report.skipped++ == 0) report.first_fault = error.what();
-        return;
-      }
       names_.push_back(record.label);
       labels_.emplace(record.label, 0);
     }
-    example.source = tokenizer_.encode(record.text);
     bool cut = truncate(example.source, options_.max_source_tokens, tokenizer_.suffix());
     if (kind_ == io::RecordKind::kSummary) {
       tokenizer_.encode(record.summary, {.add_special_tokens = false}, example.target);
@@ -98,6 +95,20 @@ class ExampleReader {
     set_.truncated += cut;
     report.tokens += example.source.size() + example.target.size();
     set_.examples.push_back(std::move(example));
+  }
+
+  /// Why a line that was read cannot be learnt from; empty when it can.
+  std::string fault_of(const io::Record& record, const std::vector<TokenId>& source) const {
+    const bool labelled = kind_ == io::RecordKind::kLabelled;
+    if (source.empty()) {
+      return "key '" + std::string(labelled ? "text" : "document") +
+             "': expected at least one token, got none";
+    }
+    if (labelled && !options_.label_names.empty() && !labels_.contains(record.label)) {
+      return "key 'label': expected one of " + std::to_string(labels_.size()) +
+             " known labels, got " + io::in_quotes(record.label);
+    }
+    return {};
   }
 
   void finish_labels() {

@@ -90,10 +90,7 @@ void PackedRows::take_row(RowBatch* batch) {
   if (batch != nullptr) ++batch->rows;
   auto room = static_cast<std::uint64_t>(options_.seq_len);
   while (room > 0) {
-    if (at_end()) {
-      if (batch != nullptr) pad(static_cast<std::int64_t>(room), *batch);
-      return;
-    }
+    if (at_end()) return;
     Piece piece = piece_at(place_.index);
     piece.begin += place_.offset;
     const std::uint64_t count = std::min(room, piece.end - piece.begin);
@@ -118,15 +115,6 @@ void PackedRows::write_segment(const Piece& piece, std::uint64_t count, RowBatch
     batch.ids.push_back(tokens[i]);
     batch.labels.push_back(i + 1 < tokens.size() ? std::int64_t{tokens[i + 1]} : kIgnoredLabel);
     batch.positions.push_back(static_cast<std::int64_t>(i));
-  }
-  batch.cu_seqlens.push_back(batch.cu_seqlens.back() + static_cast<std::int32_t>(count));
-}
-
-void PackedRows::pad(std::int64_t count, RowBatch& batch) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    batch.ids.push_back(0);
-    batch.labels.push_back(kIgnoredLabel);
-    batch.positions.push_back(i);
   }
   batch.cu_seqlens.push_back(batch.cu_seqlens.back() + static_cast<std::int32_t>(count));
 }

@@ -31,8 +31,9 @@ std::vector<std::uint64_t> read_position(std::string_view text, std::string_view
     const std::uint64_t was = root.at(field.name).to_uint();
     if (was != field.value) {
       throw io::Error(kName, "key '" + std::string(field.name) + "': expected " +
-                                 std::to_string(field.value) + " as in this run, got " +
-                                 std::to_string(was));
+                                 std::to_string(was) + " as in the checkpoint, got " +
+                                 std::to_string(field.value) +
+                                 "; a run is resumed with the data and settings it began with");
     }
   }
   std::vector<std::uint64_t> values;

@@ -35,8 +35,11 @@ class CorpusReader {
       if (options_.progress) options_.progress(report_);
     }
     if (report_.tokens == 0) {
-      throw io::Error(path, "expected text, got none in " + std::to_string(report_.files) +
-                                " files (" + std::to_string(report_.skipped) + " bad lines)");
+      const std::string files =
+          report_.files == 1 ? "" : " in " + std::to_string(report_.files) + " files";
+      const std::string bad =
+          report_.skipped == 0 ? "" : "; bad lines: " + std::to_string(report_.skipped);
+      throw io::Error(path, "expected text, got none" + files + bad);
     }
     return report_;
   }

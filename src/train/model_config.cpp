@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "diffattn/io/error.h"
+#include "diffattn/io/file.h"
 #include "diffattn/io/json.h"
 #include "diffattn/train/model_folder.h"
 
@@ -209,16 +210,27 @@ void add_type(nlohmann::json& json, const ModelConfig& c) {
   if (c.kind == nn::ModelKind::kEncoderDecoder) json["num_encoder_layers"] = c.num_encoder_layers;
 }
 
-/// A run keeps its model one folder further down.
+/// A run keeps its model one folder further down, and has none before its first validation.
 void refuse_run_folder(const std::string& folder, const std::string& path) {
-  const std::filesystem::path model = std::filesystem::path(folder) / "model";
+  namespace fs = std::filesystem;
+  const fs::path given = folder, model = given / "model";
   std::error_code ignored;
-  if (std::filesystem::exists(path, ignored)) return;
-  if (!std::filesystem::exists(model / "config.json", ignored)) return;
+  if (fs::exists(path, ignored)) return;
+  if (fs::exists(model / "config.json", ignored)) {
+    throw io::Error(path,
+                    "expected a model's config.json, got none in this run folder; the model is "
+                    "in " +
+                        model.string());
+  }
+  const fs::path run = given.filename() == "model" ? given.parent_path() : given;
+  const fs::path latest = run / "checkpoints" / "latest";
+  if (!fs::exists(latest, ignored)) return;
+  std::string name = io::read_text(latest, 256);
+  if (name.ends_with('\n')) name.pop_back();
   throw io::Error(path,
-                  "expected a model's config.json, got none in this run folder; the model is "
-                  "in " +
-                      model.string());
+                  "expected a model's config.json, got none before the run's first validation; its "
+                  "newest checkpoint is " +
+                      (latest.parent_path() / name).string());
 }
 
 void add_classifier(nlohmann::json& json, const ModelConfig& c) {

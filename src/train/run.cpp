@@ -87,6 +87,7 @@ Run::Run(const std::string& folder, const RunConfig& config, std::shared_ptr<Tas
 void Run::save(const BatchSource& train) {
   checkpoints_.save(trainer_.progress.step, [&](const std::string& folder) {
     trainer_.task().save(folder);
+    for (const auto& [name, text] : extra_files_) io::write_text(folder + "/" + name, text);
     write_tensor_file(folder + kOptimizerFile, trainer_.optimizer().state());
     write_tensor_file(folder + kRandomFile, random_state(torch::Device(config_.train.device)));
     io::write_text(folder + kStateFile, state_text(trainer_.progress, train.position()));

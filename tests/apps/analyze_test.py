@@ -290,7 +290,7 @@ class Analyze(unittest.TestCase):
         self.assert_fails(*model, "--prompt-ids", "5,-1", says="got -1")
         self.assert_fails(*model, "--text", "abc", "--layer", 2, says="--layer: expected a number below 2.*got 2")
         self.assert_fails(*model, "--text", "abc", "--head", 7, says="--head: expected a number below 2.*got 7")
-        self.assert_fails(*model, says="One of --text, --prompt-ids, --input, --task and --data")
+        self.assert_fails(*model, says="one of --text, --prompt-ids, --input, --task and --data")
         self.assert_fails(*model, "--text", "abc", "--text", "abc", "--prompt-ids", "1", says="text")
         self.assert_fails("--model", self.needle, "--text", "abc", says="no tokenizer.json: give --prompt-ids")
         self.assert_fails("--model", self.folder / "missing", "--text", "abc", says="missing")
@@ -311,6 +311,9 @@ class Analyze(unittest.TestCase):
         model, text = ["--model", self.text], ["--text", "abc"]
         for arguments, says in (
                 ([*text, "--set", "needle.length=3"], "--set requires .*--task"),
+                (["--task", "needle", "--set", "train.steps=3"], "--set: expected needle.KEY=VALUE"),
+                ([*text, "--csv", "-"], "expected a file"),
+                ([*text, "--threshold", "nan"], "--threshold: expected a finite number above 0"),
                 ([*text, "--examples", 2], "--examples requires .*--task"),
                 ([*text, "--seed", 2], "--seed requires .*--task"),
                 (["--task", "needle", "--data", self.corpus, "--examples", 2], "--(examples|data) excludes"),

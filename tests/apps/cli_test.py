@@ -43,6 +43,29 @@ class Program(unittest.TestCase):
         self.assertIn("'unknown'", run("unknown").stderr)
         self.assertIn("analyze", run().stderr)
 
+    def test_wrong_values_say_what_was_expected_and_what_came(self):
+        generate = ("generate", "--model", "nowhere", "--prompt", "a")
+        for option, value, expected in (
+                ("--temperature", "nan", "a finite number of at least 0"),
+                ("--temperature", "-1", "a finite number of at least 0"),
+                ("--repetition-penalty", "inf", "a finite number above 0"),
+                ("--max-new-tokens", "1.5", "an integer in [0, "),
+                ("--max-new-tokens", "9999999999999999999", "an integer in [0, "),
+                ("--stop", "", "a text"),
+                ("--prompt-ids", "5,x", "")):
+            result = run(*generate, option, value)
+            self.assertEqual(result.returncode, 2, (option, value))
+            for text in ("diffattn: ", option, expected, value, "diffattn generate --help"):
+                self.assertIn(text, result.stderr, (option, value))
+            self.assertLess(len(result.stderr), 200, result.stderr)
+        for seed in ("-1", "18446744073709551616"):
+            result = run(*generate, "--temperature", "1", "--seed", seed)
+            self.assertEqual(result.returncode, 2, seed)
+            self.assertIn("2^64", result.stderr)
+        for words in (["--unknown"], ["train", "--unknown"]):
+            self.assertRegex(run(*words).stderr, "^diffattn: [a-z].*--unknown")
+        self.assertIn("'diffattn bench step --help'", run("bench", "step", "--repeat", "0").stderr)
+
     def test_failure_to_write_is_exit_code_1(self):
         with open("/dev/full", "w") as full:
             result = subprocess.run([PROGRAM, "info"], stdout=full, stderr=subprocess.PIPE,
@@ -93,6 +116,21 @@ class Bench(unittest.TestCase):
                 self.assertLessEqual(row["ms_fastest"], row["ms"])
                 self.assertLess(row.get("difference", 0.0), 1e-5, row["route"])
 
+    def test_packed_documents_biases_and_a_lambda_of_each_token(self):
+        report = json.loads(run(*self.ARGUMENTS, "--mask", "varlen,bias,tensor", "--lambda", "token", "--batch", "2",
+                                "--pass", "forward,backward", "--json").stdout)
+        self.assertEqual(len(report["points"]), 6)
+        for point in report["points"]:
+            names = [row["route"] for row in point["routes"]]
+            self.assertEqual("two calls, padded batch" in names, point["mask"] == "varlen")
+            for row in point["routes"]:
+                self.assertLess(row.get("difference", 0.0), 1e-5, (point["mask"], row["route"]))
+
+    def test_routes_can_be_chosen(self):
+        report = json.loads(run(*self.ARGUMENTS, "--pass", "forward", "--mask", "full", "--route", "four,naive",
+                                "--json").stdout)
+        self.assertEqual([row["route"] for row in report["points"][0]["routes"]], ["fused", "naive", "four calls"])
+
     def test_table_and_csv(self):
         table = run(*self.ARGUMENTS, "--pass", "forward", "--mask", "full")
         self.assertEqual(table.returncode, 0)
@@ -116,13 +154,18 @@ class Bench(unittest.TestCase):
         self.assertRegex(result.stderr, "--(csv|profile) excludes --(csv|profile)")
 
     def test_steps_of_longer_sequences_take_more_memory(self):
-        for extra in ([], ["--checkpointing"]):
+        for extra in ([], ["--checkpointing", "--keep-attention", "nothing,results"]):
             report = json.loads(run("bench", "step", "--seq", "256,2048", "--hidden", "64", "--intermediate",
                                     "128", "--heads", "4", "--layers", "2", "--vocab", "256", "--repeat", "1",
                                     "--threads", "1", "--json", *extra).stdout)
             short, long = ([row["peak_memory_mib"] for row in point["routes"]] for point in report["points"])
             for less, more in zip(short, long):
                 self.assertGreater(more, 2 * less, (extra, short, long))
+        self.assertEqual([row["route"] for row in report["points"][0]["routes"]][:2],
+                         ["diffllama keeping nothing", "diffllama keeping results"])
+        result = run("bench", "step", "--keep-attention", "sums")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("requires --checkpointing", result.stderr)
 
     def test_generation_does_not_count_its_warm_up(self):
         # The first call of a process takes longer than 8 later tokens. A busy machine makes some of them
@@ -144,7 +187,7 @@ class Refusals(unittest.TestCase):
             self.assertIn("--device: ", result.stderr)
         result = run("generate", "--model", "x", "--prompt", "a", "--device", "cuda:999")
         self.assertEqual(result.returncode, 2)
-        self.assertRegex(result.stderr, r"^--device: expected .*, got 'cuda:999'\n")
+        self.assertRegex(result.stderr, r"^diffattn: --device: expected .*, got 'cuda:999'\n")
         result = run("train", "--set", "train.device=tpu", "--set", "task=needle", "--out", "/nowhere/run")
         self.assertEqual(result.returncode, 2)
         self.assertEqual(result.stderr, "diffattn: train.device: expected cpu, cuda or cuda:N, got 'tpu'\n")

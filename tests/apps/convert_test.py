@@ -108,6 +108,8 @@ class Convert(Folder):
                                     (["--to", "microsoft", "--from", "llama"], "expected a llama"),
                                     (["--to", "microsoft", "--attention-only"],
                                      "expected a motif or phi4_flash model for --attention-only, got diffllama"),
+                                    (["--to", "microsoft", "--seed", "3"],
+                                     "expected a llama model to diffllama for --seed, got diffllama to microsoft"),
                                     (["--to", "microsoft", "--report", self.folder / "no" / "file"],
                                      "No such file or directory")):
             result = run(self.folder / "in", self.folder / "out", *arguments)

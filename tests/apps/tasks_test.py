@@ -89,6 +89,20 @@ class Compare(unittest.TestCase):
         self.assertEqual(result.returncode, 1, result.stdout)
         self.assertIn("--learning-rates: expected one with which transformer", result.stderr)
 
+    def test_when_accuracy_came(self):
+        never = "transformer:train.learning_rate=1e-9"
+        task = ["needle.needles=1", "needle.min_needles=1", "needle.asked=1", "needle.questions=1",
+                "needle.values=2", "needle.length=4", "curriculum.length=4", "train.steps=60"]
+        result = program("compare", *settings(*NEEDLE, *task),
+                         "--models", f"transformer,{never}", "--samples", 1, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        learnt, other = json.loads(result.stdout)["models"].values()
+        curve = learnt["runs"][0]["curve"]
+        first = next(point["step"] for point in curve if point["valid_accuracy"] >= 0.9)
+        self.assertGreater(first, curve[0]["step"])
+        self.assertEqual(learnt["metrics"]["steps_to_0.9"]["mean"], first)
+        self.assertIsNone(other["metrics"]["steps_to_0.9"]["mean"])
+
     def test_updates_that_were_left_out_are_told(self):
         lost = "transformer:" + ":".join(NOT_FINITE)
         result = program("compare", *settings(*NEEDLE), "--models", f"transformer,{lost}", "--samples", 1)
@@ -208,8 +222,8 @@ class Texts(unittest.TestCase):
         self.assertEqual(faulty.returncode, 0, faulty.stderr)
         self.assertEqual([json.loads(faulty.stdout)[key] for key in ("skipped_lines", "truncated")],
                          [1, 1])
-        self.assertIn("1 bad lines skipped", faulty.stderr)
-        self.assertIn("1 texts were too long", faulty.stderr)
+        self.assertIn("bad lines skipped: 1", faulty.stderr)
+        self.assertIn("texts too long, which lost their end: 1", faulty.stderr)
         self.refuses_ids_that_the_model_does_not_know(model)
 
     def refuses_ids_that_the_model_does_not_know(self, model):
@@ -248,6 +262,17 @@ class Texts(unittest.TestCase):
             self.assertEqual(first["summary"], "two")
             self.assertEqual(first["rouge1"], 1.0)
             self.assertEqual(answer["metrics"]["measured"], 1)
+        faulty = self.folder / "faulty_documents.jsonl"
+        faulty.write_bytes(b"\n".join([b'{"document": ""}', b'{"document": "six\xff"}', b"no",
+                                       b'{"document": 6}', b"", b'{"document": "six and more"}']))
+        result = program("summarize", "--model", model, "--input", faulty)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        answers = {answer["line"]: answer for answer in map(json.loads, result.stdout.splitlines())}
+        self.assertEqual(sorted(answers), [1, 2, 3, 4, 6])
+        for line, word in ((1, "document"), (2, "UTF-8"), (3, "byte"), (4, "document")):
+            self.assertIn(word, answers[line]["error"], line)
+            self.assertIn(f"line {line}:", result.stderr)
+        self.assertEqual(answers[6]["summary"], "six")
         fine = program("summarize", "--model", model, "--input", "-", "--truncate", input=lines[2])
         self.assertEqual(fine.returncode, 0, fine.stderr)
         endless = self.folder / "endless.json"

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training, evaluation and generation as a person meets them: runs that are stopped, killed and
 resumed, exit codes, what lands in the folders."""
+import fcntl
 import json
+import math
 import os
 import pathlib
+import pty
 import random
+import re
 import resource
 import signal
+import struct
 import subprocess
 import tempfile
+import termios
 import time
 import unittest
 
@@ -40,6 +46,25 @@ checkpoint_every = 3
 def program(*arguments, **kwargs):
     return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True,
                           timeout=120, **kwargs)
+
+
+def on_terminal(columns, *arguments, **variables):
+    """What a terminal of that width shows, as the lines that were drawn on it."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8", **variables}
+    with subprocess.Popen([PROGRAM, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=theirs,
+                          stderr=theirs, env=environment):
+        os.close(theirs)
+        text = b""
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # nobody writes any more
+                break
+            text += piece
+    os.close(ours)
+    return re.split("\r\x1b\\[K|\r\n", text.decode())
 
 
 def start(*arguments):
@@ -86,18 +111,22 @@ class Training(unittest.TestCase):
             self.assertEqual((self.whole / name).read_bytes(), (run / name).read_bytes(), name)
 
     def test_the_estimate_of_memory_is_near_what_a_run_takes(self):
-        out = self.folder / "memory"
-        sizes = ["--set", "model.hidden_size=256", "--set", "model.num_hidden_layers=4",
-                 "--set", "train.batch_size=4", "--set", "train.seq_len=512",
-                 "--set", "train.eval_every=0", "--set", "train.steps=2"]
-        told = program("train", "--config", self.config, "--dry-run", "--json", *sizes)
-        self.assertEqual(told.returncode, 0, told.stderr)
-        estimate = json.loads(told.stdout)["memory_bytes"] / 2**20
-        result = program("train", "--config", self.config, "--out", out, *sizes)
-        self.assertEqual(result.returncode, 0, result.stderr)
-        lines = (out / "metrics.jsonl").read_text().splitlines()
-        measured = json.loads(lines[-1])["memory_mib"]
-        self.assertLess(abs(estimate / measured - 1), 0.1, f"{estimate} MiB told, {measured} taken")
+        checkpointing = ["--set", "train.activation_checkpointing=true",
+                         "--set", "model.num_hidden_layers=12", "--set", "train.steps=1"]
+        for extra in ([], checkpointing, [*checkpointing, "--set", "train.keep_attention=nothing"]):
+            out = self.folder / f"memory{len(extra)}"
+            sizes = ["--set", "model.hidden_size=256", "--set", "model.num_hidden_layers=4",
+                     "--set", "train.batch_size=4", "--set", "train.seq_len=512",
+                     "--set", "train.eval_every=0", "--set", "train.steps=2", *extra]
+            told = program("train", "--config", self.config, "--dry-run", "--json", *sizes)
+            self.assertEqual(told.returncode, 0, told.stderr)
+            estimate = json.loads(told.stdout)["memory_bytes"] / 2**20
+            result = program("train", "--config", self.config, "--out", out, *sizes)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            lines = (out / "metrics.jsonl").read_text().splitlines()
+            measured = json.loads(lines[-1])["memory_mib"]
+            self.assertLess(abs(estimate / measured - 1), 0.1,
+                            f"{extra}: {estimate} MiB told, {measured} taken")
 
     def test_run_folder_has_what_is_promised(self):
         self.assertEqual(self.report["outcome"], "done")
@@ -131,13 +160,19 @@ class Training(unittest.TestCase):
         config = self.write_config("long.toml", steps=1000000)
         for number in (signal.SIGTERM, signal.SIGINT):
             run = self.folder / f"signal{number}"
-            process = start("train", "--config", config, "--out", run)
+            process = start("train", "--config", config, "--out", run, "--set",
+                            "train.eval_every=0")
             wait_until_training(process, run)
             process.send_signal(number)
             _, errors = process.communicate(timeout=60)
             self.assertEqual(process.returncode, 0, errors)
             self.assertIn("--resume", errors)
-            self.assertTrue((run / "checkpoints/latest").exists())
+            latest = run / "checkpoints" / (run / "checkpoints/latest").read_text().strip()
+            self.assertTrue(latest.is_dir())
+            for model in (run, run / "model"):
+                result = program("generate", "--model", model, "--prompt", "a")
+                self.assertEqual(result.returncode, 1)
+                self.assertIn(f"its newest checkpoint is {latest}", result.stderr)
 
     def test_two_runs_in_one_folder_are_refused(self):
         config = self.write_config("busy.toml", steps=1000000)
@@ -161,6 +196,88 @@ class Training(unittest.TestCase):
         self.assertEqual(plan["tokens_per_step"], 64)
         text = program("train", "--config", self.config, "--dry-run").stdout
         self.assertIn(str(plan["parameters"]), text)
+
+    def test_dry_run_counts_what_a_run_makes(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+        layers = ("--set", "model.num_hidden_layers=3", "--set", "model.hidden_size=16", "--set",
+                  "train.steps=1")
+        for kind in (["task=lm", f"data.train={self.folder / 'corpus.txt'}", "model.attention=dint"],
+                     ["task=summarize", "summarize.decoder_layers=2"]):
+            arguments = [*layers, *(part for one in kind for part in ("--set", one))]
+            plan = program("train", *arguments, "--dry-run", "--json")
+            self.assertEqual(plan.returncode, 0, plan.stderr)
+            out = pathlib.Path(tempfile.mkdtemp(dir=self.folder)) / "run"
+            result = program("train", *arguments, "--out", out)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            with open(out / "model/model.safetensors", "rb") as file:
+                header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+            made = sum(math.prod(tensor["shape"]) for name, tensor in header.items()
+                       if name != "__metadata__")
+            self.assertEqual(json.loads(plan.stdout)["parameters"], made, kind)
+        # 48 billion parameters are planned where there is no room for them.
+        plan = program("train", "--config", self.config, "--dry-run", "--json", "--set",
+                       "model.num_hidden_layers=4000", "--set", "model.hidden_size=1024",
+                       preexec_fn=limit)
+        self.assertEqual(plan.returncode, 0, plan.stderr)
+        self.assertGreater(json.loads(plan.stdout)["parameters"], 3e10)
+
+    def test_more_memory_than_the_machine_has_is_said_before(self):
+        for seq_len, warned in (("32", False), ("16777216", True)):
+            result = program("train", "--config", self.config, "--dry-run", "--set",
+                             f"train.seq_len={seq_len}", "--set", "train.batch_size=64")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual("the machine has" in result.stderr, warned, result.stderr)
+
+    def test_a_bar_fits_its_terminal(self):
+        run = self.folder / "terminal"
+        lines = on_terminal(50, "train", "--config", self.config, "--out", run, "--set",
+                            "train.steps=4")
+        bars = [line for line in lines if line.startswith("train ")]
+        self.assertIn("4/4", bars[-1])
+        self.assertIn("█", bars[-1])
+        self.assertTrue(all(len(line) < 50 for line in bars), bars)
+        # A resumed run counts on from where it was; a wide terminal shows all of the line.
+        lines = on_terminal(200, "train", "--resume", run, "--set", "train.steps=6", LC_ALL="C")
+        bars = [line for line in lines if line.startswith("train ")]
+        self.assertIn(" 4/6 ", bars[0])
+        self.assertRegex(bars[-1], r"#{24} 6/6 .* loss .* MFU \d+ %$")
+        lines = on_terminal(80, "train", "--resume", run, "--set", "train.steps=7", TERM="dumb")
+        self.assertFalse([line for line in lines if "\x1b" in line or line.startswith("train ")])
+        self.assertTrue([line for line in lines if line.startswith("step 7/7  loss")], lines)
+
+    def test_names_that_are_no_utf8(self):
+        run = os.fsencode(self.folder) + b"/name\xff"
+        result = subprocess.run([PROGRAM, "train", "--config", self.config, "--out", run, "--json",
+                                 "--set", "train.steps=1", "--set", "train.eval_every=0"],
+                                capture_output=True, timeout=120)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertTrue(json.loads(result.stdout)["folder"].endswith("name\ufffd"))
+
+    def test_a_finished_run_says_so(self):
+        result = program("train", "--resume", self.whole)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("step 24 of 24", result.stderr)
+        self.assert_same_end(self.whole)
+
+    def test_a_run_goes_on_with_the_data_it_began_with(self):
+        for setting in ("seed=4", f"data.train={self.config}"):
+            result = program("train", "--resume", self.whole, "--set", "train.steps=25", "--set", setting)
+            self.assertEqual(result.returncode, 1, setting)
+            self.assertIn("resumed with the data and settings it began with", result.stderr)
+
+    def test_checkpoints_are_model_folders(self):
+        checkpoint = self.whole / "checkpoints/step-24"
+        result = program("generate", "--model", checkpoint, "--prompt", "alpha ", "--max-new-tokens", 2)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        short = self.folder / "short.txt"
+        short.write_text("alph")
+        result = program("eval", "--model", checkpoint, "--data", short, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        attention = json.loads(result.stdout)["attention"]
+        # Five tokens with the one that ends a text: what would fill up the row counts nowhere.
+        self.assertLess(attention["entropy"], math.log(5))
+        self.assertGreater(attention["entropy"], 0)
 
     def test_wrong_settings_name_the_key(self):
         for setting, word in (("train.step=5", "train.steps"), ("train.steps=x", "an integer"),
@@ -233,6 +350,10 @@ class Training(unittest.TestCase):
                                   "--max-new-tokens", 12, "--json").stdout)["results"]
         self.assertEqual(len(many), 2)
         self.assertEqual(many[0]["ids"], result["ids"])
+        self.assertEqual(first.stderr, "")
+        long = program("generate", "--model", model, "--prompt", "alpha ", "--max-new-tokens", 40,
+                       "--json")
+        self.assertIn("the first 32", long.stderr)
         stop = result["text"][2:4]
         stopped = program("generate", "--model", model, "--prompt", "alpha ", "--max-new-tokens",
                           12, "--stop", stop, "--json")

@@ -51,6 +51,25 @@ TEST(Examples, KnownLabelsKeepTheirPlaceAndOthersAreBadLines) {
   EXPECT_EQ(report.skipped, 1u);
 }
 
+TEST(Examples, EmptyTextsAreBadLines) {
+  const TempFolder folder;
+  const std::string texts =
+      folder.put("t.jsonl", "{\"text\":\"a\",\"label\":\"x\"}\n{\"text\":\"\",\"label\":\"y\"}\n");
+  const std::string documents = folder.put("d.jsonl", "{\"document\":\"\",\"summary\":\"a\"}\n");
+  ExampleOptions options;
+  const auto read = [&](const std::string& path, io::RecordKind kind) {
+    return read_examples(path, kind, bytes(), options);
+  };
+  EXPECT_TRUE(holds(error_of([&] { read(texts, io::RecordKind::kLabelled); }),
+                    "line 2: key 'text': expected at least one token, got none"));
+  EXPECT_TRUE(holds(error_of([&] { read(documents, io::RecordKind::kSummary); }),
+                    "line 1: key 'document': expected at least one token, got none"));
+  options.skip_bad = true;
+  const ExampleSet set = read(texts, io::RecordKind::kLabelled);
+  EXPECT_EQ(set.examples.size(), 1u);
+  EXPECT_EQ(set.label_names, std::vector<std::string>{"x"});
+}
+
 TEST(Examples, SummariesEndAndLongTextsAreCut) {
   const TempFolder folder;
   const std::string path = folder.put("d.jsonl",

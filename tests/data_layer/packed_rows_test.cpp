@@ -100,15 +100,15 @@ TEST(PackedRows, InOrderWithoutShuffling) {
   EXPECT_TRUE(std::equal(expected.begin(), expected.end(), ids.begin()));
 }
 
-TEST(PackedRows, OnePassIsPaddedAndEnds) {
+TEST(PackedRows, OnePassEndsWithTheText) {
   const Corpus corpus = Corpus::of_tokens({5, 6, 7, 8, 9}, {{0, 3}, {3, 5}});
   PackedRows rows(corpus, {.seq_len = 4, .batch_size = 3, .shuffle = false, .endless = false});
   const RowBatch batch = rows.next();
   EXPECT_EQ(batch.rows, 2);
-  EXPECT_EQ(batch.ids, (std::vector<std::int64_t>{5, 6, 7, 8, 9, 0, 0, 0}));
-  EXPECT_EQ(batch.labels, (std::vector<std::int64_t>{6, 7, -100, 9, -100, -100, -100, -100}));
-  EXPECT_EQ(batch.positions, (std::vector<std::int64_t>{0, 1, 2, 0, 0, 0, 1, 2}));
-  EXPECT_EQ(batch.cu_seqlens, (std::vector<std::int32_t>{0, 3, 4, 5, 8}));
+  EXPECT_EQ(batch.ids, (std::vector<std::int64_t>{5, 6, 7, 8, 9}));
+  EXPECT_EQ(batch.labels, (std::vector<std::int64_t>{6, 7, -100, 9, -100}));
+  EXPECT_EQ(batch.positions, (std::vector<std::int64_t>{0, 1, 2, 0, 0}));
+  EXPECT_EQ(batch.cu_seqlens, (std::vector<std::int32_t>{0, 3, 4, 5}));
   EXPECT_EQ(rows.next().rows, 0);
   EXPECT_EQ(rows.next().rows, 0);
 }

@@ -65,6 +65,24 @@ class Package(unittest.TestCase):
         torch.testing.assert_close(stats["max"], difference.amax(-1).transpose(1, 2))
 
 
+    def test_lambda_may_be_a_number(self):
+        for dtype in (torch.float32, torch.float64):
+            q, v = torch.randn(1, 5, 2, 8, dtype=dtype), torch.randn(1, 5, 2, 16, dtype=dtype)
+            tensor = torch.tensor(0.3, dtype=dtype)
+            keys = (q, q.cos(), q.sin(), q.abs())
+            self.assertTrue(torch.equal(diffattn.attention(*keys, v, 0.3, causal=True),
+                                        diffattn.attention(*keys, v, tensor, causal=True)))
+            self.assertTrue(torch.equal(diffattn.decode(*keys, v, 1),
+                                        diffattn.decode(*keys, v, torch.tensor(1.0))))
+            self.assertTrue(torch.equal(diffattn.attention_map(*keys, 0.3),
+                                        diffattn.attention_map(*keys, tensor)))
+            self.assertTrue(torch.equal(diffattn.attention_stats(*keys, 0.3)["entropy"],
+                                        diffattn.attention_stats(*keys, tensor)["entropy"]))
+        for wrong in (None, [0.3, 0.3], "0.3"):
+            with self.assertRaisesRegex(TypeError, "argument 'lam': expected a tensor or a number"):
+                diffattn.attention(*keys, v, wrong)
+
+
 class Program(unittest.TestCase):
     def test_is_the_program(self):
         result = python("-m", "diffattn", "info", "--json")

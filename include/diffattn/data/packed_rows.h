@@ -12,7 +12,8 @@ namespace diffattn::data {
 /// Labels with this value do not count.
 inline constexpr std::int64_t kIgnoredLabel = -100;
 
-/// Rows of one length, filled with parts of documents ("segments").
+/// Rows of one length, filled with parts of documents ("segments"); only the last row of one pass
+/// may be shorter.
 struct RowBatch {
   std::int64_t rows = 0;
   std::int64_t seq_len = 0;
@@ -30,7 +31,7 @@ struct RowOptions {
   std::int64_t batch_size = 8;  // rows of one batch, on this rank
   std::uint64_t seed = 0;
   bool shuffle = true;
-  bool endless = true;  // else one pass, its last rows padded
+  bool endless = true;  // else one pass, whose last row ends with the text
   std::int64_t rank = 0;
   std::int64_t world_size = 1;
 };
@@ -74,7 +75,6 @@ class PackedRows {
   /// Moves on by one row; writes it when batch is given.
   void take_row(RowBatch* batch);
   void write_segment(const Piece& piece, std::uint64_t count, RowBatch& batch) const;
-  static void pad(std::int64_t count, RowBatch& batch);
 
   Corpus corpus_;
   RowOptions options_;

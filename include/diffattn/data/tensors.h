@@ -14,9 +14,9 @@ namespace diffattn::data {
 
 /// A RowBatch as packed sequences, the form that attention with cu_seqlens takes.
 struct PackedTensors {
-  torch::Tensor ids;         // [rows * seq_len] int64
-  torch::Tensor labels;      // [rows * seq_len] int64
-  torch::Tensor positions;   // [rows * seq_len] int64
+  torch::Tensor ids;         // [total] int64: one row after the other
+  torch::Tensor labels;      // [total] int64
+  torch::Tensor positions;   // [total] int64
   torch::Tensor cu_seqlens;  // [segments + 1] int32
   std::int64_t max_segment = 0;
 };

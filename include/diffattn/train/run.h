@@ -34,7 +34,8 @@ struct RunEvents {
 class Run {
  public:
   /// Starts in a new folder, or one without a run in it. `seed` has been set and the model drawn
-  /// from it by the caller. `extra_files` (name, text) go into every model folder, a tokenizer say.
+  /// from it by the caller. `extra_files` (name, text) go into every model folder
+  /// and checkpoint, a tokenizer say.
   Run(const std::string& folder, const RunConfig& config, std::shared_ptr<TaskModel> model,
       std::vector<std::pair<std::string, std::string>> extra_files = {});
   Run(const std::string& folder, const RunConfig& config, nn::CausalLM model,
