@@ -43,7 +43,16 @@ void counted_release(void* pointer) noexcept {
 
 void* operator new(std::size_t size) { return counted_allocate(size); }
 void* operator new[](std::size_t size) { return counted_allocate(size); }
+/// As std::stable_sort asks for its buffer: a sanitizer's own would have no size in front.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  try {
+    return counted_allocate(size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* pointer) noexcept { counted_release(pointer); }
+void operator delete(void* pointer, const std::nothrow_t&) noexcept { counted_release(pointer); }
 void operator delete[](void* pointer) noexcept { counted_release(pointer); }
 void operator delete(void* pointer, std::size_t) noexcept { counted_release(pointer); }
 void operator delete[](void* pointer, std::size_t) noexcept { counted_release(pointer); }

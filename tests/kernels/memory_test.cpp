@@ -47,7 +47,17 @@ void* operator new[](std::size_t size) { return counted_allocate(size, kPlain); 
 void* operator new(std::size_t size, std::align_val_t alignment) {
   return counted_allocate(size, static_cast<std::size_t>(alignment));
 }
+/// std::stable_partition asks for its buffer like this. Left alone, it would come from a
+/// sanitizer's operator new, without a size in front of it.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  try {
+    return counted_allocate(size, kPlain);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* data) noexcept { counted_free(data, kPlain); }
+void operator delete(void* data, const std::nothrow_t&) noexcept { counted_free(data, kPlain); }
 void operator delete[](void* data) noexcept { counted_free(data, kPlain); }
 void operator delete(void* data, std::size_t) noexcept { counted_free(data, kPlain); }
 void operator delete[](void* data, std::size_t) noexcept { counted_free(data, kPlain); }

@@ -80,6 +80,7 @@ std::string to_string(const Spec& spec) {
   out << " layout=" << name_of(spec.query_layout) << "/" << name_of(spec.key_layout) << "/"
       << name_of(spec.value_layout) << "/" << name_of(spec.out_layout) << "+" << spec.offset;
   if (spec.save_o) out << " save_o";
+  if (!spec.save_lse) out << " no lse";
   return out.str();
 }
 

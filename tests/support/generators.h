@@ -51,6 +51,7 @@ struct Spec {
   Layout out_layout = Layout::kBmhd;  // of out, o, o2, dout and all gradients
   int64_t offset = 0;                 // elements by which every tensor is misaligned
   bool save_o = false;                // give o and o2 to forward, and back to backward
+  bool save_lse = true;               // give lse1 and lse2 to backward
 };
 
 /// One line that says how to build the case again.

@@ -176,8 +176,10 @@ BackwardResult run_backward(const Backend& backend, const Case& c, unsigned want
   serving(backend, f).forward(f);
 
   BackwardParams p = c.backward();
-  p.lse1 = input_of(c, *forward.lse1);
-  p.lse2 = input_of(c, *forward.lse2);
+  if (c.spec.save_lse) {
+    p.lse1 = input_of(c, *forward.lse1);
+    p.lse2 = input_of(c, *forward.lse2);
+  }
   if (c.spec.save_o) {
     p.o = input_of(c, *forward.o);
     p.o2 = input_of(c, *forward.o2);

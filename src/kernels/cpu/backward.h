@@ -103,17 +103,45 @@ struct Backward {
   }
 
   void run() {
-    maps.compute_all();   // (1) (2) (3)
-    rows.prepare();       // (4) (6)
-    gradients.compute();  // (7)
+    const bool together = kTogether && !rows.needs_maps();
+    if (together) {
+      if constexpr (kTogether) compute_together();
+    } else {
+      maps.compute_all();   // (1) (2) (3)
+      rows.prepare();       // (4) (6)
+      gradients.compute();  // (7)
+    }
     for (int m = 0; m < 2; ++m) fill_zero(dq[m], maps.rows * rows.q_stride);
-    for (int64_t p = 0; p < maps.panels; p += kBlockPanels) {
-      run_key_block(p, p + kBlockPanels < maps.panels ? p + kBlockPanels : maps.panels);
+    const int64_t blocks = (maps.panels + kBlockPanels - 1) / kBlockPanels;
+    for (int64_t b = 0; b < blocks; ++b) {  // begins where e and dA were touched last
+      const int64_t first = (together ? blocks - 1 - b : b) * kBlockPanels;
+      run_key_block(first, maps.end_of_key_block(first));
     }
     if (block.products) store_dq();
   }
 
  private:
+  /// Where tiles are multiplied beside vector code, memory is the limit.
+  static constexpr bool kTogether = Isa::kOverlap && Source<Isa>::kHasValues;
+
+  /// (1) (2) (3) (6) (7), a key block at a time: dA finds e in L2.
+  void compute_together() {
+    maps.begin();
+    rows.prepare();
+    gradients.begin();
+    int64_t first, end;
+    maps.range(first, end);
+    maps.compute(first, end, [&](int64_t p, int64_t last) { gradients.add_key_block(p, last); });
+    maps.set_norm(rows.norm);
+    if (maps.moved) {  // e is another than it was
+      gradients.begin();
+      for (int64_t p = 0; p < maps.panels; p += kBlockPanels) {
+        gradients.add_key_block(p, maps.end_of_key_block(p));
+      }
+    }
+    gradients.finish();
+  }
+
   static void fill_zero(float* x, int64_t count) {
     for (int64_t i = 0; i < count; i += kLanes) Isa::store(x + i, Isa::zero());
   }

@@ -111,6 +111,7 @@ struct BackwardRows {
   float* o;                            // [rows][acc_stride]
   float* norm[2];                      // [rows]: 1 / l1, lambda / l2
   uint8_t* odd;                        // [rows]: is dO not finite?
+  float* terms;                        // [lanes] of dgain
 
   BackwardRows(const BackwardBlock& in, const Maps<Isa>& of, ValueProduct<Isa>& with,
                Carver<Isa>& carver)
@@ -126,6 +127,12 @@ struct BackwardRows {
     dout_packed = carver.template take<typename Isa::Operand>(
         maps.strips * Isa::Pack::strip_operands(block.value_dim) + kLanes);
     odd = carver.template take<uint8_t>(maps.rows);
+    terms = carver.template take<float>(kLanes);
+  }
+
+  /// Must the maps be there before prepare()? For O, or to know which rows a mask hides all from.
+  bool needs_maps() const {
+    return (uses_o() && block.rows[0].o == nullptr) || block.maps.mask_kind != MaskKind::kNone;
   }
 
   void prepare() {
@@ -134,7 +141,7 @@ struct BackwardRows {
       for (int i = 0; i < maps.rows; i += 2) load_q(m, i);
       q[m].finish(maps.rows);
     }
-    if (block.epilogue.norm || block.dgain != nullptr) load_o();
+    if (uses_o()) load_o();
     for (int i = 0; i < maps.rows; ++i) load_dout(i);
     for (int i = 0; i < maps.rows; i += 2) {
       for (int64_t c = 0; c < product.column_panels * kCols; c += kLanes) {
@@ -203,6 +210,8 @@ struct BackwardRows {
   }
 
  private:
+  bool uses_o() const { return block.epilogue.norm || block.dgain != nullptr; }
+
   /// Copies a row, padded with zeros to `padded`. Returns whether it is finite.
   static bool copy(const void* from, Dtype dtype, int64_t width, int64_t padded, float* to) {
     Vec check = Isa::zero();
@@ -281,7 +290,8 @@ struct BackwardRows {
   void load_dout(int i) {
     const int64_t width = block.value_dim, padded = product.column_panels * kCols;
     float* to = true_dout + i * product.acc_stride;
-    const bool used = i < block.maps.count && maps.softmax[0].seen(i);
+    const bool sees = needs_maps() ? maps.softmax[0].seen(i) : maps.row(i).begin < maps.row(i).end;
+    const bool used = i < block.maps.count && sees;
     copy(used ? block.rows[i].dout : nullptr, block.maps.dtype, width, padded, to);
     const float* row_o = o + i * product.acc_stride;
     const float rstd = used ? row_rstd<Isa>(block.epilogue, row_o, width) : 0.0f;
@@ -305,11 +315,11 @@ struct BackwardRows {
   }
 
   void add_dgain(int64_t c, const float* dout_row, const float* row_o, float rstd) {
-    float x[kLanes];
-    Isa::store(x,
+    // Not on the stack, where g++ 13 with AddressSanitizer takes 32 B for 64 B of alignment.
+    Isa::store(terms,
                Isa::mul(Isa::mul(Isa::load(dout_row + c), Isa::load(row_o + c)), Isa::set1(rstd)));
     const int64_t count = block.value_dim - c < kLanes ? block.value_dim - c : kLanes;
-    for (int64_t j = 0; j < count; ++j) block.dgain[c + j] += static_cast<double>(x[j]);
+    for (int64_t j = 0; j < count; ++j) block.dgain[c + j] += static_cast<double>(terms[j]);
   }
 };
 

@@ -98,6 +98,10 @@ struct Decode {
   static constexpr int64_t kSize = kType == Dtype::kFloat32 ? 4 : 2;
   static constexpr uint32_t kAll = static_cast<uint32_t>((uint64_t{1} << kCols) - 1);
   static constexpr int64_t kMaxShared = 256;  // width of rows of q that are shared
+  /// Are products of bf16 summed two by two, not widened?
+  static constexpr bool kDots = kType == Dtype::kBFloat16 && Isa::kPair == 2;
+  static constexpr int kPair = kDots ? 2 : 1;
+  static constexpr int kStep = kPair * kLanes;  // elements of q or k in a vector
 
   static const void* element(const Matrix& x, int64_t at) {
     return static_cast<const char*>(x.data) + at * kSize;
@@ -112,6 +116,22 @@ struct Decode {
   }
   static void ask(const Ahead& ahead, int j, int64_t c) {
     __builtin_prefetch(static_cast<const char*>(ahead.data) + (j * ahead.stride + c) * kSize, 0, 2);
+  }
+  /// Elements [at, at + kStep) of q or k; 0 from `at + count` on.
+  static Vec load_step(const void* data, int64_t at, int64_t count) {
+    if constexpr (kDots) {
+      return Isa::load_pairs(data, at, count);
+    } else {
+      return Isa::load_elements(data, kType, at, count);
+    }
+  }
+  /// sum + x y
+  static Vec add_step(Vec sum, Vec x, Vec y) {
+    if constexpr (kDots) {
+      return Isa::add_dots(sum, x, y);
+    } else {
+      return Isa::fma(x, y, sum);
+    }
   }
   /// Row `column + j`.
   template <bool kAhead>
@@ -154,11 +174,11 @@ struct Decode {
   void share_scores(int i, int m, int64_t column, float (&out)[R][kCols]) const {
     constexpr int kKeys = kLanes / R;
     const Matrix& k = maps.keys->k_rows[m];
-    const int64_t whole = k.width / kLanes * kLanes, rest = k.width - whole;
+    const int64_t whole = k.width / kStep * kStep, rest = k.width - whole;
     alignas(64) float q[R][kMaxShared];
     for (int r = 0; r < R; ++r) {
-      for (int64_t c = 0; c < k.width; c += kLanes) {
-        Isa::store(q[r] + c, Isa::load_elements(maps.rows[i + r].q[m], kType, c, k.width - c));
+      for (int64_t c = 0; c < k.width; c += kStep) {
+        Isa::store(q[r] + c / kPair, load_step(maps.rows[i + r].q[m], c, k.width - c));
       }
     }
     const Ahead ahead = next_panel(k, group.heads[0].maps.keys->k_rows[m], column);
@@ -171,18 +191,18 @@ struct Decode {
 #pragma GCC unroll 8
         for (int j = 0; j < kKeys; ++j) {
           if constexpr (kAhead) ask(ahead, h + j, c);
-          x[j] = Isa::load_elements(k.data, kType, (column + h + j) * k.stride + c, count);
+          x[j] = load_step(k.data, (column + h + j) * k.stride + c, count);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const Vec y = Isa::load(q[r] + c);
+          const Vec y = Isa::load(q[r] + c / kPair);
 #pragma GCC unroll 8
           for (int j = 0; j < kKeys; ++j) {
-            sums[r * kKeys + j] = Isa::fma(y, x[j], sums[r * kKeys + j]);
+            sums[r * kKeys + j] = add_step(sums[r * kKeys + j], y, x[j]);
           }
         }
       };
-      for (int64_t c = 0; c < whole; c += kLanes) add(c, kLanes);
+      for (int64_t c = 0; c < whole; c += kStep) add(c, kStep);
       if (rest != 0) add(whole, rest);
       float lanes[kLanes];
       Isa::store(lanes, Isa::sums(sums));
@@ -272,17 +292,19 @@ struct Decode {
 #pragma GCC unroll 16
     for (int j = 0; j < kLanes; ++j) sums[j] = Isa::zero();
     int64_t c = 0;
-    for (; c + kLanes <= k.width; c += kLanes) {
-      const Vec x = Isa::load_elements(q, kType, c, kLanes);
+    for (; c + kStep <= k.width; c += kStep) {
+      const Vec x = load_step(q, c, kStep);
 #pragma GCC unroll 16
       for (int j = 0; j < kLanes; ++j) {
-        sums[j] = Isa::fma(x, load<kAhead>(k, column, h + j, c, ahead), sums[j]);
+        if constexpr (kAhead) ask(ahead, h + j, c);
+        sums[j] = add_step(sums[j], x, load_step(k.data, (column + h + j) * k.stride + c, kStep));
       }
     }
     if (c < k.width) {
-      const Vec x = Isa::load_elements(q, kType, c, k.width - c);
+      const int64_t count = k.width - c;
+      const Vec x = load_step(q, c, count);
       for (int j = 0; j < kLanes; ++j) {
-        sums[j] = Isa::fma(x, load_tail(k, column + h + j, c), sums[j]);
+        sums[j] = add_step(sums[j], x, load_step(k.data, (column + h + j) * k.stride + c, count));
       }
     }
     Isa::store(out, Isa::sums(sums));
@@ -295,9 +317,10 @@ struct Decode {
     for (int j = 0; j < kLanes; ++j) {
       sums[j] = Isa::zero();
       if ((bits >> j & 1u) == 0) continue;
-      for (int64_t c = 0; c < k.width; c += kLanes) {
-        sums[j] = Isa::fma(Isa::load_elements(maps.rows[i].q[m], kType, c, k.width - c),
-                           load_tail(k, column + j, c), sums[j]);
+      for (int64_t c = 0; c < k.width; c += kStep) {
+        const int64_t count = k.width - c;
+        sums[j] = add_step(sums[j], load_step(maps.rows[i].q[m], c, count),
+                           load_step(k.data, (column + j) * k.stride + c, count));
       }
     }
     Isa::store(out, Isa::sums(sums));

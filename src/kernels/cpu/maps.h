@@ -69,6 +69,7 @@ struct Maps {
   // Of the stretch that was computed last.
   int64_t origin = 0;  // its first panel
   int64_t panels = 0;
+  bool moved = false;  // was a ref moved, where panels are computed at once?
 
   static int padded(int count) { return (count + kRows - 1) / kRows * kRows; }
 
@@ -122,13 +123,33 @@ struct Maps {
 
   /// Computes panels [first, end); `first` starts a key block, end - first <= map_panels.
   void compute(int64_t first, int64_t end) {
-    origin = first;
-    panels = end - first;
-    classify();
-    for (int64_t p = 0; p < panels; p += kBlockPanels) {
-      const int64_t last = p + kBlockPanels < panels ? p + kBlockPanels : panels;
-      for (int m = 0; m < 2; ++m) compute_key_block(m, p, last);
+    begin_stretch(first, end);
+    if constexpr (Isa::kOverlap) {
+      for (int m = 0; m < 2; ++m) score(m, 0, panels);
+      check_at_once();
+    } else {
+      for (int64_t p = 0; p < panels; p += kBlockPanels) {
+        for (int m = 0; m < 2; ++m) compute_key_block(m, p, end_of_key_block(p));
+      }
     }
+  }
+
+  /// The same where products have a unit of their own. body(p, last): e of the key block [p, last)
+  /// was written just now, relative to the first ref; it will not change unless `moved`.
+  template <class Body>
+  void compute(int64_t first, int64_t end, const Body& body) {
+    begin_stretch(first, end);
+    for (int64_t p = 0; p < panels; p += kBlockPanels) {
+      for (int m = 0; m < 2; ++m) {
+        score(m, p, end_of_key_block(p));
+        for (int s = 0; s < strips; ++s) set_block_ref(m, s, p);
+      }
+      body(p, end_of_key_block(p));
+    }
+    check_at_once();
+  }
+  int64_t end_of_key_block(int64_t first) const {
+    return first + kBlockPanels < panels ? first + kBlockPanels : panels;
   }
 
   /// begin(), then all keys at once.
@@ -253,31 +274,70 @@ struct Maps {
     return any != 0 ? kTileMasked : kTileUnseen;
   }
 
-  void compute_key_block(int m, int64_t first, int64_t last) {
-    softmax[m].save();
-    for (int s = 0; s < strips; ++s) set_far(m, s);
-    if constexpr (Isa::kOverlap) {
-      score_overlapped(m, first, last);
-    } else {
-      for (int64_t p = first; p < last; ++p) {
-        for (int s = 0; s < strips; ++s) score_tile(m, p, s);
-      }
+  void begin_stretch(int64_t first, int64_t end) {
+    origin = first;
+    panels = end - first;
+    moved = false;
+    classify();
+    for (int m = 0; m < 2; ++m) {
+      softmax[m].save(0, rows);
+      for (int s = 0; s < strips; ++s) set_far(m, s);
     }
-    for (int s = 0; s < strips; ++s) check_strip(m, s, first, last);
+  }
+
+  void compute_key_block(int m, int64_t first, int64_t last) {
+    softmax[m].save(0, rows);
+    for (int s = 0; s < strips; ++s) set_far(m, s);
+    for (int64_t p = first; p < last; ++p) {
+      for (int s = 0; s < strips; ++s) score_tile(m, p, s);
+    }
+    for (int s = 0; s < strips; ++s) {
+      check_strip(m, s, first, last);
+      set_block_ref(m, s, first);
+    }
+  }
+  void set_block_ref(int m, int s, int64_t first) {
     float* refs = block_ref[m] + first / kBlockPanels * rows;
-    for (int i = 0; i < rows; ++i) refs[i] = softmax[m].ref[i];
+    for (int i = s * kRows; i < (s + 1) * kRows; ++i) refs[i] = softmax[m].ref[i];
   }
 
   /// Where products have a unit of their own: each is started before the exponentials of the tile
   /// before it are taken. Scores go through one tile in L1: a tile store to a line that is not in
   /// L1 takes three times as long.
-  void score_overlapped(int m, int64_t first, int64_t last) {
+  void score(int m, int64_t first, int64_t last) {
     overlap(
         first, last, [&](Tile& t, int64_t p, int s) { start(t, m, p, s); },
         [&](int64_t, int) { return sums[m]; },
         [&](auto half, int64_t p, int s) {
           exponentials<half.value>(typename Tile::Stored{sums[m]}, m, p, s);
         });
+  }
+  /// That unit is busy only while products follow each other, so sums are looked at when all key
+  /// blocks are done. A row whose sum is in range then keeps its first ref.
+  void check_at_once() {
+    for (int m = 0; m < 2; ++m) {
+      for (int s = 0; s < strips; ++s) check_at_once(m, s);
+    }
+  }
+  void check_at_once(int m, int s) {
+    bool any = false;
+    for (int i = s * kRows; i < (s + 1) * kRows; ++i) {
+      any |= !softmax[m].suits(i) && sees_any(i, 0, panels);
+    }
+    moved |= any;
+    if (any) {  // rows in range are `begun` now: they stay as they are
+      for (int i = s * kRows; i < (s + 1) * kRows; ++i) softmax[m].restore(i);
+    }
+    for (int64_t first = 0; first < panels; first += kBlockPanels) {
+      if (any) compute_key_block(m, s, first, end_of_key_block(first));
+      set_block_ref(m, s, first);
+    }
+  }
+  /// Of one strip.
+  void compute_key_block(int m, int s, int64_t first, int64_t last) {
+    softmax[m].save(s * kRows, kRows);
+    for (int64_t p = first; p < last; ++p) score_tile(m, p, s);
+    check_strip(m, s, first, last);
   }
 
   void set_far(int m, int s) {

@@ -36,8 +36,10 @@ struct OnlineSoftmax {
     begun[i] = 0;
     Isa::store(sum + i * kLanes, Isa::zero());
   }
-  void save() {
-    for (int i = 0; i < rows * kLanes; i += kLanes) Isa::store(before + i, Isa::load(sum + i));
+  void save(int first, int count) {
+    for (int i = first; i < first + count; ++i) {
+      Isa::store(before + i * kLanes, Isa::load(sum + i * kLanes));
+    }
   }
   void restore(int i) { Isa::store(sum + i * kLanes, Isa::load(before + i * kLanes)); }
 

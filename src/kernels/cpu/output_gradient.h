@@ -50,24 +50,32 @@ struct OutputGradient {
 
   /// (7)
   void compute() {
-    for (int m = 0; m < 2; ++m) fill_zero(whole[m], maps.rows * kLanes);
+    begin();
     // From the last key block back: e of the last ones is still in L2, and then dA and e of the
     // first ones are, where step (8) begins.
     const int64_t blocks = (maps.panels + kBlockPanels - 1) / kBlockPanels;
     for (int64_t b = blocks - 1; b >= 0; --b) {
-      const int64_t first = b * kBlockPanels;
-      const int64_t last = first + kBlockPanels < maps.panels ? first + kBlockPanels : maps.panels;
-      for (int m = 0; m < 2; ++m) fill_zero(part[m], maps.rows * kLanes);
-      compute_key_block(first, last);
-      for (int m = 0; m < 2; ++m) {
-        for (int i = 0; i < maps.rows; ++i) {
-          const int at = i * kLanes;
-          Isa::store(whole[m] + at,
-                     Isa::fma(Isa::load(part[m] + at), Isa::set1(maps.catch_up(m, first, i)),
-                              Isa::load(whole[m] + at)));
-        }
+      add_key_block(b * kBlockPanels, maps.end_of_key_block(b * kBlockPanels));
+    }
+    finish();
+  }
+  void begin() {
+    for (int m = 0; m < 2; ++m) fill_zero(whole[m], maps.rows * kLanes);
+  }
+  void add_key_block(int64_t first, int64_t last) {
+    for (int m = 0; m < 2; ++m) fill_zero(part[m], maps.rows * kLanes);
+    compute_key_block(first, last);
+    for (int m = 0; m < 2; ++m) {
+      for (int i = 0; i < maps.rows; ++i) {
+        const int at = i * kLanes;
+        Isa::store(whole[m] + at,
+                   Isa::fma(Isa::load(part[m] + at), Isa::set1(maps.catch_up(m, first, i)),
+                            Isa::load(whole[m] + at)));
       }
     }
+  }
+  /// delta, from all key blocks.
+  void finish() {
     for (int i = 0; i < maps.rows; ++i) {
       for (int m = 0; m < 2; ++m) {
         const float sum = Isa::sum(Isa::load(whole[m] + i * kLanes));

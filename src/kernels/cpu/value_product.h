@@ -18,7 +18,10 @@ struct ValueProduct {
   using Operand = typename Isa::Operand;
   static constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
   static constexpr int kBlockPanels = kKeyBlock / kCols;
-  static constexpr int kStride = Isa::kPair == 1 ? kMapStride : kPairMapStride;  // of a row of p
+  /// Key blocks whose weights lie side by side: tile registers load and store the sums of O for
+  /// each run of keys.
+  static constexpr int kRunBlocks = Isa::kOverlap ? 2 : 1, kRunPanels = kRunBlocks * kBlockPanels;
+  static constexpr int kStride = kRunBlocks * kKeyBlock / Isa::kPair + 16;  // of a row of p
   static constexpr int kPanelOperands = kCols / Isa::kPair;  // of a row of p in one panel
 
   const Maps<Isa>& maps;
@@ -27,7 +30,7 @@ struct ValueProduct {
   const int64_t acc_stride = column_panels * kCols + 16;  // an odd number of cache lines
 
   // Scratch.
-  Operand* p;        // [rows][kStride]: the weights of one key block
+  Operand* p;        // [rows][kStride]: the weights of one run of key blocks
   float* weight[2];  // [rows]: what e1 and e2 are multiplied with in this key block
 
   ValueProduct(const Maps<Isa>& of, int64_t dv, Carver<Isa>& carver) : maps(of), value_dim(dv) {
@@ -47,16 +50,18 @@ struct ValueProduct {
   /// norm [2][rows]: what each map is multiplied with besides catching up with its ref.
   template <Weights kWeights>
   void add(const float* const norm[2], float* acc) {
-    for (int64_t first = 0; first < maps.panels; first += kBlockPanels) {
-      const int64_t last = first + kBlockPanels < maps.panels ? first + kBlockPanels : maps.panels;
-      set_weights(norm, first);
-      for (int s = 0; s < maps.strips; ++s) {
-        for (int64_t panel = first; panel < last; ++panel) {
-          if (maps.kind(panel, s) != kTileUnseen) weigh<kWeights>(panel, s, first);
+    for (int64_t first = 0; first < maps.panels; first += kRunPanels) {
+      const int64_t last = first + kRunPanels < maps.panels ? first + kRunPanels : maps.panels;
+      for (int64_t p0 = first; p0 < last; p0 += kBlockPanels) {
+        set_weights(norm, p0);
+        for (int s = 0; s < maps.strips; ++s) {
+          for (int64_t panel = p0; panel < maps.end_of_key_block(p0); ++panel) {
+            if (maps.kind(panel, s) != kTileUnseen) weigh<kWeights>(panel, s, first);
+          }
         }
+        add_odd_rows<kWeights>(p0, maps.end_of_key_block(p0), acc);
       }
       multiply(first, last, acc);
-      add_odd_rows<kWeights>(first, last, acc);
     }
   }
 

@@ -26,6 +26,18 @@ struct PairOperands : Avx512<Isa> {
     return _mm512_scalef_ps(p, x);
   }
 
+  /// Elements [at, at + 32) of an array of bf16, two by two; 0 from `at + count` on, which is not
+  /// read.
+  static Vec load_pairs(const void* data, int64_t at, int64_t count) {
+    const __mmask32 k = count >= 32 ? 0xffffffffu : (1u << count) - 1u;
+    return _mm512_castsi512_ps(
+        _mm512_maskz_loadu_epi16(k, static_cast<const uint16_t*>(data) + at));
+  }
+  /// sum + the dot product of the two pairs in each lane.
+  static Vec add_dots(Vec sum, Vec x, Vec y) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y);
+  }
+
   /// 32 columns of one row: columns two by two.
   static void store_operands(Operand* p, Vec x0, Vec x1) {
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(x1, x0));
