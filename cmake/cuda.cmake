@@ -15,7 +15,9 @@ set(DIFFATTN_CUDA_ARCHITECTURES "compute_80,sm_80,sm_90" CACHE STRING
 set(DIFFATTN_CUDA_FLAGS -O3 -gencode "arch=compute_80,code=[${DIFFATTN_CUDA_ARCHITECTURES}]")
 # For kernels that use a little more where it is there (launches that overlap, sums of four floats,
 # stores of matrices), a second pass makes the code for sm_90.
-string(REGEX REPLACE ",?sm_90" "" older "${DIFFATTN_CUDA_ARCHITECTURES}")
+string(REPLACE "," ";" older "${DIFFATTN_CUDA_ARCHITECTURES}")
+list(REMOVE_ITEM older sm_90)
+list(JOIN older "," older)
 set(DIFFATTN_CUDA_FLAGS_TWICE -O3)
 if(older)
   list(APPEND DIFFATTN_CUDA_FLAGS_TWICE "-gencode=arch=compute_80,code=[${older}]")

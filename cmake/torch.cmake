@@ -42,12 +42,11 @@ set(torch_libraries ${DIFFATTN_TORCH_DIR}/lib/libtorch.so ${DIFFATTN_TORCH_DIR}/
 if(EXISTS ${DIFFATTN_TORCH_DIR}/lib/libtorch_cuda.so)
   list(APPEND torch_libraries ${DIFFATTN_TORCH_DIR}/lib/libtorch_cuda.so)
 endif()
-target_link_options(diffattn_torch INTERFACE
-  LINKER:--no-as-needed,${DIFFATTN_TORCH_DIR}/lib/libtorch.so)
-target_link_libraries(diffattn_torch INTERFACE ${torch_libraries} ${DIFFATTN_TORCH_DIR}/lib/libc10.so)
-# A compiler that comes without libstdc++.so puts a second libstdc++ into our libraries. Two in one
-# process share some symbols and not others: the first number written to a stream crashes. The one
-# that torch loads is named here instead.
+# libtorch_cpu.so exports parts of the libstdc++ it was built with (std::filesystem), and whose come
+# first are taken: libstdc++ itself stands before it. A compiler without libstdc++.so would put a
+# second one into our libraries; two in one process share some symbols and not others, and the first
+# number written to a stream crashes. The one that torch loads is named instead.
+set(libstdcxx_first -lstdc++)
 execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so
   OUTPUT_VARIABLE libstdcxx OUTPUT_STRIP_TRAILING_WHITESPACE)
 if(NOT IS_ABSOLUTE "${libstdcxx}")
@@ -55,9 +54,12 @@ if(NOT IS_ABSOLUTE "${libstdcxx}")
     OUTPUT_VARIABLE libstdcxx OUTPUT_STRIP_TRAILING_WHITESPACE)
   if(IS_ABSOLUTE "${libstdcxx}")
     message(STATUS "no libstdc++.so with ${CMAKE_CXX_COMPILER}: linking ${libstdcxx}")
-    target_link_libraries(diffattn_torch INTERFACE ${libstdcxx})
+    set(libstdcxx_first ${libstdcxx})
   endif()
 endif()
+target_link_options(diffattn_torch INTERFACE
+  LINKER:--no-as-needed,${libstdcxx_first},${DIFFATTN_TORCH_DIR}/lib/libtorch.so)
+target_link_libraries(diffattn_torch INTERFACE ${torch_libraries} ${DIFFATTN_TORCH_DIR}/lib/libc10.so)
 # torch ships a newer fmt than Debian's, which shadows it: only header-only use links.
 target_compile_definitions(diffattn_torch INTERFACE FMT_HEADER_ONLY=1)
 

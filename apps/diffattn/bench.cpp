@@ -4,6 +4,7 @@
 // one run. Routes take turns within each repetition, so that a noisy neighbour hits all of them.
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "bench_routes.h"
 #include "diffattn/ops.h"
 #include "machine.h"
+#include "option_checks.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -265,12 +267,17 @@ void print_point(const Json& point) {
                    : "-",
                fmt::format("{:.1f}", row["peak_memory_mib"].get<double>()), ms / fused);
   }
-  const Json& plain = point["ratio_to_plain"];
-  fmt::print("  fused is {:.2f}x the fastest other route ({}){}\n",
-             point["ratio_to_fastest_other"].get<double>(), text("fastest_other"),
-             plain.is_null()
-                 ? ""
-                 : fmt::format(", {:.2f}x plain attention of equal width", plain.get<double>()));
+  std::vector<std::string> ratios;
+  if (text("fastest_other") != "none") {
+    ratios.push_back(fmt::format("{:.2f}x as fast as the fastest other route ({})",
+                                 point["ratio_to_fastest_other"].get<double>(),
+                                 text("fastest_other")));
+  }
+  if (const Json& plain = point["ratio_to_plain"]; !plain.is_null()) {
+    ratios.push_back(
+        fmt::format("{:.2f}x as fast as plain attention of equal width", plain.get<double>()));
+  }
+  if (!ratios.empty()) fmt::print("  fused is {}\n", fmt::join(ratios, ", "));
 }
 
 void print_csv(const Json& points) {
@@ -306,12 +313,40 @@ int run_attention(const Settings& s) {
        .print_csv = print_csv});
 }
 
+/// Part of some route's name, on any device.
+std::string check_route_text(const std::string& text) {
+  for (const bool on_gpu : {false, true}) {
+    for (const auto* list : {&routes(on_gpu), &packed_routes(on_gpu)}) {
+      for (const Route& route : *list) {
+        if (route.name.find(text) != std::string::npos) return {};
+      }
+    }
+  }
+  return fmt::format("expected part of a route's name as the table has it, got '{}'", text);
+}
+
+/// In place of CLI11's "A subcommand is required", which says neither what came nor what exists.
+void require_benchmark(CLI::App& bench) {
+  bench.require_subcommand(0, 1);
+  bench.parse_complete_callback([&bench] {
+    if (!bench.get_subcommands().empty()) return;
+    std::string known;
+    for (const CLI::App* benchmark : bench.get_subcommands([](const CLI::App*) { return true; })) {
+      known += (known.empty() ? "" : ", ") + benchmark->get_name();
+    }
+    const auto came = bench.remaining();
+    throw CLI::RequiredError(fmt::format("bench: expected one of {}{}", known,
+                                         came.empty() ? "" : ", got '" + came.front() + "'"),
+                             CLI::ExitCodes::RequiredError);
+  });
+}
+
 }  // namespace
 
 Run add_bench(CLI::App& app) {
   auto* bench = app.add_subcommand("bench", "Time operator, layer, training step and generation");
   bench->footer("Example:\n  diffattn bench attention --seq 2048 --mask causal --dtype float32");
-  bench->require_subcommand(1);
+  require_benchmark(*bench);
   auto* verb = bench->add_subcommand("attention", "The attention operator, every route, one run");
   const std::vector<std::pair<std::string, Run>> others{{"module", add_bench_module(*bench)},
                                                         {"step", add_bench_step(*bench)},
@@ -319,13 +354,13 @@ Run add_bench(CLI::App& app) {
   verb->footer("Example:\n  diffattn bench attention --head-dim 64 --seq 2048,4096 --threads 1,2");
   auto s = std::make_shared<Settings>();
   s->threads = {torch::get_num_threads()};
-  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 24);
-  verb->add_option("--seq", s->seq, "sequence lengths (512,2048)")->delimiter(',')->check(positive);
+  const auto size = integer_in(1, int64_t{1} << 24);
+  verb->add_option("--seq", s->seq, "sequence lengths (512,2048)")->delimiter(',')->check(size);
   verb->add_option("--head-dim", s->head_dim, "widths of q and k, V being twice as wide (64)")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1024));
-  verb->add_option("--heads", s->heads, "differential heads (4)")->check(CLI::Range(1, 4096));
-  verb->add_option("--batch", s->batch, "sequences at a time (1)")->check(CLI::Range(1, 65536));
+      ->check(integer_in(1, 1024));
+  verb->add_option("--heads", s->heads, "differential heads (4)")->check(integer_in(1, 4096));
+  verb->add_option("--batch", s->batch, "sequences at a time (1)")->check(integer_in(1, 65536));
   verb->add_option("--dtype", s->dtype, "types (float32,bfloat16)")
       ->delimiter(',')
       ->check(CLI::IsMember(bench_dtypes()));
@@ -339,13 +374,14 @@ Run add_bench(CLI::App& app) {
   verb->add_option("--lambda", s->lambda, "one number, or one for each token and head (number)")
       ->check(CLI::IsMember({"number", "token"}));
   verb->add_option("--route", s->route, "only fused and routes with one of these in their names")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(CLI::Validator(check_route_text, "TEXT"));
   verb->add_option("--pass", s->pass, "what is timed (all)")
       ->delimiter(',')
       ->check(CLI::IsMember({"forward", "backward", "decode"}));
   verb->add_option("--threads", s->threads, "thread counts (what torch takes)")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1024));
+      ->check(integer_in(1, 1024));
   verb->add_option("--device", s->device, "cpu or cuda (cpu)")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->check(device_problem);

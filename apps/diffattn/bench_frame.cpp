@@ -8,13 +8,14 @@
 #include <chrono>
 
 #include "machine.h"
+#include "option_checks.h"
 #include "progress.h"
 
 namespace diffattn::app {
 
 void add_bench_output(CLI::App& verb, BenchOutput& output) {
   verb.add_option("--repeat", output.repeat, "repetitions after a warm-up (5)")
-      ->check(CLI::Range(1, 10000));
+      ->check(integer_in(1, 10000));
   CLI::Option* json = verb.add_flag("--json", output.json, "one JSON object on standard output");
   verb.add_flag("--csv", output.csv, "comma-separated values on standard output")->excludes(json);
 }

@@ -11,6 +11,7 @@
 #include "diffattn/nn/generate.h"
 #include "diffattn/train/new_model.h"
 #include "machine.h"
+#include "option_checks.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -88,7 +89,7 @@ void print_generation(const Json& point) {
              "tokens/s", "first ms", "ms per token");
   for (const Json& row : point["routes"]) {
     const Json& next = row["ms_per_token"];
-    fmt::print("  {:<16} {:>10.1f} {:>19} {:>10.1f} {:>12.2f} {:>12}\n",
+    fmt::print("  {:<16} {:>10.3f} {:>19} {:>10.1f} {:>12.3f} {:>12}\n",
                row["route"].get<std::string>(), row["ms"].get<double>(), spread_text(row),
                row["tokens_per_second"].get<double>(), row["ms_first_token"].get<double>(),
                next.is_null() ? "-" : fmt::format("{:.3f}", next.get<double>()));
@@ -124,10 +125,10 @@ Run add_bench_generate(CLI::App& bench) {
   verb->footer("Example:\n  diffattn bench generate --threads 2 --prompt 128 --new-tokens 128");
   auto s = std::make_shared<GenerationSettings>();
   add_bench_model(*verb, s->model);
-  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 24);
-  verb->add_option("--prompt", s->prompt, "prompt lengths (128)")->delimiter(',')->check(positive);
-  verb->add_option("--new-tokens", s->new_tokens, "tokens to add (128)")->check(positive);
-  verb->add_option("--batch", s->batch, "prompts at a time (1)")->check(positive);
+  const auto size = integer_in(1, int64_t{1} << 24);
+  verb->add_option("--prompt", s->prompt, "prompt lengths (128)")->delimiter(',')->check(size);
+  verb->add_option("--new-tokens", s->new_tokens, "tokens to add (128)")->check(size);
+  verb->add_option("--batch", s->batch, "prompts at a time (1)")->check(size);
   add_bench_output(*verb, s->output);
   return [s] { return run_bench_generate(*s); };
 }

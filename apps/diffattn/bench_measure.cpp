@@ -66,7 +66,8 @@ c10::CachingAllocator::Stat gpu_bytes() {
 
 Timing summarise(std::vector<double> seconds) {
   std::sort(seconds.begin(), seconds.end());
-  return {seconds[seconds.size() / 2], seconds.front(), seconds.back()};
+  const double median = (seconds[(seconds.size() - 1) / 2] + seconds[seconds.size() / 2]) / 2;
+  return {median, seconds.front(), seconds.back()};
 }
 
 double measure_fma_peak(int threads) {

@@ -5,6 +5,7 @@
 
 #include "diffattn/nn/presets.h"
 #include "machine.h"
+#include "option_checks.h"
 
 namespace diffattn::app {
 
@@ -40,7 +41,7 @@ nlohmann::ordered_json BenchModel::description() const {
 
 void add_bench_model(CLI::App& verb, BenchModel& model) {
   model.threads = torch::get_num_threads();
-  const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
+  const auto size = integer_in(1, int64_t{1} << 24);
   verb.add_option("--attention", model.attention, "which models (diffllama,transformer)")
       ->delimiter(',')
       ->check(CLI::IsMember(nn::preset_names()));
@@ -51,14 +52,13 @@ void add_bench_model(CLI::App& verb, BenchModel& model) {
   verb.add_option("--heads", model.heads, "heads of the equal-size Transformer (6)")->check(size);
   verb.add_option("--kv-heads", model.kv_heads, "its kv heads (as --heads)")->check(size);
   verb.add_option("--vocab", model.vocab, "tokens of the vocabulary (8192)")->check(size);
-  verb.add_option("--dtype", model.dtype,
-                  "float32 or bfloat16, in training mixed precision (float32)")
+  verb.add_option("--dtype", model.dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   verb.add_option("--device", model.device, "cpu or cuda (cpu)")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->check(device_problem);
   verb.add_option("--threads", model.threads, "threads (those torch takes)")
-      ->check(CLI::Range(1, 1024));
+      ->check(integer_in(1, 1024));
 }
 
 }  // namespace diffattn::app

@@ -11,6 +11,7 @@
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/nn/presets.h"
 #include "machine.h"
+#include "option_checks.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -250,14 +251,14 @@ Run add_bench_module(CLI::App& bench) {
   for (const std::string& name : nn::preset_names()) {
     if (name != "introspective" && name != "dint") presets.push_back(name);
   }
-  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 24);
+  const auto size = integer_in(1, int64_t{1} << 24);
   verb->add_option("--preset", s->preset, "a published attention (diffllama)")
       ->check(CLI::IsMember(presets));
-  verb->add_option("--embed-dim", s->embed_dim, "width of the model (512)")->check(positive);
-  verb->add_option("--heads", s->heads, "heads of the equal-size Transformer (8)")->check(positive);
-  verb->add_option("--kv-heads", s->kv_heads, "its kv heads (as --heads)")->check(positive);
-  verb->add_option("--batch", s->batch, "sequences at a time (1)")->check(CLI::Range(1, 65536));
-  verb->add_option("--seq", s->seq, "sequence lengths (512,2048)")->delimiter(',')->check(positive);
+  verb->add_option("--embed-dim", s->embed_dim, "width of the model (512)")->check(size);
+  verb->add_option("--heads", s->heads, "heads of the equal-size Transformer (8)")->check(size);
+  verb->add_option("--kv-heads", s->kv_heads, "its kv heads (as --heads)")->check(size);
+  verb->add_option("--batch", s->batch, "sequences at a time (1)")->check(integer_in(1, 65536));
+  verb->add_option("--seq", s->seq, "sequence lengths (512,2048)")->delimiter(',')->check(size);
   verb->add_option("--dtype", s->dtype, "types (float32)")
       ->delimiter(',')
       ->check(CLI::IsMember(bench_dtypes()));
@@ -273,7 +274,7 @@ Run add_bench_module(CLI::App& bench) {
       ->check(CLI::Validator(check_route, "ROUTE"));
   verb->add_flag("--no-rotary", s->no_rotary, "without the preset's rotary embedding");
   verb->add_option("--threads", s->threads, "threads (those torch takes)")
-      ->check(CLI::Range(1, 1024));
+      ->check(integer_in(1, 1024));
   verb->add_option("--device", s->device, "cpu or cuda (cpu)")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->check(device_problem);

@@ -16,6 +16,7 @@
 #include "diffattn/train/trainer.h"
 #include "heap.h"
 #include "machine.h"
+#include "option_checks.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -186,7 +187,7 @@ void print_step(const Json& point) {
   fmt::print("  {:<26} {:>11} {:>10} {:>19} {:>10} {:>8} {:>9}\n", "attention", "parameters", "ms",
              "spread", "tokens/s", "TFLOP/s", "MiB");
   for (const Json& row : point["routes"]) {
-    fmt::print("  {:<26} {:>11} {:>10.1f} {:>19} {:>10.0f} {:>8.3f} {:>9.0f}\n",
+    fmt::print("  {:<26} {:>11} {:>10.3f} {:>19} {:>10.0f} {:>8.3f} {:>9.0f}\n",
                row["route"].get<std::string>(), row["parameters"].get<int64_t>(),
                row["ms"].get<double>(), spread_text(row), row["tokens_per_second"].get<double>(),
                row["tflops"].get<double>(), row["peak_memory_mib"].get<double>());
@@ -230,9 +231,10 @@ Run add_bench_step(CLI::App& bench) {
       "Example:\n  diffattn bench step --threads 2 --seq 2048 --attention diffllama,transformer");
   auto s = std::make_shared<StepSettings>();
   add_bench_model(*verb, s->model);
-  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 24);
-  verb->add_option("--seq", s->seq, "sequence lengths (2048)")->delimiter(',')->check(positive);
-  verb->add_option("--batch", s->batch, "sequences of a step (1)")->check(positive);
+  verb->get_option("--dtype")->description("float32, or bfloat16 in mixed precision (float32)");
+  const auto size = integer_in(1, int64_t{1} << 24);
+  verb->add_option("--seq", s->seq, "sequence lengths (2048)")->delimiter(',')->check(size);
+  verb->add_option("--batch", s->batch, "sequences of a step (1)")->check(size);
   verb->add_flag("--checkpointing", s->checkpointing, "with activation checkpointing");
   verb->add_option("--keep-attention", s->keep_attention,
                    "what checkpointing keeps of the attention: results, sums, nothing")

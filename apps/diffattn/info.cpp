@@ -6,8 +6,11 @@
 #include <fmt/ranges.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
+#include "diffattn/kernels/backend.h"
 #include "diffattn/ops.h"
 #include "machine.h"
 #include "verbs.h"
@@ -17,18 +20,35 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array kDtypes{
-    std::pair{"float32", torch::kFloat32}, std::pair{"bfloat16", torch::kBFloat16},
-    std::pair{"float16", torch::kFloat16}, std::pair{"float64", torch::kFloat64}};
+struct NamedDtype {
+  const char* name;
+  torch::ScalarType of_torch;
+  Dtype of_kernels;
+};
+
+constexpr std::array kDtypes{NamedDtype{"float32", torch::kFloat32, Dtype::kFloat32},
+                             NamedDtype{"bfloat16", torch::kBFloat16, Dtype::kBFloat16},
+                             NamedDtype{"float16", torch::kFloat16, Dtype::kFloat16},
+                             NamedDtype{"float64", torch::kFloat64, Dtype::kFloat64}};
+
+/// Whether a CPU backend refuses the type on every machine.
+bool refuses(const BackendInfo& info, Dtype dtype) {
+  Problem problem;
+  problem.dtype = dtype;
+  return info.device == "cpu" && std::ranges::any_of(cpu_backends(), [&](const Backend& backend) {
+           return info.name == backend.name && !backend.takes(problem);
+         });
+}
 
 /// Why a backend was chosen: what stands in front of it, and why that is not taken.
-std::string reason(const std::string& device, const std::string& chosen) {
+std::string reason(const std::string& device, Dtype dtype, const std::string& chosen) {
   std::string before;
   for (const BackendInfo& backend : backends()) {
     if (backend.device != device) continue;
     if (backend.name == chosen) break;
     before += (before.empty() ? "" : "; ") + backend.name +
-              (backend.available ? " does not take it" : " is not on this machine");
+              (backend.available || refuses(backend, dtype) ? " does not take it"
+                                                            : " is not on this machine");
   }
   const char* limit = std::getenv("DIFFATTN_BACKEND");
   if (limit != nullptr && *limit != '\0') return fmt::format("DIFFATTN_BACKEND={}", limit);
@@ -58,12 +78,12 @@ Json collect() {
   }
   for (const std::string device : {"cpu", "cuda"}) {
     if (device == "cuda" && !usable) continue;
-    for (const auto& [name, dtype] : kDtypes) {
-      const std::string chosen = backend_for(torch::Device(device), dtype);
+    for (const NamedDtype& dtype : kDtypes) {
+      const std::string chosen = backend_for(torch::Device(device), dtype.of_torch);
       info["choice"].push_back({{"device", device},
-                                {"dtype", name},
+                                {"dtype", dtype.name},
                                 {"backend", chosen},
-                                {"why", reason(device, chosen)}});
+                                {"why", reason(device, dtype.of_kernels, chosen)}});
     }
   }
   return info;

@@ -2,6 +2,8 @@
 """The program as a person or a script meets it: help, JSON, exit codes, closed outputs."""
 import json
 import os
+import re
+import shutil
 import subprocess
 import unittest
 
@@ -32,6 +34,16 @@ class Program(unittest.TestCase):
 
     def test_version(self):
         self.assertRegex(run("--version").stdout, r"^diffattn \d+\.\d+\.\d+\n$")
+
+    def test_the_standard_library_comes_before_torch(self):
+        """libtorch_cpu.so exports parts of the libstdc++ it was built with: whose come first are
+        taken, and std::filesystem of two of them in one process crashes."""
+        if shutil.which("readelf") is None:
+            self.skipTest("readelf is not installed")
+        table = subprocess.run(["readelf", "-d", PROGRAM], capture_output=True, text=True,
+                               check=True).stdout
+        names = re.findall(r"NEEDED.*\[(lib.*?)\.so", table)
+        self.assertLess(names.index("libstdc++"), names.index("libtorch"), names)
 
     def test_wrong_use_is_exit_code_2_and_says_what(self):
         for arguments in ([], ["unknown"], ["info", "--unknown"], ["selftest", "extra"],
@@ -90,6 +102,13 @@ class Info(unittest.TestCase):
         self.assertEqual({c["dtype"] for c in info["choice"] if c["device"] == "cpu"},
                          {"float32", "bfloat16", "float16", "float64"})
 
+    def test_types_that_a_backend_never_takes_are_not_blamed_on_the_machine(self):
+        info = json.loads(run("info", "--json", env={"DIFFATTN_BACKEND": ""}).stdout)
+        why = {c["dtype"]: c["why"] for c in info["choice"] if c["device"] == "cpu"}
+        self.assertIn("amx does not take it", why["float32"])
+        self.assertIn("avx2 does not take it", why["float64"])
+        self.assertNotIn("amx does not take it", why["bfloat16"])
+
     def test_environment_lowers_the_choice(self):
         info = json.loads(run("info", "--json", env={"DIFFATTN_BACKEND": "composed"}).stdout)
         self.assertEqual({c["backend"] for c in info["choice"]}, {"composed"})
@@ -113,7 +132,7 @@ class Bench(unittest.TestCase):
             self.assertEqual((names[0], names[-1], len(names)), ("fused", "plain attention", 9))
             for row in point["routes"]:
                 self.assertGreater(row["ms"], 0)
-                self.assertLessEqual(row["ms_fastest"], row["ms"])
+                self.assertAlmostEqual(row["ms"], (row["ms_fastest"] + row["ms_slowest"]) / 2)  # of two
                 self.assertLess(row.get("difference", 0.0), 1e-5, row["route"])
 
     def test_packed_documents_biases_and_a_lambda_of_each_token(self):
@@ -130,11 +149,13 @@ class Bench(unittest.TestCase):
         report = json.loads(run(*self.ARGUMENTS, "--pass", "forward", "--mask", "full", "--route", "four,naive",
                                 "--json").stdout)
         self.assertEqual([row["route"] for row in report["points"][0]["routes"]], ["fused", "naive", "four calls"])
+        self.assertIn("--route: expected part of a route's name as the table has it, got 'xyz'",
+                      run(*self.ARGUMENTS, "--route", "xyz").stderr)
 
     def test_table_and_csv(self):
         table = run(*self.ARGUMENTS, "--pass", "forward", "--mask", "full")
         self.assertEqual(table.returncode, 0)
-        self.assertIn("fused is", table.stdout)
+        self.assertRegex(table.stdout, r"fused is \d+\.\d\dx as fast as the fastest other route \(.+\), \d")
         self.assertNotIn("\033", table.stdout + table.stderr)  # no bar without a terminal
         csv = run(*self.ARGUMENTS, "--pass", "forward", "--mask", "full", "--csv").stdout
         self.assertEqual(len(csv.splitlines()), 10)
@@ -143,6 +164,27 @@ class Bench(unittest.TestCase):
         for arguments in (["--seq", "0"], ["--seq", "x"], ["--dtype", "int8"], ["--mask", "half"],
                           ["--threads", "-1"], ["--head-dim", "99999999999999999999"]):
             self.assertEqual(run("bench", "attention", *arguments).returncode, 2, arguments)
+        for option, value in (("--repeat", "1.5"), ("--seq", "16,0")):
+            self.assertRegex(run("bench", "step", option, value).stderr,
+                             rf"^diffattn: {option}: expected an integer in \[1, \d+\], got '")
+
+    def test_unknown_benchmarks_are_named_beside_those_that_exist(self):
+        for arguments, came in (([], ""), (["foo", "--seq", "16"], ", got 'foo'"), (["--seq", "16"], ", got '--seq'")):
+            result = run("bench", *arguments)
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertEqual(result.stderr, "diffattn: bench: expected one of attention, module, step, generate"
+                             f"{came}\nRun 'diffattn bench --help' for its options.\n")
+
+    def test_help_of_generation_does_not_speak_of_training(self):
+        self.assertNotIn("training", run("bench", "generate", "--help").stdout)
+        self.assertIn("mixed precision", run("bench", "step", "--help").stdout)
+
+    def test_medians_have_the_digits_of_their_spread(self):
+        model = ("--hidden", "32", "--intermediate", "32", "--heads", "4", "--layers", "1", "--vocab", "64",
+                 "--repeat", "1", "--threads", "1", "--attention", "transformer")
+        for arguments in (["step", "--seq", "8"], ["generate", "--prompt", "8", "--new-tokens", "2"]):
+            table = run("bench", *arguments, *model).stdout
+            self.assertRegex(table, r"(?m)^  transformer .* (\d+\.\d{3}) +\1-\1 ")  # one run is all three
 
     def test_one_kind_of_output_at_a_time(self):
         for verb in ("attention", "module", "step", "generate"):
