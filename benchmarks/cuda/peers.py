@@ -7,8 +7,9 @@
 
 Every route computes (softmax(q1 k1') - lambda softmax(q2 k2')) v from the same bf16 inputs. Each
 output is checked against float64 before it is timed, and so are all gradients of ours, on the last
-head (its whole group where heads share k and v). "plain" is ordinary attention of equal width,
-H Dv / D heads; "layer" is ours with the head norm and the gradients of lambda and of its weight.
+head (its whole group where heads share k and v). Only timed are "plain", ordinary attention of
+equal width, H Dv / D heads, and "layer", ours with the head norm and the gradients of lambda and of
+its weight.
 
 Routes are timed in rounds (`do_bench`, median), each round in a random order, and the median over
 rounds stands. A route that is half as slow again as the fastest in the first round is not timed
@@ -361,6 +362,10 @@ def main() -> None:
     for name in chosen.shapes.split(","):
         if time.monotonic() - begin > chosen.seconds:
             print(f"{name}: skipped: {chosen.seconds:.0f} s are over")
+        elif name == "options":
+            if not chosen.compile:
+                for dim in (64, 128):
+                    options(chosen.rounds, dim)
         elif chosen.compile:
             contest = Contest(SHAPES[name])
             for route, run in flex_routes(SHAPES[name]).items():
@@ -368,9 +373,6 @@ def main() -> None:
                 with torch.no_grad():
                     run(contest.x)
                 print(name, route, contest.errors[route])
-        elif name == "options":
-            for dim in (64, 128):
-                options(chosen.rounds, dim)
         else:
             compare(name, SHAPES[name], not chosen.no_flex, chosen.rounds)
         gc.collect()

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "backend.h"
+#include "diffattn/kernels/cuda.h"
 #include "support/check.h"
 
 namespace diffattn::testing {
@@ -96,8 +97,10 @@ std::vector<Spec> masked_specs() {
   return specs;
 }
 
+/// Boolean ones at 64 and 128 have kernels for Hopper.
 TEST_P(CudaWidths, Masks) {
   Tally tally;
+  backward_routes().clear();
   for (Spec spec : masked_specs()) {
     if (!check_forward(GetParam(), spec, tally)) return;
     spec.norm = spec.norm_weight = false;
@@ -107,6 +110,9 @@ TEST_P(CudaWidths, Masks) {
       backward_in_any_order() = false;
       if (!agrees) return;
     }
+  }
+  if (cuda::usable_capability() == 90 && GetParam().dtype != Dtype::kFloat32) {
+    EXPECT_GT(backward_routes()["sm90"], 0);
   }
 }
 

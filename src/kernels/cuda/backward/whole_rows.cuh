@@ -169,7 +169,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 4 / kChunks)
   const Shape& shape = args.shape;
   const int mine = static_cast<int>(threadIdx.x) / kRowLanes;
   const unsigned heads = shape.heads, seq_q = shape.seq_q;
-  for (int first = blockIdx.x * kRows; first < count; first += kRowBlocks * kRows) {
+  for (unsigned first = blockIdx.x * kRows; first < static_cast<unsigned>(count);
+       first += kRowBlocks * kRows) {
     const unsigned row = first + mine, position = row / heads;
     const int b = static_cast<int>(position / seq_q), m = static_cast<int>(position % seq_q);
     bool exists = row < static_cast<unsigned>(count);

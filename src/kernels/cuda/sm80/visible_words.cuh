@@ -54,7 +54,7 @@ class MaskBytes {
 
   /// Starts copies to a slot, of whole chunks of memory; nothing past the sequence is read.
   __device__ void copy(uint32_t slot) const {
-    if (!along_columns()) return;
+    if (!along_columns() || count_ == 0) return;
     const int past = past_chunk();
 #pragma unroll
     for (int i = 0; i < 3; ++i) {

@@ -52,8 +52,9 @@ struct DqSums {
   }
 };
 
-/// dq1 = scale sums, dq2 = scale2 sums, rounded; a warp for each unit and map.
-template <class T, int kD>
+/// dq1 = scale sums, dq2 = scale2 sums, rounded; a warp for each unit and map. kValue only makes it
+/// a kernel of its own in each file of instances, whose sums may lie differently.
+template <class T, int kD, int kValue>
 __global__ void __launch_bounds__(256)
     finish_dq_kernel(const __grid_constant__ BackwardArguments<T> args, DqSums sums, int tiles) {
   const int64_t warp = (blockIdx.x * int64_t{256} + threadIdx.x) / 32;

@@ -142,7 +142,7 @@ void launch_fused(const BackwardParams& params, const BackwardWorkspace& workspa
   constexpr int kThreads = 256;
   const int64_t tiles = (params.seq_q + DqSums::kRows - 1) / DqSums::kRows;
   const int64_t threads = params.batch * params.heads * tiles * 2 * kWarpSize;
-  finish_dq_kernel<T, kD>
+  finish_dq_kernel<T, kD, kValue>
       <<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
           args, sums, static_cast<int>(tiles));
   check_launch("sm80 backward: dq", params);
