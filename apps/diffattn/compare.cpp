@@ -4,7 +4,7 @@
 
 #include "diffattn/compare/compare.h"
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include <cerrno>
@@ -57,14 +57,21 @@ train::RunConfig base_config(const CompareArguments& arguments) {
 std::vector<std::string> next_steps(const CompareArguments& arguments, int64_t seed) {
   const std::string task = arguments.task.empty() ? "needle" : arguments.task;
   const std::string program = program_invocation_name;
-  std::string again =
-      program + " compare " +
-      (arguments.config.empty() ? "--task " + task : "--config " + arguments.config);
+  std::string again = program + " compare";
+  if (!arguments.config.empty()) again += " --config " + arguments.config;
+  if (arguments.config.empty() || !arguments.task.empty()) again += " --task " + task;
   for (const std::string& setting : arguments.set) again += " --set " + setting;
+  if (!arguments.learning_rates.empty()) {
+    again += fmt::format(" --learning-rates {}", fmt::join(arguments.learning_rates, ","));
+  }
+  if (arguments.as_given) again += " --as-given";
+  const std::string models = arguments.models == CompareArguments().models
+                                 ? ""
+                                 : fmt::format(" --models {}", fmt::join(arguments.models, ","));
   const bool examples = std::filesystem::exists("examples/language.toml");
   std::vector<std::string> steps{
-      fmt::format("{} --seeds {},{},{},{},{} --out runs/seeds    # is it luck?", again, seed,
-                  seed + 1, seed + 2, seed + 3, seed + 4),
+      fmt::format("{}{} --seeds {},{},{},{},{} --out runs/seeds    # is it luck?", again, models,
+                  seed, seed + 1, seed + 2, seed + 3, seed + 4),
       again +
           " --models transformer,diffllama,diffllama:head_norm=false --out runs/ablation    # "
           "which part does it?",

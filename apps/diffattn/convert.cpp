@@ -139,23 +139,23 @@ void print_conversion(const convert::Report& report, const ConvertArguments& arg
 }
 
 /// What a source is may stand in its config.json alone: a dry run says.
-void check_attention_only(const ConvertArguments& arguments, convert::Options options) {
+void check_source(const ConvertArguments& arguments, convert::Options options) {
+  if (!arguments.attention_only && !arguments.seed) return;
   options.dry_run = true;
   const convert::Format from = convert::convert(arguments.source, arguments.target, options).from;
-  if (from == convert::Format::kMotif || from == convert::Format::kPhi4Flash) return;
-  throw io::Error(arguments.source,
-                  fmt::format("expected a motif or phi4_flash model for --attention-only, got {}",
-                              convert::format_name(from)));
-}
-
-/// Only a Llama that becomes a DiffLlama is given something new.
-void check_seed(const ConvertArguments& arguments, convert::Options options) {
-  options.dry_run = true;
-  const convert::Format from = convert::convert(arguments.source, arguments.target, options).from;
-  if (from == convert::Format::kLlama && arguments.to == "diffllama") return;
-  throw io::Error(arguments.source,
-                  fmt::format("expected a llama model to diffllama for --seed, got {} to {}",
-                              convert::format_name(from), arguments.to));
+  const bool has_more = from == convert::Format::kMotif || from == convert::Format::kPhi4Flash;
+  if (arguments.attention_only && !has_more) {
+    throw io::Error(arguments.source,
+                    fmt::format("expected a motif or phi4_flash model for --attention-only, got {}",
+                                convert::format_name(from)));
+  }
+  // Only a Llama that becomes a DiffLlama is given something new.
+  const bool gets_new = from == convert::Format::kLlama && arguments.to == "diffllama";
+  if (arguments.seed && !gets_new) {
+    throw io::Error(arguments.source,
+                    fmt::format("expected a llama model to diffllama for --seed, got {} to {}",
+                                convert::format_name(from), arguments.to));
+  }
 }
 
 /// A report that cannot be written should be known before the conversion. One inside the new folder
@@ -173,8 +173,7 @@ void check_report(const ConvertArguments& arguments) {
 int run_convert(const ConvertArguments& arguments) {
   convert::Options options = convert_options_of(arguments);
   check_report(arguments);
-  if (arguments.attention_only) check_attention_only(arguments, options);
-  if (arguments.seed) check_seed(arguments, options);
+  check_source(arguments, options);
   const train::StopSignal signal;
   Progress bar("convert", 100);  // per cent
   std::uint64_t shown = 0;

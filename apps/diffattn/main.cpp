@@ -43,7 +43,7 @@ int run_program(int argc, char** argv) {
       diffattn::app::add_eval(app),     diffattn::app::add_generate(app),
       diffattn::app::add_classify(app), diffattn::app::add_summarize(app),
       diffattn::app::add_compare(app),  diffattn::app::add_analyze(app),
-      diffattn::app::add_convert(app)};
+      diffattn::app::add_convert(app),  diffattn::app::add_tokenize(app)};
   if (argc < 2) {
     fmt::print(stderr, "{}", app.help());
     return kWrongUse;

@@ -64,9 +64,12 @@ bool memory_is_estimated(const train::RunConfig& config) {
   return config.task != "classify" && config.task != "summarize";
 }
 
+bool may_warn_of_memory(const train::RunConfig& config) {
+  return config.train.device == "cpu" && memory_is_estimated(config);
+}
+
 /// The operating system kills who takes too much, without a word: so it is said before.
 void warn_of_memory(const train::RunConfig& config, int64_t parameters) {
-  if (config.train.device != "cpu" || !memory_is_estimated(config)) return;
   const int64_t needed = train::estimate_memory(config, parameters).total();
   const int64_t here = this_machine().memory_bytes;
   if (needed <= here) return;
@@ -79,7 +82,7 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
   const int64_t parameters = parameters_of(config, data);
   const train::MemoryEstimate memory = train::estimate_memory(config, parameters);
   const bool estimated = memory_is_estimated(config);
-  warn_of_memory(config, parameters);
+  if (may_warn_of_memory(config)) warn_of_memory(config, parameters);
   const int64_t per_step = config.train.batch_size * config.train.accumulate * config.train.seq_len;
   const Json train_tokens = data.train_tokens ? Json(*data.train_tokens) : Json();
   if (json) {
@@ -212,7 +215,7 @@ int run_train(const TrainOptions& options) {
   config.train.activation_checkpointing ? return_freed_memory() : keep_freed_memory();
   std::vector<std::pair<std::string, std::string>> extra_files;
   if (data.tokenizer) extra_files.emplace_back(io::kTokenizerFile, data.tokenizer->to_json());
-  warn_of_memory(config, parameters_of(config, data));
+  if (may_warn_of_memory(config)) warn_of_memory(config, parameters_of(config, data));
   train::Run run(folder, config, train::new_task_model(config, data), extra_files);
   const auto train_source = data.train_batches();
   const auto valid_source = data.valid_batches();

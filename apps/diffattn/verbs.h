@@ -24,5 +24,6 @@ Run add_classify(CLI::App& app);
 Run add_compare(CLI::App& app);
 Run add_convert(CLI::App& app);
 Run add_summarize(CLI::App& app);
+Run add_tokenize(CLI::App& app);
 
 }  // namespace diffattn::app

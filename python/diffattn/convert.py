@@ -22,7 +22,7 @@ class ConversionError(RuntimeError):
 def convert(source: Path, target: Path, *, to: str, source_format: Optional[str] = None,
             gqa: str = "paired", attention_only: bool = False,
             rename: Optional[Mapping[str, str]] = None, max_shard_mib: Optional[int] = None,
-            seed: int = 0, follow_links: bool = False, force: bool = False,
+            seed: Optional[int] = None, follow_links: bool = False, force: bool = False,
             dry_run: bool = False) -> Dict[str, Any]:
     """Reads the model folder `source`, writes the model folder `target` in layout `to`, complete or
     not at all, and returns the report of every tensor. Arguments are those of `diffattn convert`;
@@ -30,7 +30,9 @@ def convert(source: Path, target: Path, *, to: str, source_format: Optional[str]
     program = _library.program()
     if program is None:
         raise ConversionError(_library.NO_PROGRAM)
-    arguments = ["--to", to, "--gqa", gqa, "--seed", str(seed)]
+    arguments = ["--to", to, "--gqa", gqa]
+    if seed is not None:
+        arguments += ["--seed", str(seed)]
     if source_format is not None:
         arguments += ["--from", source_format]
     if max_shard_mib is not None:

@@ -124,8 +124,9 @@ std::vector<std::string> number_names(const Comparison& comparison) {
     add(name);
   }
   std::erase_if(names, [&](const std::string& name) {
+    const auto has_none = [&](const RunResult& run) { return std::isnan(number_of(run, name)); };
     return std::ranges::all_of(comparison.models, [&](const ModelResult& model) {
-      return std::isnan(number_of(model, name).mean);
+      return std::ranges::all_of(model.runs, has_none);
     });
   });
   return names;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "diffattn/nn/cross_entropy.h"
+#include "diffattn/nn/presets.h"
 
 namespace diffattn::train {
 namespace {
@@ -71,6 +72,17 @@ LayerBytes layer_bytes(const RunConfig& config) {
   return {attention + feed_forward, gradients + (gpu ? 14 * hidden * 4 + 6 * heads * bytes : 0)};
 }
 
+/// Whether a kernel can use them. A pair's values are two heads wide.
+bool sums_are_kept(const RunConfig& config) {
+  const RunConfig::Model& m = config.model;
+  if (config.train.device == "cpu" || config.train.dtype != "bfloat16") return false;
+  const auto sizes = nn::check(
+      nn::preset_options(m.attention, nn::PresetOptions(m.hidden_size, m.num_attention_heads)
+                                          .num_kv_heads(m.num_key_value_heads)
+                                          .head_dim(m.head_dim)));
+  return (m.head_dim == 64 || m.head_dim == 128) && sizes.value_dim <= 128;
+}
+
 /// Bytes per token that activation checkpointing keeps of a layer's attention.
 int64_t kept_bytes(const RunConfig& config) {
   const RunConfig::Model& m = config.model;
@@ -81,8 +93,8 @@ int64_t kept_bytes(const RunConfig& config) {
   const int64_t saved = mixed ? out + out / 2 : out;  // o and o2, a byte of each rounding beside
   const int64_t calls = m.attention == "dint" ? 2 : 1;
   if (config.train.keep_attention == "results") return calls * (out + sums + (gpu ? 2 * saved : 0));
-  const bool has_kernel = gpu && mixed && (m.head_dim == 64 || m.head_dim == 128);
-  return config.train.keep_attention == "sums" && has_kernel ? calls * (saved + sums) : 0;
+  const bool kept = config.train.keep_attention == "sums" && sums_are_kept(config);
+  return kept ? calls * (saved + sums) : 0;
 }
 
 }  // namespace

@@ -322,6 +322,10 @@ void RunConfig::resolve() {
               (train.sparsity_weight == 0.0 && train.focus_weight == 0.0),
           "train.activation_checkpointing: expected false with train.sparsity_weight or "
           "train.focus_weight, which read what the layers computed, got true");
+  require(train.activation_checkpointing || train.keep_attention == Train().keep_attention,
+          fmt::format("train.keep_attention: expected train.activation_checkpointing = true, which "
+                      "reads it, got '{}' without",
+                      train.keep_attention));
   require(train.lambda_warmup_steps < train.steps,
           fmt::format("train.lambda_warmup_steps: expected fewer than train.steps ({}), got {}",
                       train.steps, train.lambda_warmup_steps));

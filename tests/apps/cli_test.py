@@ -5,11 +5,12 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import unittest
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
 VERBS = ("info", "selftest", "bench", "train", "eval", "generate", "convert", "classify", "compare",
-         "summarize", "analyze")
+         "summarize", "analyze", "tokenize")
 
 
 def run(*arguments, **kwargs):
@@ -118,6 +119,49 @@ class Info(unittest.TestCase):
         self.assertEqual(result.returncode, 1)
         self.assertIn("nonsense", result.stderr)
         self.assertIn("reference", result.stderr)
+
+
+class Tokenize(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = lambda name: os.path.join(self.folder.name, name)
+        os.mkdir(self.path("text"))
+        with open(self.path("text/a.txt"), "w") as file:
+            file.write("the head of the differential head\n" * 40)
+        with open(self.path("text/b.jsonl"), "w") as file:
+            file.write('{"text": "the second head"}\n{"txt": 1}\n' * 5)
+
+    def tokenize(self, *arguments):
+        return run("tokenize", self.path("text"), *arguments)
+
+    def test_from_text_to_a_run(self):
+        names = self.path("t.json"), self.path("c.tokens")
+        result = self.tokenize("--learn", names[0], "--vocab-size", "270", "--out", names[1], "--skip-bad", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        said = json.loads(result.stdout)
+        self.assertEqual((said["vocab_size"], said["documents"], said["skipped_lines"]), (270, 6, 5))
+        self.assertLess(said["tokens"], said["bytes"] / 2)  # merges were learnt
+        config = ["--set", f"data.train={names[1]}", "--out", self.path("run"), "--dry-run", "--json"]
+        for tokenizer, code in ((names[0], 0), ("bytes", 1)):  # of another tokenizer: refused
+            result = run("train", "--set", f"data.tokenizer={tokenizer}", *config)
+            self.assertEqual(result.returncode, code, result.stderr)
+
+    def test_what_is_refused(self):
+        made = self.path("t.json")
+        self.assertEqual(self.tokenize("--learn", made, "--skip-bad").returncode, 0)
+        for arguments, code, said in (
+                ([], 2, "expected --learn FILE or --tokenizer FILE"),
+                (["--tokenizer", made], 2, "--tokenizer requires --out"),
+                (["--learn", made, "--skip-bad"], 1, "--force replaces it"),
+                (["--learn", made, "--force"], 1, "b.jsonl: line 2: "),
+                (["--tokenizer", made, "--out", self.path("none/c"), "--skip-bad"], 1, "none"),
+                (["--tokenizer", made, "--out", "x", "--nfc"], 2, "--nfc requires --learn"),
+                (["--learn", self.path("u.json"), "--vocab-size", "9"], 2, "--vocab-size: expected an integer in")):
+            result = self.tokenize(*arguments)
+            self.assertEqual(result.returncode, code, arguments)
+            self.assertIn(said, result.stderr, arguments)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), ["t.json", "text"])  # no pieces left
 
 
 class Bench(unittest.TestCase):

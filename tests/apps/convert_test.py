@@ -243,6 +243,8 @@ class Transformers(Folder):
         self.assertEqual(len(report["tensors"]), 17)
         with self.assertRaisesRegex(diffattn.convert.ConversionError, "--force"):
             diffattn.convert.convert(self.folder / "in", self.folder / "out", to="microsoft")
+        with self.assertRaisesRegex(diffattn.convert.ConversionError, "for --seed"):
+            diffattn.convert.convert(self.folder / "in", self.folder / "new", to="microsoft", seed=3)
 
 
 if __name__ == "__main__":

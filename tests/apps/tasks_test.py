@@ -102,6 +102,16 @@ class Compare(unittest.TestCase):
         self.assertGreater(first, curve[0]["step"])
         self.assertEqual(learnt["metrics"]["steps_to_0.9"]["mean"], first)
         self.assertIsNone(other["metrics"]["steps_to_0.9"]["mean"])
+        # A seed that never got there has no mean, but does not hide the others.
+        result = program("compare", *settings(*NEEDLE, *task, "train.steps=20"), "--models", "transformer",
+                         "--seeds", "1,2,4,6,8", "--samples", 1, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        model, = json.loads(result.stdout)["models"].values()
+        steps = [next((point["step"] for point in run["curve"] if point["valid_accuracy"] >= 0.9), None)
+                 for run in model["runs"]]
+        self.assertIn(None, steps)
+        self.assertNotEqual(set(steps), {None})
+        self.assertEqual(model["metrics"]["steps_to_0.9"]["values"], steps)
 
     def test_updates_that_were_left_out_are_told(self):
         lost = "transformer:" + ":".join(NOT_FINITE)
@@ -117,6 +127,19 @@ class Compare(unittest.TestCase):
                          "transformer", "--samples", 1, "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(json.loads(result.stdout)["seeds"], [5])
+
+    def test_what_to_type_next_is_the_same_comparison(self):
+        file = self.folder / "recall.toml"
+        file.write_text('task = "needle"\n')
+        tiny = settings(*TINY, "recall.pairs=2", "train.steps=2")
+        given = ["--config", file, "--task", "recall", *tiny, "--learning-rates", "0.01,0.02", "--as-given",
+                 "--models", "transformer,diffllama:head_norm=false"]
+        result = program("compare", *given, "--out", self.folder / "next")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        luck, = [line for line in result.stdout.splitlines() if "is it luck?" in line]
+        self.assertIn(" ".join(map(str, ["compare", *given, "--seeds"])), luck)
+        part, = [line for line in result.stdout.splitlines() if "which part does it?" in line]
+        self.assertEqual(part.count("--models"), 1)
 
     def test_table(self):
         result = program("compare", "--task", "recall", *settings(*TINY, "recall.pairs=2",

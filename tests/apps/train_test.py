@@ -229,6 +229,21 @@ class Training(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertEqual("the machine has" in result.stderr, warned, result.stderr)
 
+    def test_only_what_a_kernel_reads_counts_as_kept(self):
+        """Values of pairs are two heads wide: 256 is too much for known sums."""
+        def planned(attention, head_dim, keep):
+            texts = (f"model.attention={attention}", f"model.head_dim={head_dim}", "train.device=cuda",
+                     "train.dtype=bfloat16", "train.activation_checkpointing=true", "train.batch_size=64",
+                     f"train.keep_attention={keep}")
+            result = program("train", "--config", self.config, "--dry-run", "--json",
+                             *(word for text in texts for word in ("--set", text)))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            return json.loads(result.stdout)["memory_bytes"]
+        for attention, head_dim, kept in (("diffllama", 64, True), ("diffllama", 128, False),
+                                          ("microsoft_v2", 128, True)):
+            sums, nothing = (planned(attention, head_dim, keep) for keep in ("sums", "nothing"))
+            self.assertEqual(sums > nothing, kept, (attention, head_dim))
+
     def test_a_bar_fits_its_terminal(self):
         run = self.folder / "terminal"
         lines = on_terminal(50, "train", "--config", self.config, "--out", run, "--set",
@@ -284,6 +299,7 @@ class Training(unittest.TestCase):
                               ("train.steps", "key=value"), ("model.attention=nothing", "nothing"),
                               ("data.train=", "data.train"), ("model.hidden_size=33", "hidden_size"),
                               ("data.tokenizer=/nowhere", "/nowhere"),
+                              ("train.keep_attention=sums", "train.activation_checkpointing = true"),
                               ("task=dance", "task")):
             result = program("train", "--config", self.config, "--out", self.folder / "wrong",
                              "--set", setting)

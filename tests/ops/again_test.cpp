@@ -63,15 +63,6 @@ Call random_call(uint64_t seed, torch::ScalarType dtype) {
   return call;
 }
 
-void expect_same_bits(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
-                      const std::string& what) {
-  ASSERT_EQ(got.size(), want.size()) << what;
-  for (size_t i = 0; i < want.size(); ++i) {
-    ASSERT_EQ(got[i].defined(), want[i].defined()) << what << ", " << i;
-    ASSERT_TRUE(!want[i].defined() || torch::equal(got[i], want[i])) << what << ", " << i;
-  }
-}
-
 TEST(TorchAgain, TwoRunsGiveTheBitsOfOne) {
   for (const auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kFloat64}) {
     for (uint64_t seed = 700; seed < 730; ++seed) {
@@ -220,12 +211,7 @@ Call moved(const Call& call, torch::Device device, torch::ScalarType dtype) {
   return result;
 }
 
-bool has_sm90() {
-  for (const BackendInfo& backend : backends()) {
-    if (backend.name == "sm90" && backend.available) return true;
-  }
-  return false;
-}
+bool has_sm90() { return backend_for(kCuda, torch::kBFloat16) == "sm90"; }
 
 TEST_F(CudaAgain, KeptResultsGiveTheBitsOfOneRun) {
   for (const Widths& widths : kWidths) {

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <ATen/record_function.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
 
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 namespace diffattn::testing {
 
@@ -45,5 +48,15 @@ class OperatorCalls {
 
   at::CallbackHandle handle_;
 };
+
+/// What is not defined in one list is not in the other.
+inline void expect_same_bits(const std::vector<torch::Tensor>& got,
+                             const std::vector<torch::Tensor>& want, const std::string& what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  for (size_t i = 0; i < want.size(); ++i) {
+    ASSERT_EQ(got[i].defined(), want[i].defined()) << what << ", " << i;
+    EXPECT_TRUE(!want[i].defined() || torch::equal(got[i], want[i])) << what << ", " << i;
+  }
+}
 
 }  // namespace diffattn::testing

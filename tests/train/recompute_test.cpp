@@ -17,6 +17,7 @@
 namespace diffattn::train::recompute_test {
 namespace {
 
+using testing::expect_same_bits;
 using testing::OperatorCalls;
 using torch::Tensor;
 
@@ -68,15 +69,6 @@ std::vector<Tensor> taken_gradients(nn::CausalLM& model) {
 std::vector<Tensor> gradients_of(nn::CausalLM& model, const nn::DecoderInput& input) {
   loss_of(model, input).backward();
   return taken_gradients(model);
-}
-
-void expect_same_bits(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
-                      const std::string& what) {
-  ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < want.size(); ++i) {
-    ASSERT_EQ(got[i].defined(), want[i].defined()) << what << ", " << i;
-    EXPECT_TRUE(!want[i].defined() || torch::equal(got[i], want[i])) << what << ", " << i;
-  }
 }
 
 TEST(Recompute, GivesTheBitsOfOneRun) {
