@@ -2,8 +2,8 @@
 //
 // The one pass over the keys (fused.cuh says what it computes) for problems without a mask tensor,
 // rows of exactly the tile's width that may be read 16 bytes at a time, and GPUs with 193 KB of
-// shared memory for a block, Hopper and later. What limits it is how often shared memory is read and
-// how much a step has to do beside its products, so
+// shared memory for a block, Hopper and later. What limits it is how often shared memory is read
+// and how much a step has to do beside its products, so
 //
 //   * a warp has 32 queries and 32 keys in the products that make p and ds, 32 queries and half of
 //     a map's columns of dq, and 64 keys and kD columns of [dv, dk1, dk2];
