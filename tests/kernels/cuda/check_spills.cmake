@@ -19,7 +19,7 @@ function(find_allowed kernel)
   elseif(kernel MATCHES "sm80.*backward_fused_kernel.*FusedConfigILi64ELi128ELi64E")
     set(allowed 272)  # and 64 of dq: 268
   elseif(kernel MATCHES "sm80.*backward_fused_kernel.*FusedConfigILi64ELi64ELi64E")
-    set(allowed 80)
+    set(allowed 96)
   elseif(kernel MATCHES "sm80.*backward_queries_kernel.*QueriesConfigILi(96|128)E")
     set(allowed 32)  # 24
   elseif(kernel MATCHES "sm80.*decode_kernel.*DecodeConfigILi(64ELi128ELi2|128ELi256ELi1)E")
