@@ -175,11 +175,10 @@ int run_convert(const ConvertArguments& arguments) {
   check_report(arguments);
   check_source(arguments, options);
   const train::StopSignal signal;
-  Progress bar("convert", 100);  // per cent
-  std::uint64_t shown = 0;
+  PercentBar bar("convert");
   options.progress = [&](std::uint64_t done, std::uint64_t total) {
     if (signal.received() != 0) throw io::Error(arguments.target, "stopped; nothing was written");
-    for (; total > 0 && shown < done * 100 / total; ++shown) bar.step("");
+    bar.show(done, total);
   };
   const convert::Report report = convert::convert(arguments.source, arguments.target, options);
   bar.clear();

@@ -109,4 +109,8 @@ void Progress::draw(const std::string& what) {
   std::fflush(stderr);
 }
 
+void PercentBar::show(uint64_t done, uint64_t total) {
+  for (; total > 0 && shown_ < done * 100 / total; ++shown_) bar_.step("");
+}
+
 }  // namespace diffattn::app

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace diffattn::app {
 
@@ -31,6 +32,18 @@ class Progress {
   int64_t total_, done_, first_;  // first_: where this process began
   bool shown_;
   std::chrono::steady_clock::time_point start_;
+};
+
+/// A bar in per cent of work whose size is known in other units.
+class PercentBar {
+ public:
+  explicit PercentBar(std::string name) : bar_(std::move(name), 100) {}
+  void show(uint64_t done, uint64_t total);
+  void clear() { bar_.clear(); }
+
+ private:
+  Progress bar_;
+  uint64_t shown_ = 0;
 };
 
 }  // namespace diffattn::app

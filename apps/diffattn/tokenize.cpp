@@ -34,20 +34,19 @@ struct Tokenized {
   std::uint64_t skipped = 0;
 };
 
-/// A bar in per cent that a signal stops.
-class PercentBar {
+/// A bar of work that a signal stops.
+class Work {
  public:
-  PercentBar(const std::string& name, const std::string& input) : bar_(name, 100), input_(input) {}
+  Work(const std::string& name, const std::string& input) : bar_(name), input_(input) {}
 
   void show(std::uint64_t done, std::uint64_t total) {
     if (signal_.received() != 0) throw io::Error(input_, "stopped; nothing was written");
-    for (; total > 0 && shown_ < done * 100 / total; ++shown_) bar_.step("");
+    bar_.show(done, total);
   }
 
  private:
   const train::StopSignal signal_;
-  Progress bar_;
-  std::uint64_t shown_ = 0;
+  PercentBar bar_;
   const std::string& input_;
 };
 
@@ -74,7 +73,7 @@ io::Tokenizer learn(const TokenizeArguments& arguments, std::uint64_t& skipped) 
   std::uint64_t total = 0, before = 0;
   for (const std::string& file : files) total += std::filesystem::file_size(file);
   {
-    PercentBar bar("words", arguments.input);
+    Work bar("words", arguments.input);
     for (const std::string& file : files) {
       if (file.ends_with(".jsonl")) {
         add_records(trainer, file, arguments.skip_bad, skipped);
@@ -87,12 +86,12 @@ io::Tokenizer learn(const TokenizeArguments& arguments, std::uint64_t& skipped) 
     }
   }
   if (total == 0) throw io::Error(arguments.input, "expected text, got none");
-  PercentBar bar("merges", arguments.input);
+  Work bar("merges", arguments.input);
   return trainer.train([&](const auto& progress) { bar.show(progress.done, progress.total); });
 }
 
 data::ReadReport write(const TokenizeArguments& arguments, const io::Tokenizer& tokenizer) {
-  PercentBar bar("tokens", arguments.input);
+  Work bar("tokens", arguments.input);
   data::ReadOptions options;
   options.skip_bad = arguments.skip_bad;
   options.progress = [&](const data::ReadReport& report) {

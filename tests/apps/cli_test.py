@@ -40,7 +40,7 @@ class Program(unittest.TestCase):
         """libtorch_cpu.so exports parts of the libstdc++ it was built with: whose come first are
         taken, and std::filesystem of two of them in one process crashes."""
         if shutil.which("readelf") is None:
-            self.skipTest("readelf is not installed")
+            self.skipTest("skipped: readelf is not installed")
         table = subprocess.run(["readelf", "-d", PROGRAM], capture_output=True, text=True,
                                check=True).stdout
         names = re.findall(r"NEEDED.*\[(lib.*?)\.so", table)
