@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/ptx/async_copy.cuh"
+#include "kernels/cuda/ptx/barrier.cuh"
 
 namespace diffattn::cuda::ptx {
 
@@ -42,10 +43,7 @@ struct MatrixPlace {
   /// `bytes` further than those addresses.
   __device__ void store(uint32_t bytes, const uint32_t (&words)[4]) const {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(
-                     first[0] + bytes),
-                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-                 : "memory");
+    store_matrix_x4(first[0] + bytes, words[0], words[1], words[2], words[3]);
 #else
 #pragma unroll
     for (int i = 0; i < 4; ++i) store_4(first[i] + bytes, words[i]);

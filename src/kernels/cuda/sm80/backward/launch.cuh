@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/sm80/backward/fused.cuh"
 #include "kernels/cuda/sm80/backward/keys.cuh"
@@ -60,21 +63,28 @@ void launch_keys(const BackwardParams& params, const BackwardArguments<T>& args,
                           params.kv_heads, params.seq_k, Config::kBlockN, params, stream);
 }
 
-template <class T, class Config>
-void launch_fused_tiles(const BackwardParams& params, const BackwardArguments<T>& args,
-                        const DqSums& sums, cudaStream_t stream) {
-  const auto kernel = backward_fused_kernel<T, Config>;
+/// One pass over the keys by at most `most_blocks` blocks.
+template <class Config, class Kernel, class T>
+void launch_key_tiles(Kernel kernel, int64_t most_blocks, const BackwardParams& params,
+                      const BackwardArguments<T>& args, const DqSums& sums, cudaStream_t stream) {
   check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
       "sm80 backward: shared memory", params);
   const int64_t tiles = (params.seq_k + Config::kBlockN - 1) / Config::kBlockN;
-  const auto blocks = static_cast<unsigned>(params.batch * params.kv_heads * tiles);
-  if (blocks == 0) return;
+  const int64_t items = params.batch * params.kv_heads * tiles;
+  if (items == 0) return;
   const int64_t row_bytes = 2 * (2 * Config::kHeadDim + Config::kValueDim);  // of q1, q2, dO
   const int group = heads_in_cache(params.seq_q, row_bytes, int64_t{32} << 20);
+  const auto blocks = static_cast<unsigned>(std::min(items, most_blocks));
   kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(args, sums,
                                                                    static_cast<int>(tiles), group);
   check_launch("sm80 backward", params);
+}
+
+template <class T, class Config>
+void launch_fused_tiles(const BackwardParams& params, const BackwardArguments<T>& args,
+                        const DqSums& sums, cudaStream_t stream) {
+  launch_key_tiles<Config>(backward_fused_kernel<T, Config>, INT64_MAX, params, args, sums, stream);
 }
 
 /// Shared memory that a block may have on the current device.
@@ -93,26 +103,16 @@ bool is_plain(const BackwardParams& params, bool aligned) {
          params.value_dim == Config::kValueDim && max_smem_bytes(params) >= Config::kSmemBytes;
 }
 
+/// Blocks that stay, one for each multiprocessor, and take tiles from a counter.
 template <class T, class Config>
 void launch_plain_tiles(const BackwardParams& params, const BackwardArguments<T>& args,
                         const DqSums& sums, cudaStream_t stream) {
-  const auto kernel = backward_plain_kernel<T, Config>;
-  check(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
-      "sm80 backward: shared memory", params);
-  const int64_t tiles = (params.seq_k + Config::kBlockN - 1) / Config::kBlockN;
-  const int64_t items = params.batch * params.kv_heads * tiles;
-  if (items == 0) return;
   int device = 0, processors = 0;
   check(cudaGetDevice(&device), "current device", params);
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
         "multiprocessors of the device", params);
-  const int64_t row_bytes = 2 * (2 * Config::kHeadDim + Config::kValueDim);  // of q1, q2, dO
-  const int group = heads_in_cache(params.seq_q, row_bytes, int64_t{32} << 20);
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, processors));
-  kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(args, sums,
-                                                                   static_cast<int>(tiles), group);
-  check_launch("sm80 backward, plain", params);
+  launch_key_tiles<Config>(backward_plain_kernel<T, Config>, processors, params, args, sums,
+                           stream);
 }
 
 template <class T, int kD, int kValue>
