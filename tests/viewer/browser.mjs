@@ -30,6 +30,8 @@ export async function withReport(file, options, use) {
     colorScheme: scheme,
     deviceScaleFactor: scale,
     acceptDownloads: true,
+    hasTouch: width < 600,
+    isMobile: width < 600,
   });
   const page = await context.newPage();
   const trouble = [];

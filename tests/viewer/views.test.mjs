@@ -350,3 +350,36 @@ test("results: curves and tables", async () => {
     );
   });
 });
+
+test("on a phone nothing is cut off, maps stand below each other, a tap points", async () => {
+  const phone = { width: 390, height: 844 };
+  const tooWide = (page) =>
+    page.evaluate(() => {
+      const { scrollWidth, clientWidth } = document.documentElement;
+      return scrollWidth - clientWidth;
+    });
+  for (const view of ["overview", "tokens", "lambda", "statistics", "results"]) {
+    const file = view === "results" ? "results.html" : "small.html";
+    await withReport(file, { ...phone, fragment: `view=${view}` }, async (page) => {
+      await page.waitForSelector("nav [aria-current]");
+      assert.equal(await tooWide(page), 0, view);
+      const scales = await page.$$eval(".chart svg", (all) =>
+        all.map((drawing) => drawing.getScreenCTM().a),
+      );
+      for (const scale of scales) assert.ok(scale > 0.9, `${view}: letters at ${scale}`);
+    });
+  }
+  await withReport("small.html", { ...phone, fragment: `view=maps&${HEAD}` }, async (page) => {
+    await painted(page);
+    assert.equal(await tooWide(page), 0);
+    const boxes = await page.$$eval(".panel .overlay", (all) =>
+      all.map((overlay) => overlay.getBoundingClientRect().toJSON()),
+    );
+    assert.equal(boxes.length, 3);
+    for (let i = 1; i < 3; ++i) assert.ok(boxes[i].top >= boxes[i - 1].bottom);
+    const { cell, x, y } = await geometry(page, 0);
+    await page.touchscreen.tap(x + 4.5 * cell, y + 9.5 * cell);
+    await page.waitForFunction(() => window.diffattn.state.row === 9);
+    assert.match(await page.textContent(".readout"), /query 9 .* key 4 /);
+  });
+});

@@ -69,7 +69,9 @@ function path(points) {
 export class Chart {
   constructor(curves, options = {}) {
     this.curves = curves;
-    this.width = options.width ?? 560;
+    // Letters keep their size where the page is narrower.
+    const room = Math.max(300, document.documentElement.clientWidth - 24);
+    this.width = Math.min(options.width ?? 560, room);
     const all = (key) => curves.series.flatMap((series) => series[key] || []);
     this.x = axis(all("x"), curves.logX, MARGIN.left, this.width - MARGIN.right, options.wholeX);
     this.y = axis(

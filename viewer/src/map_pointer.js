@@ -52,7 +52,17 @@ function bindDrag(view, stage) {
     });
     view.tooltip.hidden = true;
   });
-  stage.addEventListener("pointerup", drop);
+  stage.addEventListener("pointerup", (event) => {
+    // A finger has no other way to point.
+    const tapped =
+      event.pointerType === "touch" &&
+      drag &&
+      Math.hypot(event.clientX - drag.x, event.clientY - drag.y) < 6;
+    drop();
+    const cursor =
+      tapped && panelAt(view, event)?.entryAt(event.clientX, event.clientY, view.view());
+    if (cursor) view.app.set(cursor);
+  });
   stage.addEventListener("pointercancel", drop);
   stage.addEventListener("pointerleave", () => {
     view.tooltip.hidden = true;

@@ -9,7 +9,9 @@ import { entryText, exactFloat, tokenText } from "./format.js";
 import { savePicture } from "./map_picture.js";
 
 const GUTTER = 92;
+const NARROW_GUTTER = 10;
 const GAP = 14;
+const MIN_SIDE = 150;
 const MAX_CELL = 64;
 const MOVES = new Set(["row", "column", "left", "top", "cell"]);
 // Milliseconds for new tiles in a frame, shared by the panels.
@@ -110,7 +112,7 @@ export class MapsView {
         this.stage.append(line);
         continue;
       }
-      const panels = map.planes.map((plane, i) => new Panel(map, plane, i === 0 ? GUTTER : 10));
+      const panels = map.planes.map((plane) => new Panel(map, plane));
       line.append(
         h(
           "div",
@@ -146,12 +148,17 @@ export class MapsView {
     if (this.rows.length === 0 || width === 0) return;
     const most = Math.max(...this.rows.map(({ panels }) => panels.length));
     const room = Math.max(160, window.innerHeight - (this.rows.length > 1 ? 330 : 300));
+    const share = (count) => (width - GUTTER - (count - 1) * (GAP + 10) - 4) / count;
+    // Where there is no room for them side by side they stand below each other.
+    const stacked = most > 1 && share(most) < MIN_SIDE;
+    this.stage.dataset.stacked = String(stacked);
+    const across = stacked ? 1 : most;
     const side = Math.floor(
       Math.max(
         120,
         Math.min(
-          (width - GUTTER - (most - 1) * (GAP + 10) - 4) / most,
-          most > 1 ? 620 : room,
+          share(across),
+          across > 1 ? 620 : room,
           this.rows.length > 1 ? Math.max(250, room) : Infinity,
         ),
       ),
@@ -161,8 +168,9 @@ export class MapsView {
       this.fitCell = Math.min(side / map.columns, side / map.rows);
       // A lone map stands under the difference it is compared with.
       const line = panels[0].element.closest(".panel-row");
-      line.style.marginLeft = `${(most - panels.length) * (side + GAP + 11)}px`;
-      for (const panel of panels) {
+      line.style.marginLeft = `${stacked ? 0 : (most - panels.length) * (side + GAP + 11)}px`;
+      for (const [i, panel] of panels.entries()) {
+        panel.gutter = stacked || i === 0 ? GUTTER : NARROW_GUTTER;
         panel.resize(
           Math.round(Math.min(side, map.columns * this.fitCell)),
           Math.round(Math.min(side, map.rows * this.fitCell)),
@@ -230,6 +238,7 @@ export class MapsView {
   draw() {
     if (this.rows.length === 0 || !this.rows[0].panels[0].rect) return;
     const view = this.view();
+    this.stage.dataset.whole = String(view.cell <= this.fitCell);
     const scale = this.app.scale();
     let finished = true;
     const count = this.rows.reduce((sum, { panels }) => sum + panels.length, 0);

@@ -168,13 +168,20 @@ export class StatisticsView {
   }
 }
 
+// Options of commands are not broken at their hyphens.
+function whole(text) {
+  return text
+    .split(/(\s+)/)
+    .map((word) => (word.startsWith("-") ? h("span", { class: "option" }, word) : word));
+}
+
 export class ResultsView {
   constructor(app) {
     const { report } = app;
     this.element = h(
       "section",
       { class: "results-view" },
-      report.notes.map((note) => h("p", { class: "note" }, note)),
+      report.notes.map((note) => h("p", { class: "note" }, whole(note))),
       report.tables.map((table, i) => new DataTable(table, { fileName: `table-${i + 1}` }).element),
       h(
         "div",

@@ -32,10 +32,10 @@ function tickStep(cell) {
 }
 
 export class Panel {
-  constructor(map, plane, gutter) {
+  constructor(map, plane) {
     this.map = map;
     this.plane = plane;
-    this.gutter = gutter;
+    this.gutter = 0; // to the left, for the labels of rows where it is wide enough
     this.canvas = h("canvas", { class: "map" });
     this.overlay = h("canvas", { class: "overlay", "data-plane": plane });
     this.title = h("div", { class: "panel-title" }, planeTitle(map, plane));
