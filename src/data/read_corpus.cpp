@@ -179,7 +179,8 @@ Corpus read_corpus(const std::string& path, const io::Tokenizer& tokenizer,
     const std::uint64_t made_with = file.header().tokenizer_hash;
     if (made_with != 0 && made_with != tokenizer.hash()) {
       throw io::Error(path, 40,
-                      "expected the tokenizer " + std::to_string(tokenizer.hash()) + ", got " +
+                      "expected tokens of the tokenizer in use, whose hash is " +
+                          std::to_string(tokenizer.hash()) + ", got those of another, " +
                           std::to_string(made_with));
     }
     if (file.tokens() == 0) throw io::Error(path, 16, "expected tokens, got none");

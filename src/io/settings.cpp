@@ -17,11 +17,41 @@ bool is_bare(char c) {
          c == '-';
 }
 
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/// A decimal number as TOML writes it: +1_000, -0.5, 3e-4; no leading zeros.
+bool is_number(std::string_view word) {
+  std::size_t at = 0;
+  const auto next = [&] { return at < word.size() ? word[at] : '\0'; };
+  const auto sign = [&] { at += next() == '+' || next() == '-' ? 1U : 0U; };
+  const auto digits = [&] {  // with single '_' between them
+    if (!is_digit(next())) return false;
+    while (is_digit(next()) || (next() == '_' && at + 1 < word.size() && is_digit(word[at + 1]))) {
+      ++at;
+    }
+    return true;
+  };
+  sign();
+  const std::size_t first = at;
+  if (!digits() || (word[first] == '0' && at - first > 1)) return false;
+  if (next() == '.') {
+    ++at;
+    if (!digits()) return false;
+  }
+  if (next() == 'e' || next() == 'E') {
+    ++at;
+    sign();
+    if (!digits()) return false;
+  }
+  return at == word.size();
+}
+
 class Parser {
  public:
   Parser(std::string_view text, const std::string& file) : text_(text), file_(file) {}
 
   std::vector<Setting> run() {
+    if (text_.starts_with("\xef\xbb\xbf")) at_ = 3;  // a byte order mark, as some editors write it
     while (at_ < text_.size()) {
       skip_blanks();
       if (peek() == '[') {
@@ -56,11 +86,12 @@ class Parser {
     if (peek() != '=') fail("'='");
     ++at_;
     skip_blanks();
-    std::string value = peek() == '"'    ? basic_string()
-                        : peek() == '\'' ? literal_string()
-                                         : bare_value();
+    const bool is_string = peek() == '"' || peek() == '\'';
+    std::string value = peek() == '"' ? basic_string()
+                        : is_string   ? literal_string()
+                                      : bare_value(name);
     if (!keys_.insert(name).second) fail_at(begin, "key " + in_quotes(name) + " a second time");
-    settings_.push_back({name, std::move(value), line});
+    settings_.push_back({name, std::move(value), is_string, line});
   }
 
   std::string key() {
@@ -107,11 +138,17 @@ class Parser {
     return std::string(text_.substr(begin, at_++ - begin));
   }
 
-  std::string bare_value() {
-    const std::size_t begin = at_;
-    while (is_bare(peek()) || peek() == '.' || peek() == '+') ++at_;
-    if (at_ == begin) fail("a string in quotes, a number, true or false");
-    return std::string(text_.substr(begin, at_ - begin));
+  std::string bare_value(const std::string& name) {
+    const std::string_view rest = text_.substr(at_);
+    const std::string_view word = rest.substr(0, rest.find_first_of(" \t\r\n#"));
+    if (word != "true" && word != "false" && !is_number(word)) {
+      const std::string_view line = rest.substr(0, rest.find_first_of("\r\n#"));
+      const std::size_t last = line.find_last_not_of(" \t");
+      const std::string got = last == line.npos ? "nothing" : in_quotes(line.substr(0, last + 1));
+      fail_at(at_, name + ": expected a string in quotes, a number, true or false, got " + got);
+    }
+    at_ += word.size();
+    return std::string(word);
   }
 
   void end_line() {

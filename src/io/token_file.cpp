@@ -213,8 +213,8 @@ TokenFile TokenFile::open(const std::string& path) {
 
 bool TokenFile::is_one(const std::string& path) {
   const File file = File::open(path);
-  if (file.size() < TokenFileHeader::kBytes) return false;
   std::array<std::byte, kMagic.size()> magic;
+  if (file.size() < magic.size()) return false;
   file.read(0, magic);
   return std::memcmp(magic.data(), kMagic.data(), kMagic.size()) == 0;
 }

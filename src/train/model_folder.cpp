@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/train/model_folder.h"
 
+#include <fmt/core.h>
+
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/io/sharded.h"
 #include "diffattn/train/tensor_file.h"
+#include "train/loaded_model.h"
 
 namespace diffattn::train {
 
@@ -23,6 +26,27 @@ void load_weights(const std::string& folder, const torch::nn::Module& model,
            (config.tie_word_embeddings && name == "lm_head.weight");
   };
   read_tensors_into(source, named_weights(model), ignored);
+}
+
+void check_sizes(const std::string& folder, const nn::ModelConfig& c) {
+  constexpr double kSmall = 1 << 24;  // up to here the first wrong tensor is a better message
+  const auto source = io::ShardedReader::open(folder);
+  double held = 0.0;
+  for (const std::string& name : source.names()) {
+    double elements = 1.0;
+    for (const int64_t size : source.at(name).shape) elements *= static_cast<double>(size);
+    held += elements;
+  }
+  const auto product = [](auto... sizes) { return (static_cast<double>(sizes) * ...); };
+  // Of attentions that share or halve their heads a quarter is there at least.
+  const double layer = product(3, c.hidden_size, c.intermediate_size) +
+                       product(c.num_attention_heads, c.head_dim, c.hidden_size) / 4;
+  const double asked = product(c.vocab_size, c.hidden_size) + product(c.num_hidden_layers, layer);
+  if (asked <= held + kSmall) return;
+  throw io::Error(folder + "/config.json",
+                  fmt::format("expected sizes of the model whose weights are {:.0f} numbers, got "
+                              "sizes of one with at least {:.4g}",
+                              held, asked));
 }
 
 namespace {
@@ -44,11 +68,7 @@ Model load(const std::string& folder, torch::ScalarType dtype, nn::ModelKind kin
         folder + "/config.json",
         std::string("model_type: expected ") + kind_text(kind) + ", got " + kind_text(config.kind));
   }
-  Model model(config);
-  model->to(dtype);
-  load_weights(folder, *model, config);
-  model->eval();
-  return model;
+  return loaded_model<Model>(folder, config, dtype);
 }
 
 }  // namespace

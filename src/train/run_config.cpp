@@ -34,9 +34,12 @@ struct TextField {
   std::string* value;
   std::vector<std::string> choices;  // empty: anything
 };
+/// Tasks with both read some keys only where their texts are generated, or come from files.
+enum class Texts { kAny, kGenerated, kRead };
 struct Field {
   const char* key;
   std::variant<IntField, DoubleField, TextField, bool*> target;
+  Texts texts = Texts::kAny;
 };
 
 std::vector<Field> fields(RunConfig& c) {
@@ -62,11 +65,11 @@ std::vector<Field> fields(RunConfig& c) {
       {"model.tie_word_embeddings", &m.tie_word_embeddings},
       {"model.head_norm", &m.head_norm},
       {"model.lambda_init", DoubleField{&m.lambda_init, -1.0, 10.0}},
-      {"data.train", TextField{&d.train, {}}},
-      {"data.valid", TextField{&d.valid, {}}},
-      {"data.valid_fraction", DoubleField{&d.valid_fraction, 0.0, 0.5}},
-      {"data.tokenizer", TextField{&d.tokenizer, {}}},
-      {"data.skip_bad", &d.skip_bad},
+      {"data.train", TextField{&d.train, {}}, Texts::kRead},
+      {"data.valid", TextField{&d.valid, {}}, Texts::kRead},
+      {"data.valid_fraction", DoubleField{&d.valid_fraction, 0.0, 0.5}, Texts::kRead},
+      {"data.tokenizer", TextField{&d.tokenizer, {}}, Texts::kRead},
+      {"data.skip_bad", &d.skip_bad, Texts::kRead},
       {"needle.length", IntField{&c.needle.length, 2, kTaskMost}},
       {"needle.needles", IntField{&c.needle.needles, 1, kTaskMost}},
       {"needle.min_needles", IntField{&c.needle.min_needles, 0, kTaskMost}},
@@ -87,20 +90,25 @@ std::vector<Field> fields(RunConfig& c) {
       {"classify.pooling", TextField{&c.classify.pooling, {"cls", "last", "mean"}}},
       {"classify.head_size", IntField{&c.classify.head_size, 0, 1 << 20}},
       {"classify.dropout", DoubleField{&c.classify.dropout, 0.0, 0.99}},
-      {"classify.class_weights", TextField{&c.classify.class_weights, {"none", "balanced"}}},
-      {"classify.classes", IntField{&c.classify.text.classes, 2, 1 << 16}},
-      {"classify.length", IntField{&c.classify.text.length, 1, kTaskMost}},
-      {"classify.signal", IntField{&c.classify.text.signal, 1, kTaskMost}},
-      {"classify.misleading", IntField{&c.classify.text.misleading, 0, kTaskMost}},
-      {"classify.words_per_class", IntField{&c.classify.text.words_per_class, 1, 1 << 16}},
-      {"classify.noise", IntField{&c.classify.text.noise, 1, kTaskMost}},
+      {"classify.class_weights", TextField{&c.classify.class_weights, {"none", "balanced"}},
+       Texts::kRead},
+      {"classify.classes", IntField{&c.classify.text.classes, 2, 1 << 16}, Texts::kGenerated},
+      {"classify.length", IntField{&c.classify.text.length, 1, kTaskMost}, Texts::kGenerated},
+      {"classify.signal", IntField{&c.classify.text.signal, 1, kTaskMost}, Texts::kGenerated},
+      {"classify.misleading", IntField{&c.classify.text.misleading, 0, kTaskMost},
+       Texts::kGenerated},
+      {"classify.words_per_class", IntField{&c.classify.text.words_per_class, 1, 1 << 16},
+       Texts::kGenerated},
+      {"classify.noise", IntField{&c.classify.text.noise, 1, kTaskMost}, Texts::kGenerated},
       {"summarize.decoder_layers", IntField{&c.summarize.decoder_layers, 0, 4096}},
-      {"summarize.max_summary", IntField{&c.summarize.max_summary, 1, kTaskMost}},
-      {"summarize.sentences", IntField{&c.summarize.select.sentences, 1, 1 << 16}},
-      {"summarize.selected", IntField{&c.summarize.select.selected, 1, 1 << 16}},
-      {"summarize.words", IntField{&c.summarize.select.words, 1, 1 << 16}},
-      {"summarize.cues", IntField{&c.summarize.select.cues, 2, 1 << 16}},
-      {"summarize.vocabulary", IntField{&c.summarize.select.vocabulary, 1, kTaskMost}},
+      {"summarize.max_summary", IntField{&c.summarize.max_summary, 1, kTaskMost}, Texts::kRead},
+      {"summarize.sentences", IntField{&c.summarize.select.sentences, 1, 1 << 16},
+       Texts::kGenerated},
+      {"summarize.selected", IntField{&c.summarize.select.selected, 1, 1 << 16}, Texts::kGenerated},
+      {"summarize.words", IntField{&c.summarize.select.words, 1, 1 << 16}, Texts::kGenerated},
+      {"summarize.cues", IntField{&c.summarize.select.cues, 2, 1 << 16}, Texts::kGenerated},
+      {"summarize.vocabulary", IntField{&c.summarize.select.vocabulary, 1, kTaskMost},
+       Texts::kGenerated},
       {"train.steps", IntField{&t.steps, 1, kMany}},
       {"train.batch_size", IntField{&t.batch_size, 1, 1 << 20}},
       {"train.accumulate", IntField{&t.accumulate, 1, 1 << 20}},
@@ -182,10 +190,29 @@ std::optional<size_t> key_distance(const std::string& written, const std::string
   throw ConfigError(fmt::format("{}: no such key{}", key, hint));
 }
 
+Field field_of(RunConfig& config, const std::string& key) {
+  const auto known = fields(config);
+  const auto field = std::ranges::find_if(known, [&](const Field& f) { return key == f.key; });
+  if (field == known.end()) fail_unknown(key, known);
+  return *field;
+}
+
+/// Whether the run would be another with another value there.
+bool is_read(const RunConfig& config, const Field& field) {
+  const std::string section = parts_of(field.key).section;
+  if (section == "needle" || section == "recall" || section == "classify" ||
+      section == "summarize") {
+    if (config.task != section) return false;
+  }
+  if (section == "curriculum") return config.task == "needle" && config.curriculum.steps > 0;
+  const bool read = config.task == "lm" || !config.data.train.empty();
+  return field.texts == Texts::kAny || (field.texts == Texts::kRead) == read;
+}
+
 template <class Number>
 Number parse(const std::string& key, const std::string& text, const char* kind, Number min,
              Number max) {
-  std::string digits = text;
+  std::string digits = text.starts_with('+') ? text.substr(1) : text;
   std::erase(digits, '_');  // TOML writes 1_000
   Number value{};
   const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
@@ -227,6 +254,14 @@ struct Setter {
     }
     *value = text == "true";
   }
+};
+
+/// What a run file holds for a field.
+struct TypeName {
+  const char* operator()(const IntField&) const { return "an integer"; }
+  const char* operator()(const DoubleField&) const { return "a number"; }
+  const char* operator()(const TextField&) const { return "a string in quotes"; }
+  const char* operator()(const bool*) const { return "true or false"; }
 };
 
 /// A TOML basic string.
@@ -280,10 +315,17 @@ void check_data(const RunConfig& config) {
 }  // namespace
 
 void RunConfig::set(const std::string& key, const std::string& value) {
-  const auto known = fields(*this);
-  const auto field = std::ranges::find_if(known, [&](const Field& f) { return key == f.key; });
-  if (field == known.end()) fail_unknown(key, known);
-  std::visit(Setter{key, value}, field->target);
+  std::visit(Setter{key, value}, field_of(*this, key).target);
+}
+
+void RunConfig::set(const io::Setting& setting) {
+  const Field field = field_of(*this, setting.key);
+  if (setting.is_string != std::holds_alternative<TextField>(field.target)) {
+    throw ConfigError(fmt::format(
+        "{}: expected {}, got {}", setting.key, std::visit(TypeName{}, field.target),
+        setting.is_string ? "the string " + toml_string(setting.value) : setting.value));
+  }
+  std::visit(Setter{setting.key, setting.value}, field.target);
 }
 
 void RunConfig::set_all(const std::vector<std::pair<std::string, std::string>>& settings) {
@@ -336,14 +378,13 @@ std::string RunConfig::to_toml() const {
   RunConfig copy = *this;
   std::string text, section;
   for (const Field& field : fields(copy)) {
-    const std::string key = field.key;
-    const size_t dot = key.find('.');
-    if (dot != std::string::npos && key.substr(0, dot) != section) {
-      section = key.substr(0, dot);
+    if (!is_read(*this, field)) continue;
+    const KeyParts key = parts_of(field.key);
+    if (key.section != section) {
+      section = key.section;
       text += fmt::format("\n[{}]\n", section);
     }
-    text += fmt::format("{} = {}\n", dot == std::string::npos ? key : key.substr(dot + 1),
-                        std::visit(Printer{}, field.target));
+    text += fmt::format("{} = {}\n", key.name, std::visit(Printer{}, field.target));
   }
   return text;
 }

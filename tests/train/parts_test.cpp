@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
@@ -150,10 +151,69 @@ TEST(RunConfig, TextsComeBackFromRunFiles) {
   RunConfig config, again;
   config.set("data.train", odd);
   for (const io::Setting& setting : io::parse_settings(config.to_toml(), "config.toml")) {
-    again.set(setting.key, setting.value);
+    again.set(setting);
   }
   EXPECT_EQ(again.data.train, odd);
   EXPECT_EQ(again.to_toml(), config.to_toml());
+}
+
+TEST(RunConfig, RunFilesKeepTypesApart) {
+  const auto message = [](const std::string& text) {
+    RunConfig config;
+    try {
+      for (const auto& setting : io::parse_settings(text, "run.toml")) config.set(setting);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was thrown");
+  };
+  EXPECT_EQ(message("train.steps = \"10\""),
+            "train.steps: expected an integer, got the string \"10\"");
+  EXPECT_EQ(message("train.eps = '1e-8'"), "train.eps: expected a number, got the string \"1e-8\"");
+  EXPECT_EQ(message("model.head_norm = \"true\""),
+            "model.head_norm: expected true or false, got the string \"true\"");
+  EXPECT_EQ(message("data.train = 5"), "data.train: expected a string in quotes, got 5");
+  EXPECT_EQ(message("task = true"), "task: expected a string in quotes, got true");
+  EXPECT_EQ(message("train.steps = true"),
+            "train.steps: expected an integer in [1, 1099511627776], got 'true'");
+  EXPECT_EQ(message("model.head_norm = 1"), "model.head_norm: expected true or false, got '1'");
+  EXPECT_EQ(message("train.steps = +1_0\ntrain.eps = 1"), "nothing was thrown");
+  // Every key, with the type it is written with and the other.
+  for (const char* task : {"lm", "needle", "recall", "classify", "summarize"}) {
+    RunConfig config;
+    config.set_all({{"task", task}, {"curriculum.steps", "1"}});
+    for (io::Setting setting : io::parse_settings(config.to_toml(), "config.toml")) {
+      EXPECT_NO_THROW(config.set(setting));
+      setting.is_string = !setting.is_string;
+      EXPECT_THROW(config.set(setting), ConfigError) << setting.key;
+    }
+  }
+}
+
+TEST(RunConfig, RunFilesHoldWhatTheRunReads) {
+  const auto sections = [](std::vector<std::pair<std::string, std::string>> settings) {
+    RunConfig config;
+    config.set_all(settings);
+    std::set<std::string> found;
+    for (const auto& setting : io::parse_settings(config.to_toml(), "config.toml")) {
+      const size_t dot = setting.key.find('.');
+      if (dot != std::string::npos) found.insert(setting.key.substr(0, dot));
+    }
+    return found;
+  };
+  using Names = std::set<std::string>;
+  EXPECT_EQ(sections({}), (Names{"model", "data", "train"}));
+  EXPECT_EQ(sections({{"task", "needle"}}), (Names{"model", "needle", "train"}));
+  EXPECT_EQ(sections({{"task", "needle"}, {"curriculum.steps", "3"}}),
+            (Names{"model", "needle", "curriculum", "train"}));
+  EXPECT_EQ(sections({{"task", "summarize"}}), (Names{"model", "summarize", "train"}));
+  RunConfig config;
+  config.set("task", "classify");
+  EXPECT_NE(config.to_toml().find("\nsignal = "), std::string::npos);
+  EXPECT_EQ(config.to_toml().find("\nclass_weights = "), std::string::npos);
+  config.set("data.train", "texts.jsonl");
+  EXPECT_EQ(config.to_toml().find("\nsignal = "), std::string::npos);
+  EXPECT_NE(config.to_toml().find("\nclass_weights = "), std::string::npos);
 }
 
 TEST(RunConfig, NamesTheKeysOfTasksThatCannotBe) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "diffattn/data/tasks.h"
+#include "diffattn/io/settings.h"
 
 namespace diffattn::train {
 
@@ -106,13 +107,15 @@ struct RunConfig {
   /// Throws ConfigError naming the key: an unknown one (with the nearest known), text that is not
   /// of its type, a number out of range.
   void set(const std::string& key, const std::string& value);
+  /// The same of a run file, where a number in quotes is no number and a text needs them.
+  void set(const io::Setting& setting);
   void set_all(const std::vector<std::pair<std::string, std::string>>& settings);
 
   /// Checks what concerns several keys and fills in the values marked "0: ..." or "-1: ..." that
   /// need no data.
   void resolve();
 
-  /// A run file with every key, that gives the same config back.
+  /// A run file with every key that this run reads: loaded again it is the same run.
   std::string to_toml() const;
 };
 

@@ -3,6 +3,7 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/train/model_folder.h"
+#include "train/loaded_model.h"
 
 namespace diffattn::train {
 
@@ -56,11 +57,7 @@ Classifier load_classifier(const std::string& folder, torch::ScalarType dtype) {
     throw io::Error(folder + "/config.json",
                     "key 'id2label': expected the classes of a classifier, got none");
   }
-  Classifier model(config);
-  model->to(dtype);
-  load_weights(folder, *model, config);
-  model->eval();
-  return model;
+  return loaded_model<Classifier>(folder, config, dtype);
 }
 
 }  // namespace diffattn::train

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "diffattn/data/tensors.h"
+#include "diffattn/io/error.h"
 #include "diffattn/io/json.h"
 #include "diffattn/train/language_data.h"
 #include "diffattn/train/new_model.h"
@@ -241,6 +242,10 @@ std::unique_ptr<TaskData> read_example_task(const RunConfig& config,
   options.max_target_tokens = static_cast<size_t>(config.summarize.max_summary);
   data::ReadReport report;
   ExampleSet train = data::read_examples(config.data.train, kind, tokenizer, options, &report);
+  if (config.task == "classify" && train.label_names.size() < 2) {
+    throw io::Error(config.data.train, "expected texts with at least 2 labels, got " +
+                                           std::to_string(train.label_names.size()));
+  }
   uint64_t skipped = report.skipped, truncated = train.truncated;
   std::pair<ExampleSet, ExampleSet> sets;
   if (config.data.valid.empty()) {
