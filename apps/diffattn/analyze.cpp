@@ -16,9 +16,9 @@
 #include "diffattn/analysis/attention_report.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "machine.h"
 #include "option_checks.h"
 #include "progress.h"
+#include "text_table.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -73,9 +73,13 @@ analysis::Picture picture_in(const Analysis& result, const std::string& map) {
 
 /// How this terminal can be drawn on.
 void print_ascii(const analysis::Picture& picture, analysis::PictureStyle style) {
-  const char* term = std::getenv("TERM");
-  const bool colours = isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr &&
-                       term != nullptr && std::string(term) != "dumb";
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  const std::string term = variable("TERM");
+  const bool colours =
+      isatty(STDOUT_FILENO) == 1 && variable("NO_COLOR").empty() && !term.empty() && term != "dumb";
   winsize size{};
   const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   fmt::print("{}", analysis::to_ascii(
@@ -162,20 +166,21 @@ void print_analysis_json(const Analysis& result, bool maps) {
 }
 
 void print_statistics(const ModelAttention& model, const HeadIndex& shown) {
-  fmt::print("{}: {}\n{:>5} {:>5}", model.name, model.description, "layer", "head");
-  const auto& names = model.statistics.names;
-  const auto width = [](const std::string& key) { return std::max<std::size_t>(9, key.size()); };
-  for (const analysis::Statistic& name : names) fmt::print(" {:>{}}", name.key, width(name.key));
-  fmt::print("\n");
+  fmt::print("{}: {}\n", model.name, model.description);
+  TextTable table{
+      .lines = {fmt::format("{:>5} {:>5}", "layer", "head")}, .marks = {""}, .columns = {}};
+  for (const analysis::Statistic& name : model.statistics.names) {
+    table.columns.push_back({name.key, {}});
+  }
   for (const analysis::StatisticsTable::Row& row : model.statistics.rows) {
-    fmt::print("{:>5} {:>5}", row.layer, row.head);
+    table.lines.push_back(fmt::format("{:>5} {:>5}", row.layer, row.head));
+    table.marks.emplace_back(row.layer == shown.layer && row.head == shown.head ? "  *" : "");
     for (std::size_t i = 0; i < row.values.size(); ++i) {
       const double value = row.values[i];
-      fmt::print(" {:>{}}", std::isfinite(value) ? fmt::format("{:.4g}", value) : "-",
-                 width(names[i].key));
+      table.columns[i].cells.push_back(std::isfinite(value) ? fmt::format("{:.4g}", value) : "-");
     }
-    fmt::print("{}\n", row.layer == shown.layer && row.head == shown.head ? "  *" : "");
   }
+  print_table(table, 9, 1);
 }
 
 void write_tables(const std::string& path, const std::vector<ModelAttention>& models) {
@@ -311,8 +316,7 @@ Run add_analyze(CLI::App& app) {
                    "in pictures: encoder, decoder or cross-attention (encoder); path 0, ...");
   verb->add_option("--dtype", options->request.dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  verb->add_option("--device", options->request.device, "cpu, cuda or cuda:N (cpu)")
-      ->check(device_problem);
+  add_device_option(*verb, options->request.device);
   verb->footer(
       "Example:\n  diffattn analyze --model runs/a/model --text \"Once upon a time\" --out "
       "report.html");

@@ -32,7 +32,7 @@ struct Settings {
   std::vector<std::string> route;
   BenchOutput output;
 
-  bool on_gpu() const { return device == "cuda"; }
+  bool on_gpu() const { return device != "cpu"; }
 };
 
 /// One point of the sweep.
@@ -253,7 +253,7 @@ void print_point(const Json& point) {
              text("dtype"), text("mask"), number("seq"), number("head_dim"), 2 * number("head_dim"),
              number("heads"), number("batch"), thread_text(number("threads")),
              text("lambda") == "token" ? ", lambda of tokens" : "", text("backend"));
-  const bool on_gpu = text("device") == "cuda";
+  const bool on_gpu = text("device") != "cpu";
   fmt::print("  {:<28} {:>10} {:>19} {:>9} {:>7} {:>9} {:>9}\n", "route", "ms", "spread",
              on_gpu ? "TFLOP/s" : "GFLOP/s", "peak", "MiB", "vs fused");
   const double fused = point["routes"][0]["ms"];
@@ -301,7 +301,8 @@ int run_attention(const Settings& s) {
   const auto points = sweep(s);
   return run_sweep(
       s.output,
-      {.points = points.size(),
+      {.device = s.device,
+       .points = points.size(),
        .head = {{"useful_flop", s.on_gpu() ? "12d per pair forward and decode, 20d backward"
                                            : "8d per pair forward and decode, 20d backward"}},
        .label =
@@ -382,9 +383,7 @@ Run add_bench(CLI::App& app) {
   verb->add_option("--threads", s->threads, "thread counts (what torch takes)")
       ->delimiter(',')
       ->check(integer_in(1, 1024));
-  verb->add_option("--device", s->device, "cpu or cuda (cpu)")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->check(device_problem);
+  add_device_option(*verb, s->device);
   add_bench_output(*verb, s->output);
   return [s, bench, others] {
     for (const auto& [name, run] : others) {

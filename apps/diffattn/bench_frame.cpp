@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench_frame.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/core.h>
@@ -21,6 +22,7 @@ void add_bench_output(CLI::App& verb, BenchOutput& output) {
 }
 
 int run_sweep(const BenchOutput& output, const BenchSweep& sweep) {
+  const c10::DeviceGuard current{torch::Device(sweep.device)};
   const Machine machine = this_machine();
   Json report{{"cpu", machine.cpu}, {"gpus", machine.gpus}, {"torch", DIFFATTN_TORCH_VERSION}};
   report.update(sweep.head);
@@ -91,7 +93,8 @@ double bench_device_seconds(const std::function<void()>& work) {
   c10::Event start(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
   c10::Event end(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
   torch::cuda::synchronize();
-  flush.zero_();  // while it runs the host queues the work behind it
+  // While they run the host queues the work behind them; one ends before autograd's thread wakes.
+  for (int i = 0; i < 4; ++i) flush.zero_();
   start.record(stream);
   work();
   end.record(stream);

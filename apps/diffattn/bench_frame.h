@@ -28,6 +28,7 @@ struct BenchOutput {
 void add_bench_output(CLI::App& verb, BenchOutput& output);
 
 struct BenchSweep {
+  std::string device;  // where it is measured; the current one meanwhile
   size_t points = 0;
   Json head = Json::object();  // goes into the report beside the machine
   std::function<std::string(size_t)> label;

@@ -111,7 +111,8 @@ void print_generation_csv(const Json& points) {
 int run_bench_generate(const GenerationSettings& s) {
   torch::set_num_threads(s.model.threads);
   return run_sweep(s.output,
-                   {.points = s.prompt.size(),
+                   {.device = s.model.device,
+                    .points = s.prompt.size(),
                     .label = [&](size_t i) { return fmt::format("prompt {}", s.prompt[i]); },
                     .measure = [&](size_t i) { return measure_generation(s, s.prompt[i]); },
                     .print = print_generation,

@@ -2,6 +2,7 @@
 #include "bench_measure.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -57,9 +58,13 @@ int64_t status_bytes(const std::string& field) {
 }
 
 /// What torch has allocated on the first GPU.
+c10::DeviceIndex current_gpu() {
+  return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index();
+}
+
 c10::CachingAllocator::Stat gpu_bytes() {
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(0).allocated_bytes[kAll];
+  return c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(current_gpu()).allocated_bytes[kAll];
 }
 
 }  // namespace
@@ -86,7 +91,7 @@ double measure_fma_peak(int threads) {
 
 PeakMemory::PeakMemory(bool on_gpu) : on_gpu_(on_gpu) {
   if (on_gpu) {
-    c10::getDeviceAllocator(c10::kCUDA)->resetPeakStats(0);
+    c10::getDeviceAllocator(c10::kCUDA)->resetPeakStats(current_gpu());
     start_ = gpu_bytes().current;
     return;
   }

@@ -18,7 +18,7 @@ Timing summarise(std::vector<double> seconds);
 double measure_fma_peak(int threads);
 
 /// Highest memory in use since the construction, above what was in use then: resident memory of the
-/// process, or what torch allocated on the first GPU. -1 where nobody tells.
+/// process, or what torch allocated on the current GPU. -1 where nobody tells.
 class PeakMemory {
  public:
   explicit PeakMemory(bool on_gpu = false);

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include "diffattn/nn/presets.h"
-#include "machine.h"
 #include "option_checks.h"
 
 namespace diffattn::app {
@@ -54,9 +53,7 @@ void add_bench_model(CLI::App& verb, BenchModel& model) {
   verb.add_option("--vocab", model.vocab, "tokens of the vocabulary (8192)")->check(size);
   verb.add_option("--dtype", model.dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  verb.add_option("--device", model.device, "cpu or cuda (cpu)")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->check(device_problem);
+  add_device_option(verb, model.device);
   verb.add_option("--threads", model.threads, "threads (those torch takes)")
       ->check(integer_in(1, 1024));
 }

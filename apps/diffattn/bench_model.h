@@ -18,7 +18,7 @@ struct BenchModel {
   int threads = 1;
   std::string dtype = "float32", device = "cpu";
 
-  bool on_gpu() const { return device == "cuda"; }
+  bool on_gpu() const { return device != "cpu"; }
   /// Resolved; steps, batch_size and seq_len are the caller's.
   train::RunConfig run_config(const std::string& attention, int64_t batch, int64_t seq) const;
   /// What a report says of it.

@@ -10,7 +10,6 @@
 #include "bench_frame.h"
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/nn/presets.h"
-#include "machine.h"
 #include "option_checks.h"
 #include "verbs.h"
 
@@ -29,7 +28,7 @@ struct ModuleSettings {
   bool no_rotary = false;
   BenchOutput output;
 
-  bool on_gpu() const { return device == "cuda"; }
+  bool on_gpu() const { return device != "cpu"; }
 };
 
 const std::vector<std::string> kModuleMasks{"causal",        "full",    "window",  "left_padding",
@@ -200,7 +199,8 @@ int run(ModuleSettings s) {
     for (const nn::Route route : nn::routes()) s.route.push_back(route_name(route));
   }
   const auto points = sweep(s);
-  return run_sweep(s.output, {.points = points.size(),
+  return run_sweep(s.output, {.device = s.device,
+                              .points = points.size(),
                               .label =
                                   [&](size_t i) {
                                     return fmt::format("N = {} {} {}", points[i].seq,
@@ -275,9 +275,7 @@ Run add_bench_module(CLI::App& bench) {
   verb->add_flag("--no-rotary", s->no_rotary, "without the preset's rotary embedding");
   verb->add_option("--threads", s->threads, "threads (those torch takes)")
       ->check(integer_in(1, 1024));
-  verb->add_option("--device", s->device, "cpu or cuda (cpu)")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->check(device_problem);
+  add_device_option(*verb, s->device);
   add_bench_output(*verb, s->output);
   return [s] { return run(*s); };
 }

@@ -215,7 +215,8 @@ int run_bench_step(const StepSettings& s) {
   torch::set_num_threads(s.model.threads);
   if (!s.checkpointing) keep_freed_memory();
   return run_sweep(s.output,
-                   {.points = s.seq.size(),
+                   {.device = s.model.device,
+                    .points = s.seq.size(),
                     .head = {{"flop", "6 per matrix element and token, 12 per pair and width"}},
                     .label = [&](size_t i) { return fmt::format("N = {}", s.seq[i]); },
                     .measure = [&](size_t i) { return measure_step(s, s.seq[i]); },

@@ -12,7 +12,6 @@
 #include "diffattn/ops.h"
 #include "diffattn/train/classifier.h"
 #include "line_items.h"
-#include "machine.h"
 #include "option_checks.h"
 #include "verbs.h"
 
@@ -221,7 +220,7 @@ Run add_classify(CLI::App& app) {
       ->check(integer_in(1, int64_t{1} << 20))
       ->needs(explain);
   verb->add_flag("--truncate", options->truncate, "texts longer than the model are no fault");
-  verb->add_option("--device", options->device, "cpu, cuda or cuda:N (cpu)")->check(device_problem);
+  add_device_option(*verb, options->device);
   verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->footer("Example:\n  diffattn classify --model runs/a/model --input in.jsonl --explain");
   return [options] { return Classify(*options).run(); };

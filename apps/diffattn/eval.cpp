@@ -19,6 +19,7 @@
 #include "machine.h"
 #include "option_checks.h"
 #include "progress.h"
+#include "text_table.h"
 #include "verbs.h"
 
 namespace diffattn::app {
@@ -83,17 +84,18 @@ void print_layers(const train::Values& values) {
     }
   }
   if (layers.empty()) return;
-  fmt::print("\n{:<8}", "layer");
-  for (const std::string& name : statistics) fmt::print("  {:>8}", name);
+  TextTable table{.lines = {fmt::format("{:<8}", "layer")}, .marks = {""}, .columns = {}};
+  for (const std::string& name : statistics) table.columns.push_back({name, {}});
   for (const auto& [layer, row] : layers) {
-    fmt::print("\n{:<8}", layer);
-    for (const std::string& name : statistics) {
-      const auto found = row.find(name);
-      fmt::print("  {:>{}}", found == row.end() ? "-" : fmt::format("{:.4f}", found->second),
-                 std::max<size_t>(8, name.size()));
+    table.lines.push_back(fmt::format("{:<8}", layer));
+    table.marks.emplace_back();
+    for (TextTable::Column& column : table.columns) {
+      const auto found = row.find(column.name);
+      column.cells.push_back(found == row.end() ? "-" : fmt::format("{:.4f}", found->second));
     }
   }
   fmt::print("\n");
+  print_table(table, 8, 2);
 }
 
 void print_evaluation(const train::Evaluator& evaluator) {
@@ -244,7 +246,7 @@ Run add_eval(CLI::App& app) {
       ->check(integer_from(0));
   verb->add_option("--dtype", options->dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  verb->add_option("--device", options->device, "cpu, cuda or cuda:N (cpu)")->check(device_problem);
+  add_device_option(*verb, options->device);
   verb->add_flag("--skip-bad", options->skip_bad, "skip and count bad lines of JSONL data");
   verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->footer("Example:\n  diffattn eval --model runs/a/model --data valid.txt");

@@ -16,7 +16,6 @@
 #include "diffattn/nn/generate.h"
 #include "diffattn/train/model_folder.h"
 #include "diffattn/train/run_config.h"
-#include "machine.h"
 #include "option_checks.h"
 #include "stop_text.h"
 #include "verbs.h"
@@ -268,7 +267,7 @@ Run add_generate(CLI::App& app) {
       ->allow_extra_args(false);
   verb->add_option("--dtype", options->dtype, "float32 or bfloat16 (float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  verb->add_option("--device", options->device, "cpu, cuda or cuda:N (cpu)")->check(device_problem);
+  add_device_option(*verb, options->device);
   auto* json = verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->add_option("--logprobs", options->logprobs,
                    "log-probabilities of the k likeliest tokens at every place")

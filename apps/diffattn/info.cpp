@@ -66,7 +66,8 @@ Json collect() {
                  {"cores", machine.cores},
                  {"threads", torch::get_num_threads()},
                  {"isa", machine.isa},
-                 {"memory_gib", static_cast<double>(machine.memory_bytes) / (1 << 30)}};
+                 {"memory_gib", static_cast<double>(machine.memory_bytes) / (1 << 30)},
+                 {"memory_limited", machine.memory_limited}};
   const bool usable = torch::cuda::is_available();
   info["gpu"] = {{"models", machine.gpus},
                  {"usable", usable ? static_cast<int>(torch::cuda::device_count()) : 0}};
@@ -107,9 +108,10 @@ void print(const Json& info) {
   fmt::print("diffattn {}\n", text(info["version"]));
   row("built", fmt::format("{}, torch {}, CUDA kernels: {}", text(info["compiler"]),
                            text(info["torch"]), text(info["cuda_kernels"])));
-  row("CPU", fmt::format("{}, {} {}, {}, {:.1f} GiB", text(cpu["model"]), cpu["cores"].get<int>(),
+  row("CPU", fmt::format("{}, {} {}, {}, {:.1f} GiB{}", text(cpu["model"]), cpu["cores"].get<int>(),
                          cpu["cores"].get<int>() == 1 ? "core" : "cores",
-                         thread_text(cpu["threads"].get<int>()), cpu["memory_gib"].get<double>()));
+                         thread_text(cpu["threads"].get<int>()), cpu["memory_gib"].get<double>(),
+                         cpu["memory_limited"].get<bool>() ? " (limit of its control group)" : ""));
   row("ISA", fmt::format("{}", fmt::join(cpu["isa"].get<std::vector<std::string>>(), " ")));
   row("GPU", gpu_text(info["gpu"]));
 

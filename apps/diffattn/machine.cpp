@@ -13,6 +13,8 @@
 #include <set>
 #include <sstream>
 
+#include "diffattn/io/cgroup.h"
+
 namespace diffattn::app {
 namespace {
 
@@ -65,6 +67,9 @@ Machine this_machine() {
   CPU_ZERO(&allowed);
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) machine.cores = CPU_COUNT(&allowed);
   machine.memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
+  const auto limit = io::memory_limit();
+  machine.memory_limited = limit && *limit < static_cast<uint64_t>(machine.memory_bytes);
+  if (machine.memory_limited) machine.memory_bytes = static_cast<int64_t>(*limit);
   return machine;
 }
 

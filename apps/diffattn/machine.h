@@ -13,6 +13,7 @@ struct Machine {
   int cores = 0;                 // processors this process may use
   std::vector<std::string> isa;  // the instruction sets our kernels care about
   int64_t memory_bytes = 0;
+  bool memory_limited = false;    // memory_bytes are those of the process's control group
   std::vector<std::string> gpus;  // model names, as the NVIDIA driver lists them
 };
 

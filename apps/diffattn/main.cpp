@@ -8,6 +8,7 @@
 
 #include <exception>
 #include <iostream>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -73,6 +74,17 @@ int run_program(int argc, char** argv) {
   return kWrongUse;
 }
 
+/// Warnings of torch and of the library as lines of the program, each once.
+class WarningLines : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    if (said_.insert(warning.msg()).second) fmt::print(stderr, "diffattn: {}\n", warning.msg());
+  }
+
+ private:
+  std::set<std::string> said_;
+};
+
 /// Messages of the operators name the library themselves.
 void print_error(const std::string& message) {
   const bool named = message.starts_with("diffattn: ");
@@ -82,6 +94,7 @@ void print_error(const std::string& message) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  c10::WarningUtils::set_warning_handler(new WarningLines);  // torch may warn until the very end
   int code = kFailed;
   try {
     code = run_program(argc, argv);
@@ -93,7 +106,8 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     print_error(error.what());
   }
-  if (std::fflush(stdout) != 0 || !std::cout.flush()) {
+  // A flush that failed before has left nothing for this one to fail with.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout.flush()) {
     fmt::print(stderr, "diffattn: could not write to standard output\n");
     return kFailed;
   }

@@ -6,7 +6,8 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
-#include <string>
+
+#include "machine.h"
 
 namespace diffattn::app {
 namespace {
@@ -68,6 +69,10 @@ CLI::Validator not_negative() {
 CLI::Validator positive() {
   return checked<double>("> 0", "a finite number above 0",
                          [](double value) { return std::isfinite(value) && value > 0.0; });
+}
+
+CLI::Option* add_device_option(CLI::App& verb, std::string& device) {
+  return verb.add_option("--device", device, "cpu, cuda or cuda:N (cpu)")->check(device_problem);
 }
 
 }  // namespace diffattn::app

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <string>
 
 /// For CLI11's check(), in the words that run files are refused with. CLI11's own ranges let NaN
 /// through and write the largest double out.
@@ -28,5 +29,8 @@ CLI::Validator not_negative();
 
 /// A finite number above 0.
 CLI::Validator positive();
+
+/// --device: cpu, cuda or cuda:N, of those that this machine has.
+CLI::Option* add_device_option(CLI::App& verb, std::string& device);
 
 }  // namespace diffattn::app

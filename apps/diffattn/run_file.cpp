@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include "diffattn/io/error.h"
 #include "diffattn/io/settings.h"
 
 namespace diffattn::app {
@@ -10,12 +11,26 @@ namespace diffattn::app {
 using train::ConfigError;
 using train::RunConfig;
 
+namespace {
+
+/// What is no TOML is wrong use, as wrong keys and values are; a file that cannot be read is not.
+std::vector<io::Setting> settings_of(const std::string& path) {
+  try {
+    return io::read_settings(path);
+  } catch (const io::Error& error) {
+    if (error.offset()) throw ConfigError(error.what());
+    throw;
+  }
+}
+
+}  // namespace
+
 RunConfig load_run_config(const std::string& path, const std::vector<std::string>& overrides) {
   RunConfig config;
   if (!path.empty()) {
-    for (const io::Setting& setting : io::read_settings(path)) {
+    for (const io::Setting& setting : settings_of(path)) {
       try {
-        config.set(setting.key, setting.value);
+        config.set(setting);
       } catch (const ConfigError& error) {
         throw ConfigError(fmt::format("{}: line {}: {}", path, setting.line, error.what()));
       }

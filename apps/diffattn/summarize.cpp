@@ -13,7 +13,6 @@
 #include "diffattn/train/run_config.h"
 #include "diffattn/train/summarizer.h"
 #include "line_items.h"
-#include "machine.h"
 #include "option_checks.h"
 #include "verbs.h"
 
@@ -90,8 +89,9 @@ class Summarize {
                  {"rouge1", sum_.rouge1 / n},
                  {"rouge2", sum_.rouge2 / n},
                  {"rouge_l", sum_.rouge_l / n}};
-      fmt::print(stderr, "{} summaries: ROUGE-1 {:.4f}, ROUGE-2 {:.4f}, ROUGE-L {:.4f}\n",
-                 measured_, sum_.rouge1 / n, sum_.rouge2 / n, sum_.rouge_l / n);
+      fmt::print(stderr, "{}: ROUGE-1 {:.4f}, ROUGE-2 {:.4f}, ROUGE-L {:.4f}\n",
+                 measured_ == 1 ? "1 summary" : fmt::format("{} summaries", measured_),
+                 sum_.rouge1 / n, sum_.rouge2 / n, sum_.rouge_l / n);
     }
     return results_.finish({{"metrics", metrics}});
   }
@@ -128,7 +128,7 @@ Run add_summarize(CLI::App& app) {
   verb->add_option("--batch-size", options->batch_size, "documents at a time (16)")
       ->check(integer_in(1, int64_t{1} << 16));
   verb->add_flag("--truncate", options->truncate, "documents longer than the model are no fault");
-  verb->add_option("--device", options->device, "cpu, cuda or cuda:N (cpu)")->check(device_problem);
+  add_device_option(*verb, options->device);
   verb->add_flag("--json", options->json, "one JSON object on standard output");
   verb->footer("Example:\n  diffattn summarize --model runs/a/model --input in.jsonl --beams 4");
   return [options] {

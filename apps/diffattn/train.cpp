@@ -71,10 +71,12 @@ bool may_warn_of_memory(const train::RunConfig& config) {
 /// The operating system kills who takes too much, without a word: so it is said before.
 void warn_of_memory(const train::RunConfig& config, int64_t parameters) {
   const int64_t needed = train::estimate_memory(config, parameters).total();
-  const int64_t here = this_machine().memory_bytes;
-  if (needed <= here) return;
-  fmt::print(stderr, "diffattn: this run needs about {}, and the machine has {}. {}\n",
-             mebibytes(needed), mebibytes(here), kLessMemory);
+  const Machine machine = this_machine();
+  if (needed <= machine.memory_bytes) return;
+  fmt::print(
+      stderr, "diffattn: this run needs about {}, and the {} {}. {}\n", mebibytes(needed),
+      machine.memory_limited ? "container or control group it is in may take" : "machine has",
+      mebibytes(machine.memory_bytes), kLessMemory);
 }
 
 /// What a run would be, without starting it.

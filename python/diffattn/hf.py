@@ -108,7 +108,7 @@ def accelerate(model: Model) -> Model:
     TypeError: there is no DiffLlama attention in it. ValueError: it cannot be accelerated as it is;
     the message says what to do.
     """
-    layers = _attention_layers(model)
+    layers = _attention_layers(model) if isinstance(model, nn.Module) else []
     if not layers:
         raise TypeError("diffattn.hf.accelerate: expected a transformers DiffLlama model, got "
                         f"{type(model).__name__}, which has no DiffLlamaAttention; a Llama model "

@@ -60,7 +60,7 @@ class DiffAttention(nn.Module):
         wide = kind in ("v1", "grouped")  # values of width 2 head_dim
         if num_heads < 1:
             raise ValueError(f"diffattn: argument 'num_heads': expected at least 1, got {num_heads}")
-        self.num_heads = num_heads
+        self.embed_dim, self.num_heads = embed_dim, num_heads
         self.noise_heads = noise_heads or num_heads
         self.num_kv_heads = num_kv_heads or self.noise_heads
         if num_heads % self.noise_heads or num_heads % self.num_kv_heads:
@@ -124,6 +124,9 @@ class DiffAttention(nn.Module):
                 key_lengths: Optional[Tensor] = None) -> Tensor:
         """x [B, M, embed_dim]. positions [M] or [B, M] for the rotary embedding, default 0, 1, ...;
         the rest as in diffattn.attention, combined with the module's own causal and window."""
+        if x.dim() != 3 or x.shape[-1] != self.embed_dim:
+            raise ValueError(f"diffattn: argument 'x': expected shape [B, M, {self.embed_dim}], got "
+                             f"{list(x.shape)}")
         batch, rows, _ = x.shape
         q = self.q_proj(x).view(batch, rows, -1, self.head_dim)
         k = self.k_proj(x).view(batch, rows, -1, self.head_dim)

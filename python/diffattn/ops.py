@@ -11,14 +11,27 @@ STATS = ("visible", "abs_sum", "square_sum", "negative_mass", "max", "sparse", "
 Lambda = Union[Tensor, float]  # one number, [H] or [B, M, H]
 
 
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"diffattn: argument '{name}': expected a tensor, got {type(value).__name__}")
+
+
 def _tensor_of(lam: Lambda, q1: Tensor) -> Tensor:
     """What the operators take: a number is one for all heads, without a gradient."""
+    _check_tensor("q1", q1)
     if isinstance(lam, Tensor):
         return lam
     if not isinstance(lam, (int, float)):
         raise TypeError(f"diffattn: argument 'lam': expected a tensor or a number, got {lam!r}")
     exact = torch.float64 if q1.dtype == torch.float64 else torch.float32
     return torch.full((), lam, dtype=exact, device=q1.device)
+
+
+def _longest(rows: Tensor, offsets: Optional[Tensor]) -> int:
+    """Rows of the longest sequence; 0 for shapes that the operator refuses."""
+    if isinstance(offsets, Tensor):
+        return int(offsets.diff().max()) if offsets.dim() == 1 and offsets.numel() > 1 else 0
+    return rows.shape[1] if rows.dim() > 1 else 0
 
 
 def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Lambda, *,
@@ -73,9 +86,11 @@ def attention_map(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Lambda, *
                   cols: Optional[int] = None, **options: Any) -> Tensor:
     """Both maps and their difference, [B, H, 3, rows, cols], over a range of rows and columns. A
     cell that covers several entries shows the one of largest magnitude, with its sign."""
-    row_end = q1.shape[1] if row_end is None else row_end
-    col_end = k1.shape[1] if col_end is None else col_end
+    lam = _tensor_of(lam, q1)
+    _check_tensor("k1", k1)
+    row_end = _longest(q1, options.get("cu_seqlens_q")) if row_end is None else row_end
+    col_end = _longest(k1, options.get("cu_seqlens_k")) if col_end is None else col_end
     return torch.ops.diffattn.attention_map(
-        q1, q2, k1, k2, _tensor_of(lam, q1), row_begin, row_end, col_begin, col_end,
+        q1, q2, k1, k2, lam, row_begin, row_end, col_begin, col_end,
         row_end - row_begin if rows is None else rows,
         col_end - col_begin if cols is None else cols, **options)

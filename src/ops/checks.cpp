@@ -40,6 +40,10 @@ void check_device(const char* name, const Tensor& tensor, const Tensor& q1) {
                        "one on " + text(tensor.device()));
 }
 
+void check_defined(const char* name, const Tensor& tensor) {
+  if (!tensor.defined()) throw_argument_error(name, "a tensor", "an undefined one");
+}
+
 void check_floating(const char* name, const Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   if (dtype == torch::kFloat32 || dtype == torch::kFloat64 || dtype == torch::kBFloat16 ||
@@ -51,6 +55,7 @@ void check_floating(const char* name, const Tensor& tensor) {
 
 /// An activation tensor: rank, type, device, adjacent elements in the last axis.
 void check_activation(const char* name, const Tensor& tensor, const Tensor& q1, bool packed) {
+  check_defined(name, tensor);
   const int64_t rank = packed ? 3 : 4;
   if (tensor.dim() != rank) {
     throw_argument_error(name,
@@ -80,6 +85,7 @@ void check_index(const char* name, const OptionalTensor& index, const Tensor& q1
 }
 
 void check_lambda(const ProblemArguments& a) {
+  check_defined("lambda", a.lambda);
   check_floating("lambda", a.lambda);
   check_device("lambda", a.lambda, a.q1);
   const auto rows = a.q1.sym_sizes().slice(0, a.q1.dim() - 1);  // [B, M, H] or [total, H]

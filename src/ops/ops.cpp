@@ -119,9 +119,10 @@ torch::Tensor attention_map(const torch::Tensor& q1, const torch::Tensor& q2,
                             const torch::Tensor& k1, const torch::Tensor& k2,
                             const torch::Tensor& lambda, const AttentionOptions& options,
                             const MapOptions& map) {
-  const bool packed = options.cu_seqlens_q().has_value();
-  const auto longest = [&](const torch::Tensor& rows, const std::optional<torch::Tensor>& offsets) {
-    if (!packed) return rows.size(1);
+  // 0 for shapes that the operator refuses.
+  const auto longest = [](const torch::Tensor& rows,
+                          const std::optional<torch::Tensor>& offsets) -> int64_t {
+    if (!offsets) return rows.dim() > 1 ? rows.size(1) : 0;
     return offsets->numel() < 2 ? 0 : offsets->diff().max().item<int64_t>();
   };
   const int64_t row_end = map.row_end().value_or(longest(q1, options.cu_seqlens_q()));

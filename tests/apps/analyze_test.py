@@ -190,7 +190,8 @@ class Analyze(unittest.TestCase):
         self.assertRegex(plain, r"[.+#][,=-]|[,=-][.+#]")  # both signs, side by side
 
     def test_colours_on_a_terminal_that_has_them(self):
-        for environment, coloured in (({"TERM": "xterm-256color"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False)):
+        for environment, coloured in (({"TERM": "xterm-256color", "NO_COLOR": ""}, True),
+                                      ({"TERM": "xterm", "NO_COLOR": "1"}, False)):
             outside, inside = pty.openpty()
             command = [PROGRAM, "analyze", "--model", str(self.needle), "--prompt-ids", "5,7,9", "--ascii"]
             kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "TERM")}

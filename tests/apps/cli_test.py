@@ -266,14 +266,15 @@ class Bench(unittest.TestCase):
 
 class Refusals(unittest.TestCase):
     def test_devices_that_are_not_there(self):
-        for verb in (["bench", "attention"], ["bench", "step"], ["generate", "--model", "x", "--prompt", "a"],
-                     ["eval", "--model", "x", "--data", "x"], ["classify", "--model", "x", "--input", "x"]):
-            result = run(*verb, "--device", "tpu")
+        for verb in (["bench", "attention"], ["bench", "module"], ["bench", "step"], ["bench", "generate"],
+                     ["generate", "--model", "x", "--prompt", "a"], ["eval", "--model", "x", "--data", "x"],
+                     ["classify", "--model", "x", "--input", "x"]):
+            result = run(*verb, "--device", "cuda:999")
             self.assertEqual(result.returncode, 2, verb)
-            self.assertIn("--device: ", result.stderr)
-        result = run("generate", "--model", "x", "--prompt", "a", "--device", "cuda:999")
-        self.assertEqual(result.returncode, 2)
-        self.assertRegex(result.stderr, r"^diffattn: --device: expected .*, got 'cuda:999'\n")
+            self.assertRegex(result.stderr,
+                             "^diffattn: --device: expected (cpu, as|at most cuda:).*, got 'cuda:999'\n")
+        self.assertIn("--device: expected cpu, cuda or cuda:N, got 'tpu'\n",
+                      run("bench", "step", "--device", "tpu").stderr)
         result = run("train", "--set", "train.device=tpu", "--set", "task=needle", "--out", "/nowhere/run")
         self.assertEqual(result.returncode, 2)
         self.assertEqual(result.stderr, "diffattn: train.device: expected cpu, cuda or cuda:N, got 'tpu'\n")

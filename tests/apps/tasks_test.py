@@ -227,6 +227,11 @@ class Texts(unittest.TestCase):
         for line, word in ((2, "text"), (3, "text"), (4, "byte"), (5, "UTF-8"), (6, "never")):
             self.assertIn(word, answers[line]["error"], line)
             self.assertIn(f"line {line}:", result.stderr)
+        with open("/dev/full", "w") as full:
+            lost = subprocess.run([PROGRAM, "classify", "--model", model, "--input", self.texts], stdout=full,
+                                  stderr=subprocess.PIPE, text=True, timeout=120)
+        self.assertEqual(lost.returncode, 1)
+        self.assertIn("standard output", lost.stderr)
         whole = program("classify", "--model", model, "--input", "-", "--json", input='{"text": "aab"}\n')
         self.assertEqual(whole.returncode, 0, whole.stderr)
         self.assertEqual(json.loads(whole.stdout)["results"][0]["label"], "good")
@@ -305,6 +310,13 @@ class Texts(unittest.TestCase):
                                                           f"data.tokenizer={endless}"))
         self.assertEqual(refused.returncode, 2, refused.stderr)
         self.assertIn("data.tokenizer", refused.stderr)
+
+    def test_a_classifier_needs_two_labels(self):
+        path = self.folder / "alike.jsonl"
+        path.write_text('{"text": "a", "label": "x"}\n' * 3)
+        result = program("train", "--dry-run", *settings("task=classify", f"data.train={path}", *TINY))
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.stderr, f"diffattn: {path}: expected texts with at least 2 labels, got 1\n")
 
     def test_models_of_other_tasks_are_refused(self):
         model, _ = self.train("needle", "task=needle", *[s for s in NEEDLE if "=" in s][len(TINY):])

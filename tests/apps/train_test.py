@@ -10,6 +10,7 @@ import pty
 import random
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -261,6 +262,20 @@ class Training(unittest.TestCase):
         self.assertFalse([line for line in lines if "\x1b" in line or line.startswith("train ")])
         self.assertTrue([line for line in lines if line.startswith("step 7/7  loss")], lines)
 
+    def test_wide_tables_fit_their_terminal(self):
+        """In blocks below each other, each with the layers; together they have every column."""
+        for verb in (["eval", "--data", self.folder / "corpus.txt"], ["analyze", "--text", "alpha beta"]):
+            arguments = [verb[0], "--model", self.whole / "model", *verb[1:]]
+            whole = program(*arguments).stdout.splitlines()
+            heads = [line for line in whole if line.lstrip().startswith("layer")]
+            self.assertEqual(len(heads), 1, verb)
+            lines = on_terminal(80, *arguments)
+            self.assertLess(max(map(len, lines)), 81, lines)
+            blocks = [line.split() for line in lines if line.lstrip().startswith("layer")]
+            first = 2 if verb[0] == "analyze" else 1
+            self.assertGreater(len(blocks), 1)
+            self.assertEqual(heads[0].split(), blocks[0][:first] + [name for b in blocks for name in b[first:]])
+
     def test_names_that_are_no_utf8(self):
         run = os.fsencode(self.folder) + b"/name\xff"
         result = subprocess.run([PROGRAM, "train", "--config", self.config, "--out", run, "--json",
@@ -294,6 +309,23 @@ class Training(unittest.TestCase):
         self.assertLess(attention["entropy"], math.log(5))
         self.assertGreater(attention["entropy"], 0)
 
+    def test_what_a_model_folder_cannot_be_is_said_of_its_config(self):
+        model = self.folder / "edited"
+        shutil.copytree(self.whole / "model", model)
+        config = json.loads((model / "config.json").read_text())
+        for change, code, expected in (
+                ({"dance": 1}, 0, "key 'dance' is not known here and has no effect"),
+                ({"num_attention_heads": 3}, 1, "argument 'num_heads': expected an even number"),
+                ({"num_hidden_layers": 60000}, 1, "expected sizes of the model whose weights are"),
+                ({"num_attention_heads": 65536, "num_key_value_heads": 2, "head_dim": 65536}, 1,
+                 "expected sizes of the model whose weights are")):
+            (model / "config.json").write_text(json.dumps({**config, **change}))
+            result = program("generate", "--model", model, "--prompt", "a", "--max-new-tokens", 2)
+            self.assertEqual(result.returncode, code, result.stderr)
+            self.assertTrue(result.stderr.startswith(f"diffattn: {model}/config.json: {expected}"),
+                            result.stderr)
+            self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+
     def test_wrong_settings_name_the_key(self):
         for setting, word in (("train.step=5", "train.steps"), ("train.steps=x", "an integer"),
                               ("train.steps", "key=value"), ("model.attention=nothing", "nothing"),
@@ -307,10 +339,25 @@ class Training(unittest.TestCase):
             self.assertIn(word, result.stderr, setting)
             self.assertNotIn("terminate called", result.stderr)
         bad = self.folder / "bad.toml"
-        bad.write_text("seed = 1\n[train]\nsteps 5\n")
-        result = program("train", "--config", bad, "--out", self.folder / "wrong")
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("line 3", result.stderr)
+        for text, expected in (
+                ("seed = 1\n[train]\nsteps 5\n", "line 3: expected '=', got '5'\n"),
+                ('seed = 1\n[train]\nsteps = "5"\n',
+                 'line 3: train.steps: expected an integer, got the string "5"\n'),
+                ("seed = 1\ntask = lm\n",
+                 "line 2: task: expected a string in quotes, a number, true or false, got 'lm'\n")):
+            bad.write_text(text)
+            result = program("train", "--config", bad, "--out", self.folder / "wrong")
+            self.assertEqual(result.returncode, 2, text)
+            self.assertTrue(result.stderr.endswith(expected), result.stderr)
+
+    def test_the_run_file_of_a_run_is_of_that_run_and_makes_it_again(self):
+        text = (self.whole / "config.toml").read_text()
+        self.assertEqual(re.findall(r"(?m)^\[(.*)\]$", text), ["model", "data", "train"])
+        again = self.folder / "again"
+        result = program("train", "--config", self.whole / "config.toml", "--out", again)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual((again / "config.toml").read_text(), text)
+        self.assert_same_end(again)
 
     def test_folder_that_cannot_be_written(self):
         result = program("train", "--config", self.config, "--out", "/proc/diffattn")

@@ -41,6 +41,9 @@ const std::vector<Wrong>& wrong_calls() {
   static const auto ints = [](std::vector<int> values) { return torch::tensor(values); };
   static const std::vector<Wrong> list{
       {"rank", [](Call& c) { c.q1 = c.q1[0]; }, {"'q1'", "4 axes", "3 axes", "[3, 4, 8]"}},
+      {"undefined q1", [](Call& c) { c.q1 = Tensor(); }, {"'q1'", "a tensor", "undefined"}},
+      {"undefined v", [](Call& c) { c.v = Tensor(); }, {"'v'", "a tensor", "undefined"}},
+      {"undefined lambda", [](Call& c) { c.lambda = Tensor(); }, {"'lambda'", "undefined"}},
       {"rank of v", [](Call& c) { c.v = c.v[0]; }, {"'v'", "4 axes", "3 axes"}},
       {"q2 shape",
        [](Call& c) { c.q2 = c.q2.slice(1, 0, 2); },
@@ -233,6 +236,11 @@ TEST(Errors, MapRanges) {
   EXPECT_THROW(map(MapOptions().rows(0)), Error);
   EXPECT_THROW(map(MapOptions().cols(6)), Error);
   EXPECT_EQ(map(MapOptions()).sizes(), torch::IntArrayRef({2, 4, 3, 3, 5}));
+  // The defaults read shapes and offsets before they are checked.
+  const auto one = AttentionOptions().cu_seqlens_q(torch::tensor({0, 3}));
+  EXPECT_THROW(attention_map(c.q1, c.q2, c.k1, c.k2, c.lambda, one), Error);
+  EXPECT_THROW(attention_map(c.q1.flatten(), c.q2, c.k1, c.k2, c.lambda), Error);
+  EXPECT_THROW(attention_map(Tensor(), c.q2, c.k1, c.k2, c.lambda), Error);
 }
 
 TEST(Errors, UnknownBackend) {

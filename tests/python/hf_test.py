@@ -278,6 +278,8 @@ class Refusals(unittest.TestCase):
         llama = LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8,
                                              num_hidden_layers=1, num_attention_heads=2))
         self.refused(llama, TypeError, "got LlamaForCausalLM.*diffattn convert")
+        with self.assertRaisesRegex(TypeError, "expected a transformers DiffLlama model, got str"):
+            accelerate("runs/a/model")
         dropout = model_of()
         dropout.config.attention_dropout = 0.1
         self.refused(dropout, ValueError, "attention_dropout = 0.1.*set it to 0")

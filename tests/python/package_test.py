@@ -63,7 +63,15 @@ class Package(unittest.TestCase):
         torch.testing.assert_close(difference, maps[:, :, 0] - lam * maps[:, :, 1])
         torch.testing.assert_close(stats["abs_sum"], difference.abs().sum(-1).transpose(1, 2))
         torch.testing.assert_close(stats["max"], difference.amax(-1).transpose(1, 2))
-
+        # Of packed sequences the grid is that of the longest.
+        offsets = torch.tensor([0, 4, 6], dtype=torch.int32)
+        packed = diffattn.attention_map(q1[0], q2[0], k1[0], k2[0], lam, cu_seqlens_q=offsets,
+                                        cu_seqlens_k=offsets)
+        first = diffattn.attention_map(q1[:, :4], q2[:, :4], k1[:, :4], k2[:, :4], lam)
+        self.assertEqual(packed.shape, (2, 2, 3, 4, 4))
+        self.assertTrue(torch.equal(packed[0], first[0]))
+        with self.assertRaisesRegex(RuntimeError, "argument 'q1': expected 4 axes"):
+            diffattn.attention_map(q1.flatten(), q2, k1, k2, lam)
 
     def test_lambda_may_be_a_number(self):
         for dtype in (torch.float32, torch.float64):
@@ -78,6 +86,8 @@ class Package(unittest.TestCase):
                                         diffattn.attention_map(*keys, tensor)))
             self.assertTrue(torch.equal(diffattn.attention_stats(*keys, 0.3)["entropy"],
                                         diffattn.attention_stats(*keys, tensor)["entropy"]))
+        with self.assertRaisesRegex(TypeError, "argument 'q1': expected a tensor, got NoneType"):
+            diffattn.attention(None, *keys[1:], v, 0.3)
         for wrong in (None, [0.3, 0.3], "0.3"):
             with self.assertRaisesRegex(TypeError, "argument 'lam': expected a tensor or a number"):
                 diffattn.attention(*keys, v, wrong)

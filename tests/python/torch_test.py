@@ -252,6 +252,9 @@ class Modules(unittest.TestCase):
                               (dict(num_kv_heads=3), "'num_heads'")):
             with self.assertRaisesRegex(ValueError, text):
                 diffattn.nn.DiffAttention(32, 4, **options)
+        for shape in ((5, 32), (2, 5, 31)):
+            with self.assertRaisesRegex(ValueError, r"'x': expected shape \[B, M, 32\], got"):
+                diffattn.nn.DiffAttention(32, 4)(torch.randn(shape))
 
 
 def written_out(layer, x):
