@@ -37,7 +37,7 @@ void forward(const ForwardParams& params, void* workspace, Stream stream);
 void forward(const ForwardParams& params, Stream stream);
 
 /// The kernels that would compute it on the current device, with a workspace: "decode" (mma.sync,
-/// split over keys), "sm90" (wgmma), "sm80" (mma.sync) or "simt".
+/// split over keys), "sm90" (wgmma), "sm80" (mma.sync), "tf32" (float32, mma.sync) or "simt".
 const char* forward_route(const ForwardParams& params);
 
 /// out, and o where wanted, of a forward whose lse1 and lse2 are known from an earlier one
@@ -51,8 +51,8 @@ void recompute(const ForwardParams& params, void* workspace, Stream stream);
 size_t backward_workspace_bytes(const BackwardParams& params);
 void backward(const BackwardParams& params, void* workspace, Stream stream);
 
-/// The kernels that would compute it on the current device: "sm90" (wgmma), "sm80" (mma.sync) or
-/// "simt".
+/// The kernels that would compute it on the current device: "sm90" (wgmma), "sm80" (mma.sync),
+/// "tf32" (float32, mma.sync) or "simt".
 const char* backward_route(const BackwardParams& params);
 
 /// Row statistics, their gradients, and pictures of the maps. `takes` says whether there are

@@ -10,6 +10,7 @@
 #include "kernels/cuda/sm80/decode/launch.h"
 #include "kernels/cuda/sm80/forward/launch.h"
 #include "kernels/cuda/sm90/forward/launch.h"
+#include "kernels/cuda/tf32/launch.h"
 
 namespace diffattn::cuda {
 namespace {
@@ -31,6 +32,7 @@ ForwardParams without_o2(ForwardParams params) {
 void run_forward(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t stream) {
   if (!has_rows(params)) return;
   if (sm80::takes_forward(params)) return sm80::forward(params, exact, stream);
+  if (tf32::takes_forward(params)) return tf32::forward(params, exact, stream);
   simt::forward(params, exact, stream);
 }
 
@@ -43,7 +45,8 @@ size_t forward_workspace_bytes(const ForwardParams& params) {
 const char* forward_route(const ForwardParams& params) {
   if (sm80::takes_decode(params)) return "decode";
   if (takes_sm90(params)) return "sm90";
-  return sm80::takes_forward(params) ? "sm80" : "simt";
+  if (sm80::takes_forward(params)) return "sm80";
+  return tf32::takes_forward(params) ? "tf32" : "simt";
 }
 
 void forward(const ForwardParams& params, Stream stream) { forward(params, nullptr, stream); }

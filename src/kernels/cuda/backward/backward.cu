@@ -12,6 +12,7 @@
 #include "kernels/cuda/simt/launch.h"
 #include "kernels/cuda/sm80/backward/launch.h"
 #include "kernels/cuda/sm90/backward/launch.h"
+#include "kernels/cuda/tf32/launch.h"
 
 namespace diffattn::cuda {
 namespace {
@@ -30,6 +31,8 @@ void run_portable(const BackwardParams& params, const BackwardWorkspace& workspa
                   cudaStream_t stream) {
   if (sm80::takes_backward(params)) {
     sm80::backward(params, workspace, stream);
+  } else if (tf32::takes_backward(params)) {
+    tf32::backward(params, workspace, stream);
   } else {
     simt::backward(params, workspace, stream);
   }
@@ -39,7 +42,8 @@ void run_portable(const BackwardParams& params, const BackwardWorkspace& workspa
 
 const char* backward_route(const BackwardParams& params) {
   if (sm90::takes_backward(params)) return "sm90";
-  return sm80::takes_backward(params) ? "sm80" : "simt";
+  if (sm80::takes_backward(params)) return "sm80";
+  return tf32::takes_backward(params) ? "tf32" : "simt";
 }
 
 size_t backward_workspace_bytes(const BackwardParams& params) {

@@ -1,169 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Backward in float, for float32 and for heads too wide for the matrix kernels. The same two passes
-// as the matrix kernels make, and the same order of sums, so no atomics:
-//
-//   over keys: a block owns 32 keys of a (batch entry, kv head), over the group's heads and queries
-//   over queries: a block owns 32 rows of a (batch entry, head), over the keys they may see
-//
-// Each step, with rows the owned ones and columns the others:
-//   (1) s1, s2, dp: dot products of rows and columns
-//   (2) p = exp2(scale log2(e) s + mask - lse);
-//       ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
-//   (3) sums of the owned rows += weights times the columns' rows
 
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/mask.cuh"
-#include "kernels/cuda/ptx/exp2.cuh"
+#include "kernels/cuda/simt/backward.cuh"
 #include "kernels/cuda/simt/launch.h"
-#include "kernels/cuda/simt/tile.cuh"
 
 namespace diffattn::cuda::simt {
 namespace {
-
-template <class T>
-struct BackwardArguments {
-  Shape shape;
-  Rows<const T> q1, q2, k1, k2;  // [B, M, H, D], [B, N, Hkv, D]
-  Rows<const T> v;               // [B, N, Hkv, Dv]
-  Rows<const T> d_o;             // [B, M, H, Dv]
-  RowState state;
-  float scale, scale2, scale_log2, scale2_log2;
-  Rows<T> dq1, dq2, dk1, dk2;  // [B, M, H, D], [B, N, Hkv, D]
-  Rows<T> dv;                  // [B, N, Hkv, Dv]
-};
-
-/// Gradients of one pair (m, n).
-struct PairGradient {
-  float a, ds1, ds2;  // p1 - lambda p2, and of both scores; 0 where m may not see n
-};
-
-template <class T>
-struct Backward {
-  const BackwardArguments<T>& args;
-  float* smem;
-  const int b;
-  const ThreadPlace at{};
-  const Sequence seq = args.shape.sequence(b);
-  const int pitch = pitch_of(max(args.shape.head_dim, args.shape.value_dim));
-
-  float* const x_smem = smem;                     // [32, pitch]: the owned rows
-  float* const y_smem = x_smem + kBlock * pitch;  // [32, pitch]: the others
-  float* const a_smem = y_smem + kBlock * pitch;  // [32, kScorePitch] each
-  float* const ds1_smem = a_smem + kBlock * kScorePitch;
-  float* const ds2_smem = ds1_smem + kBlock * kScorePitch;
-
-  __device__ void load_queries(float* tile, const Rows<const T>& rows, int h, int m0, int width) {
-    load_tile(tile, rows.at(b, seq.q_begin + m0, h), rows.seq_stride, 0, seq.seq_q - m0, width,
-              pitch);
-  }
-  __device__ void load_keys(float* tile, const Rows<const T>& rows, int g, int n0, int width) {
-    load_tile(tile, rows.at(b, seq.k_begin + n0, g), rows.seq_stride, seq.first_key - n0,
-              seq.end_key - n0, width, pitch);
-  }
-
-  /// (1) of one pair of tensors; `keys_own`: rows of the result are keys, columns queries.
-  __device__ void dots(Scores& s, bool keys_own, const Rows<const T>& queries,
-                       const Rows<const T>& keys, int h, int m0, int n0, int width) {
-    __syncthreads();  // nobody reads the tiles of the step before
-    load_queries(keys_own ? y_smem : x_smem, queries, h, m0, width);
-    load_keys(keys_own ? x_smem : y_smem, keys, args.shape.kv_head(h), n0, width);
-    __syncthreads();  // both tiles are there
-    dot_rows(s, x_smem, y_smem, width, pitch);
-  }
-
-  /// (1) and (2) of a whole tile, to a_smem, ds1_smem and ds2_smem. y_smem ends with dO or v.
-  __device__ void gradients(bool keys_own, int h, int m0, int n0) {
-    const HeadMask mask{args.shape, seq, b, h};
-    Scores s1, s2, dp;
-    dots(s1, keys_own, args.q1, args.k1, h, m0, n0, args.shape.head_dim);
-    dots(s2, keys_own, args.q2, args.k2, h, m0, n0, args.shape.head_dim);
-    dots(dp, keys_own, args.d_o, args.v, h, m0, n0, args.shape.value_dim);
-    Scores a, ds1, ds2;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int row = at.ty + 16 * i, column = at.tx + 16 * j;
-        const PairGradient pair =
-            pair_gradient(mask, h, m0 + (keys_own ? column : row), n0 + (keys_own ? row : column),
-                          s1[i][j], s2[i][j], dp[i][j]);
-        a[i][j] = pair.a, ds1[i][j] = pair.ds1, ds2[i][j] = pair.ds2;
-      }
-    }
-    store_scores(a_smem, a);
-    store_scores(ds1_smem, ds1);
-    store_scores(ds2_smem, ds2);
-    __syncthreads();  // the weights are there
-  }
-
-  __device__ PairGradient pair_gradient(const HeadMask& mask, int h, int m, int n, float s1,
-                                        float s2, float dp) const {
-    const float bias = mask.bias(m, n);
-    if (bias == -INFINITY) return {0.0f, 0.0f, 0.0f};
-    const int64_t l = seq.q_begin + m;
-    const float lambda = *args.state.lambda.at(b, l, h);
-    const float p1 = ptx::probability(s1 * args.scale_log2 + bias - *args.state.lse1.at(b, l, h));
-    const float p2 = ptx::probability(s2 * args.scale2_log2 + bias - *args.state.lse2.at(b, l, h));
-    return {p1 - lambda * p2, p1 * (dp - *args.state.delta1.at(b, l, h)),
-            -lambda * p2 * (dp - *args.state.delta2.at(b, l, h))};
-  }
-
-  __device__ void store(const Rows<T>& out, Wide& sum, float scale, int64_t begin, int row0,
-                        int end_row, int h, int width) const {
-    if (out.data == nullptr) return;
-    for_each_column(sum, width, [&](int i, int column, float x) {
-      const int row = row0 + at.ty + 16 * i;
-      if (row < end_row) out.at(b, begin + row, h)[column] = narrow<T>(x * scale);
-    });
-  }
-
-  __device__ void run_keys(int g, int tile) {
-    const int n0 = tile * kBlock;
-    if (n0 >= seq.seq_k) return;
-    const int first_key = max(n0, seq.first_key), end_key = min(n0 + kBlock, seq.end_key);
-    const int group = args.shape.heads / args.shape.kv_heads;
-    const int width = args.shape.head_dim;
-    Wide dv_reg = {}, dk1_reg = {}, dk2_reg = {};
-    if (first_key < end_key) {
-      const int begin = seq.first_row(first_key), end = seq.end_row(end_key - 1);
-      for (int h = g * group; h < (g + 1) * group; ++h) {
-        for (int m0 = begin; m0 < end; m0 += kBlock) {
-          gradients(true, h, m0, n0);                                       // (1) (2)
-          accumulate(dv_reg, a_smem, y_smem, args.shape.value_dim, pitch);  // (3)
-          __syncthreads();                                                  // dO was used
-          load_queries(y_smem, args.q1, h, m0, width);
-          load_queries(x_smem, args.q2, h, m0, width);
-          __syncthreads();  // q1, q2 are there
-          accumulate(dk1_reg, ds1_smem, y_smem, width, pitch);
-          accumulate(dk2_reg, ds2_smem, x_smem, width, pitch);
-        }
-      }
-    }
-    store(args.dv, dv_reg, 1.0f, seq.k_begin, n0, seq.seq_k, g, args.shape.value_dim);
-    store(args.dk1, dk1_reg, args.scale, seq.k_begin, n0, seq.seq_k, g, width);
-    store(args.dk2, dk2_reg, args.scale2, seq.k_begin, n0, seq.seq_k, g, width);
-  }
-
-  __device__ void run_queries(int h, int tile) {
-    const int m0 = tile * kBlock;
-    if (m0 >= seq.seq_q) return;
-    const int begin = max(0, seq.first_visible(m0)) / kBlock * kBlock;
-    const int end = seq.end_visible(min(m0 + kBlock, seq.seq_q) - 1);
-    const int g = args.shape.kv_head(h), width = args.shape.head_dim;
-    Wide dq1_reg = {}, dq2_reg = {};
-    for (int n0 = begin; n0 < end; n0 += kBlock) {
-      gradients(false, h, m0, n0);  // (1) (2)
-      load_keys(y_smem, args.k1, g, n0, width);
-      load_keys(x_smem, args.k2, g, n0, width);
-      __syncthreads();                                      // k1, k2 are there
-      accumulate(dq1_reg, ds1_smem, y_smem, width, pitch);  // (3)
-      accumulate(dq2_reg, ds2_smem, x_smem, width, pitch);
-    }
-    store(args.dq1, dq1_reg, args.scale, seq.q_begin, m0, seq.seq_q, h, width);
-    store(args.dq2, dq2_reg, args.scale2, seq.q_begin, m0, seq.seq_q, h, width);
-  }
-};
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -188,8 +30,7 @@ void launch(void (*kernel)(BackwardArguments<T>, int), const char* name,
   const int64_t tiles = (rows + kBlock - 1) / kBlock;
   const auto blocks = static_cast<unsigned>(params.batch * heads * tiles);
   if (blocks == 0) return;
-  const int width = std::max(args.shape.head_dim, args.shape.value_dim);
-  const int bytes = 4 * kBlock * (2 * pitch_of(width) + 3 * kScorePitch);
+  const int bytes = backward_bytes(args.shape);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), name,
         params);
   kernel<<<blocks, kThreads, bytes, stream>>>(args, static_cast<int>(tiles));
@@ -199,23 +40,7 @@ void launch(void (*kernel)(BackwardArguments<T>, int), const char* name,
 template <class T>
 void backward_of(const BackwardParams& params, const BackwardWorkspace& workspace,
                  cudaStream_t stream) {
-  const BackwardArguments<T> args{.shape = shape_of(params),
-                                  .q1 = rows_of<const T>(params.q1),
-                                  .q2 = rows_of<const T>(params.q2),
-                                  .k1 = rows_of<const T>(params.k1),
-                                  .k2 = rows_of<const T>(params.k2),
-                                  .v = rows_of<const T>(params.v),
-                                  .d_o = rows_of<const T>(workspace.d_o),
-                                  .state = workspace.state,
-                                  .scale = static_cast<float>(params.scale),
-                                  .scale2 = static_cast<float>(params.scale2),
-                                  .scale_log2 = static_cast<float>(params.scale * kLog2E),
-                                  .scale2_log2 = static_cast<float>(params.scale2 * kLog2E),
-                                  .dq1 = rows_of<T>(params.dq1),
-                                  .dq2 = rows_of<T>(params.dq2),
-                                  .dk1 = rows_of<T>(params.dk1),
-                                  .dk2 = rows_of<T>(params.dk2),
-                                  .dv = rows_of<T>(params.dv)};
+  const BackwardArguments<T> args = backward_arguments<T>(params, workspace);
   if (params.dk1 || params.dk2 || params.dv) {
     launch<T>(backward_keys_kernel<T>, "simt backward over keys", args, params.kv_heads,
               params.seq_k, params, stream);

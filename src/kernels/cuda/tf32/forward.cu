@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward for float32. One block computes 128 query rows of one (batch entry, head), a warp 16 of
+// them in both maps:
+//
+//   for each tile of 32 keys that any row may see:
+//     (1) s1 = q1 k1^T, s2 = q2 k2^T                                    [16, 32]
+//     (2) m, l, o1, o2 rescaled; p = exp2(scale log2(e) s + mask - m)   online softmax, base 2
+//     (3) o1 += p1 v, o2 += p2 v
+//   (4) lse = m ln 2 + log l;  O = o1 / l1 - lambda o2 / l2;  out = epilogue(O)
+//
+// Values wider than 128 take a round of all that for each 128 columns, and the epilogue after the
+// last one.
+//
+// A block whose O is not finite anywhere runs once more, carefully, see tile.cuh.
+
+#include <algorithm>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/simt/forward.cuh"
+#include "kernels/cuda/tf32/launch.h"
+#include "kernels/cuda/tf32/tile.cuh"
+
+namespace diffattn::cuda::tf32 {
+namespace {
+
+using simt::ForwardArguments;
+
+struct Aligned {
+  bool q, k, v;  // 16-byte loads are allowed
+};
+
+/// kDv: columns of v of one round. Two stages where they fit.
+template <int kD, int kDv>
+struct alignas(16) ForwardSmem {
+  static constexpr int kStages = kD <= 64 ? 2 : 1;
+  struct Stage {
+    float k1[kColumns * kPitch<kD>], k2[kColumns * kPitch<kD>];
+    float v[kColumns * kPitch<kDv>];
+  };
+  float q1[kBlockRows * kPitch<kD>], q2[kBlockRows * kPitch<kD>];
+  Stage stage[kStages];
+};
+
+template <int kD, int kDv, bool kCareful>
+struct Forward {
+  using Smem = ForwardSmem<kD, kDv>;
+  using Tile = float[kColumns8][4];  // rows g + 8 (e / 2), keys 8 j + 2 t + e % 2
+
+  const ForwardArguments<float>& args;
+  const Aligned& aligned;
+  Smem& smem;
+  BlockFacts& block;
+  const Sequence& seq = block.seq;
+  const int lane = threadIdx.x % 32;
+  const int warp_row = block.row + threadIdx.x / 32 * kOwnRows;
+
+  float o[2][kDv / 8][4], m[2][2];
+  float l[2][2];  // this lane's part
+
+  __device__ void run() {
+    if (block.row >= seq.seq_q) return;
+#pragma unroll 1
+    for (int column0 = 0; column0 < args.shape.value_dim; column0 += kDv) {
+      clear();
+      run_keys(column0);
+      finish(column0);
+    }
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int map = 0; map < 2; ++map) {
+      m[map][0] = m[map][1] = -INFINITY;
+      l[map][0] = l[map][1] = 0.0f;
+#pragma unroll
+      for (int c = 0; c < kDv / 8; ++c) {
+        o[map][c][0] = o[map][c][1] = o[map][c][2] = o[map][c][3] = 0.0f;
+      }
+    }
+  }
+
+  __device__ void run_keys(int column0) {
+    const int begin = max(0, seq.first_visible(block.row)) / kColumns * kColumns;
+    const int end = seq.end_visible(min(block.row + kBlockRows, seq.seq_q) - 1);
+    __syncthreads();  // nobody reads the rows of the round before
+    load_queries(smem.q1, args.q1);
+    load_queries(smem.q2, args.q2);
+    if (begin < end) load_stage(smem.stage[0], begin, column0);
+    ptx::commit_copies();
+    for (int n0 = begin, stage = 0; n0 < end; n0 += kColumns) {
+      const int next = n0 + kColumns;
+      ptx::wait_copies<0>();
+      __syncthreads();  // this stage is there, and nobody reads the other
+      if (Smem::kStages == 2 && next < end) load_stage(smem.stage[stage ^ 1], next, column0);
+      ptx::commit_copies();
+      if (is_seen(n0)) step(smem.stage[stage], n0, args.shape.value_dim - column0);
+      if (Smem::kStages == 1) {
+        __syncthreads();  // nobody reads it any more
+        if (next < end) load_stage(smem.stage[0], next, column0);
+        ptx::commit_copies();
+      } else {
+        stage ^= 1;
+      }
+    }
+  }
+
+  __device__ void load_queries(float* tile, const Rows<const float>& rows) {
+    load_tile<kBlockRows, kD>(
+        tile, {rows.at(block.b, seq.q_begin + block.row, block.h), rows.seq_stride, 0,
+               seq.seq_q - block.row, args.shape.head_dim, aligned.q});
+  }
+
+  __device__ void load_stage(typename Smem::Stage& stage, int n0, int column0) {
+    const int64_t first = seq.k_begin + n0;
+    const int g = args.shape.kv_head(block.h);
+    const auto source = [&](const Rows<const float>& rows, int column, int width, bool is_aligned) {
+      return TileSource{rows.at(block.b, first, g) + column,
+                        rows.seq_stride,
+                        seq.first_key - n0,
+                        seq.end_key - n0,
+                        width,
+                        is_aligned};
+    };
+    load_tile<kColumns, kD>(stage.k1, source(args.k1, 0, args.shape.head_dim, aligned.k));
+    load_tile<kColumns, kD>(stage.k2, source(args.k2, 0, args.shape.head_dim, aligned.k));
+    load_tile<kColumns, kDv>(stage.v,
+                             source(args.v, column0, args.shape.value_dim - column0, aligned.v));
+  }
+
+  /// May any row of this warp see any key of the tile, before any mask?
+  __device__ bool is_seen(int n0) const {
+    const int last_row = min(warp_row + kOwnRows, seq.seq_q) - 1;
+    return last_row >= warp_row && n0 < seq.end_visible(last_row) &&
+           n0 + kColumns > seq.first_visible(warp_row);
+  }
+
+  __device__ void step(const typename Smem::Stage& stage, int n0, int columns) {
+    Tile s[2];
+    dot_rows<kD>(s[0], row_address<kD>(smem.q1), column_address<kD>(stage.k1),
+                 args.shape.head_dim);  // (1)
+    dot_rows<kD>(s[1], row_address<kD>(smem.q2), column_address<kD>(stage.k2), args.shape.head_dim);
+    if (kCareful) {
+      again_dots<kD>(s[0], smem.q1, stage.k1, args.shape.head_dim);
+      again_dots<kD>(s[1], smem.q2, stage.k2, args.shape.head_dim);
+    }
+    const HeadMask mask{args.shape, seq, block.b, block.h};
+    if (mask.all_visible(warp_row, warp_row + kOwnRows, n0, n0 + kColumns)) {  // (2)
+      update(0, s[0], args.scale_log2);
+      update(1, s[1], args.scale2_log2);
+    } else {
+      update_masked(mask, s, n0);
+    }
+    add_weighted<kCareful, 2, kDv>(o, s, stage.v, columns);  // (3)
+  }
+
+  /// The maximum of rows g and g + 8 grows to `tile_max`; what was summed shrinks with it.
+  __device__ void rescale(int map, const float (&tile_max)[2], float (&reference)[2]) {
+    float factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float m_new = fmaxf(m[map][i], row_max(tile_max[i]));
+      // While a row has seen nothing its maximum is -inf: -inf - (-inf) would be NaN.
+      reference[i] = m_new == -INFINITY ? 0.0f : m_new;
+      factor[i] = ptx::exp2(m[map][i] - reference[i]);
+      m[map][i] = m_new;
+      l[map][i] = __fmul_rn(l[map][i], factor[i]);  // the same bits wherever it is compiled
+    }
+    if (!__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+    for (int c = 0; c < kDv / 8; ++c) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[map][c][e] *= factor[e / 2];
+    }
+  }
+
+  /// s becomes p. The product with `scale` is not rounded before the maximum is taken off: a score
+  /// of 16 loses 1e-6 when it is, and with it as much of its probability, relatively.
+  __device__ void update(int map, Tile& s, float scale) {
+    float tile_max[2] = {-INFINITY, -INFINITY}, reference[2];
+#pragma unroll
+    for (int j = 0; j < kColumns8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) tile_max[e / 2] = fmaxf(tile_max[e / 2], s[j][e] * scale);
+    }
+    rescale(map, tile_max, reference);
+#pragma unroll
+    for (int j = 0; j < kColumns8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[j][e] = ptx::exp2(fmaf(s[j][e], scale, -reference[e / 2]));
+        l[map][e / 2] += s[j][e];
+      }
+    }
+  }
+
+  /// The same with what the mask says of each entry, see simt::Forward::scores.
+  __device__ void update_masked(const HeadMask& mask, Tile (&s)[2], int n0) {
+    Tile bias;
+#pragma unroll
+    for (int j = 0; j < kColumns8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        bias[j][e] = mask.bias(warp_row + lane / 4 + e / 2 * 8, n0 + 8 * j + lane % 4 * 2 + e % 2);
+      }
+    }
+#pragma unroll
+    for (int map = 0; map < 2; ++map) {
+      const float scale = map == 0 ? args.scale_log2 : args.scale2_log2;
+      float tile_max[2] = {-INFINITY, -INFINITY}, reference[2];
+#pragma unroll
+      for (int j = 0; j < kColumns8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (bias[j][e] == -INFINITY) continue;
+          tile_max[e / 2] = fmaxf(tile_max[e / 2], s[map][j][e] * scale + bias[j][e]);
+        }
+      }
+      rescale(map, tile_max, reference);
+#pragma unroll
+      for (int j = 0; j < kColumns8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          s[map][j][e] = weight(s[map][j][e], scale, bias[j][e], reference[e / 2]);
+          l[map][e / 2] += s[map][j][e];
+        }
+      }
+    }
+  }
+
+  __device__ static float weight(float s, float scale, float bias, float reference) {
+    if (bias == -INFINITY) return 0.0f;  // even if s is NaN
+    const float product = __fmul_rn(s, scale), score = __fadd_rn(product, bias);
+    const float lost = fmaf(s, scale, -product) + (bias - (score - product));
+    const float rest = fabsf(score) < simt::kLargeScore ? lost : 0.0f;
+    return ptx::exp2(score - reference + rest);
+  }
+
+  /// Rows to shared memory, then a row a warp.
+  __device__ void finish(int column0) {
+    constexpr int kOPitch = kPitch<kDv>;
+    float* const o_smem = smem.q1;  // [128, kOPitch]
+    float* const o2_smem = o_smem + kBlockRows * kOPitch;
+    ptx::wait_copies<0>();
+    __syncthreads();  // nobody reads or fills shared memory any more
+    bool finite = true;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = warp_row + lane / 4 + 8 * i;
+      const float l1 = row_sum(l[0][i]), l2 = row_sum(l[1][i]);
+      const bool exists = row < seq.seq_q, dead = l1 == 0.0f;
+      const int64_t at = seq.q_begin + row;
+      const float inverse1 = dead ? 0.0f : 1.0f / l1, inverse2 = dead ? 0.0f : 1.0f / l2;
+      const float lambda = exists && !dead ? *args.lambda.at(block.b, at, block.h) : 0.0f;
+      float* const to = o_smem + (row - block.row) * kOPitch + lane % 4 * 4;
+#pragma unroll
+      for (int c = 0; c < kDv / 16; ++c) {
+        float o_reg[4], o2_reg[4];  // columns 16 c + 4 t + x
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          o2_reg[x] = o[1][2 * c + x % 2][2 * i + x / 2] * inverse2;
+          const float o1 = __fmul_rn(o[0][2 * c + x % 2][2 * i + x / 2], inverse1);
+          o_reg[x] = fmaf(-lambda, o2_reg[x], o1);
+          finite = finite && fabsf(o_reg[x]) < INFINITY && fabsf(o2_reg[x]) < INFINITY;
+        }
+        *reinterpret_cast<float4*>(to + 16 * c) = {o_reg[0], o_reg[1], o_reg[2], o_reg[3]};
+        *reinterpret_cast<float4*>(to + kBlockRows * kOPitch + 16 * c) = {o2_reg[0], o2_reg[1],
+                                                                          o2_reg[2], o2_reg[3]};
+      }
+      if (exists && lane % 4 == 0) {
+        l_smem(row) = l1;
+        if (args.lse1.data != nullptr) {
+          *args.lse1.at(block.b, at, block.h) = m[0][i] * kLn2 + logf(l1);
+          *args.lse2.at(block.b, at, block.h) = m[1][i] * kLn2 + logf(l2);
+        }
+      }
+    }
+    if (!finite) block.again = 1;
+    __syncwarp();
+    for (int row = warp_row; row < min(warp_row + kOwnRows, seq.seq_q); ++row) {
+      store_row(row, column0, o_smem + (row - block.row) * kOPitch,
+                o2_smem + (row - block.row) * kOPitch);
+    }
+  }
+
+  /// l1 of a row, in what the padding of the rows of O leaves free.
+  __device__ float& l_smem(int row) { return smem.q1[(row - block.row) * kPitch<kDv> + kDv]; }
+
+  __device__ void store_row(int row, int column0, const float* o_row, const float* o2_row) {
+    const int64_t at = seq.q_begin + row;
+    const int width = args.shape.value_dim, columns = min(kDv, width - column0);
+    const auto saved = [&](const Rows<float>& rounded, const Rows<float>& exact) {
+      const auto from = [&](const Rows<float>& rows) {
+        return rows.data == nullptr ? nullptr : rows.at(block.b, at, block.h) + column0;
+      };
+      return SavedRow<float>{from(rounded), nullptr, from(exact)};
+    };
+    float* const out = args.out.at(block.b, at, block.h);
+    const SavedRow<float> o_saved = saved(args.o, args.o_exact);
+    const SavedRow<float> o2_saved = saved(args.o2, args.o2_exact);
+    for (int c = lane; c < columns; c += 32) o2_saved.store(c, o2_row[c]);
+    const bool dead = l_smem(row) == 0.0f;
+    if (width <= kDv) return finish_row(args.epilogue, o_row, width, dead, out, o_saved);
+    for (int c = lane; c < columns; c += 32) {
+      o_saved.store(c, o_row[c]);
+      out[column0 + c] = o_row[c];
+    }
+    if (column0 + kDv < width) return;
+    finish_row(args.epilogue, out, width, dead, out, {});  // each lane reads what it wrote
+  }
+};
+
+template <int kD, int kDv>
+__global__ void __launch_bounds__(kThreads, 1)
+    forward_kernel(const __grid_constant__ ForwardArguments<float> args, const Aligned aligned,
+                   int tiles) {
+  extern __shared__ __align__(16) float tf32_smem[];
+  __shared__ BlockFacts block;
+  block.set(args.shape,
+            place_of(blockIdx.x, args.shape.batch, args.shape.heads, tiles, /*from_last=*/true));
+  auto& smem = *reinterpret_cast<ForwardSmem<kD, kDv>*>(tf32_smem);
+  Forward<kD, kDv, false>{args, aligned, smem, block}.run();
+  __syncthreads();  // nobody reads or writes shared memory any more
+  if (block.again != 0) Forward<kD, kDv, true>{args, aligned, smem, block}.run();
+}
+
+template <int kD, int kDv>
+void launch(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t stream) {
+  const Aligned aligned{.q = has_rows_of_4(params.q1) && has_rows_of_4(params.q2),
+                        .k = has_rows_of_4(params.k1) && has_rows_of_4(params.k2),
+                        .v = has_rows_of_4(params.v)};
+  constexpr int kBytes = sizeof(ForwardSmem<kD, kDv>);
+  static_assert(kBytes >= 2 * kBlockRows * kPitch<kDv> * 4, "O and o2 go there");
+  const auto kernel = forward_kernel<kD, kDv>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+        "tf32 forward: shared memory", params);
+  const int64_t tiles = (params.seq_q + kBlockRows - 1) / kBlockRows;
+  const auto blocks = static_cast<unsigned>(params.batch * params.heads * tiles);
+  kernel<<<blocks, kThreads, kBytes, stream>>>(simt::forward_arguments<float>(params, exact),
+                                               aligned, static_cast<int>(tiles));
+  check_launch("tf32 forward", params);
+}
+
+}  // namespace
+
+bool takes_forward(const ForwardParams& params) {
+  constexpr int kNarrow = sizeof(ForwardSmem<64, 128>), kWide = sizeof(ForwardSmem<128, 128>);
+  return params.dtype == Dtype::kFloat32 && params.head_dim <= 128 &&
+         has_smem(params.head_dim <= 64 ? kNarrow : kWide, params);
+}
+
+void forward(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t stream) {
+  if (params.head_dim <= 64) return launch<64, 128>(params, exact, stream);
+  launch<128, 128>(params, exact, stream);
+}
+
+}  // namespace diffattn::cuda::tf32
