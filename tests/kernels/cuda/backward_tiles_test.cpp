@@ -146,6 +146,20 @@ TEST_P(CudaBackwardTiles, LambdaUnderANorm) {
   }
 }
 
+/// A lambda that thousands of rows share: its gradient is the sum of several blocks' parts.
+TEST_P(CudaBackwardTiles, LambdaOfManyRows) {
+  Tally tally{.yardstick = false};
+  for (const LambdaShape shape : {LambdaShape::kScalar, LambdaShape::kPerHead}) {
+    for (const bool varlen : {false, true}) {
+      Spec spec = base_spec(29, 1100, 5, {64, 128});
+      spec.batch = 5;
+      spec.varlen = varlen;
+      spec.lambda_shape = shape;
+      if (!check_backward(GetParam(), spec, tally)) return;
+    }
+  }
+}
+
 /// Rows whose probabilities are nearly 0 and 1: dP - delta cancels, so delta must be known to more
 /// bits than the storage type has.
 TEST_P(CudaBackwardTiles, PeakedRows) {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dlambda[entry] = -sum over the rows (b, m, h) that shared the entry of lambda. Few
-// entries: a block each, whose threads take every kThreads-th row and meet in a fixed tree. Many:
-// a thread each.
+// dlambda[entry] = -sum over the rows (b, m, h) that shared the entry of lambda. Many entries: a
+// thread each. Few: a block for every kPartRows rows of each, whose threads meet in a fixed tree,
+// and where an entry has several such parts, a block that adds them in the same way.
+
+#include <algorithm>
 
 #include "kernels/cuda/backward/rows.cuh"
 #include "kernels/cuda/check.h"
@@ -12,6 +14,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kManyEntries = 4096;
+constexpr int kPartRows = 4 * kThreads;  // one block over all rows would wait for memory each time
 
 /// One of the axes b, m, h: its size goes either to the entries or to the rows that share one.
 struct Axis {
@@ -24,56 +27,86 @@ struct DlambdaArguments {
   Rows<float> dlambda;           // strides 0 where it is broadcast
   Axis b, m, h;
   int entries, shared;  // products over the axes; `takes` keeps B * M * H below 2^31
-  bool block_per_entry;
+  int parts;            // of an entry; 0: a thread for each entry
+  float* sums;          // [entries, parts], where there are several parts
 };
 
-__device__ float shared_sum(const DlambdaArguments& args, int b0, int m0, int h0, int first,
+/// One entry of lambda: the first row that shares it, and where its gradient goes.
+struct Entry {
+  int b, m, h;
+  float* out;  // null where the row does not exist
+
+  __device__ Entry(const DlambdaArguments& args, int number)
+      : b(number / args.h.entries / args.m.entries),
+        m(number / args.h.entries % args.m.entries),
+        h(number % args.h.entries) {
+    const Sequence seq = args.shape.sequence(b);
+    const bool exists = m < seq.seq_q || args.dlambda.seq_stride == 0;
+    out = exists ? args.dlambda.at(b, seq.q_begin + m, h) : nullptr;
+  }
+};
+
+/// Over rows first, first + step, ... before `end` of those that share an entry.
+__device__ float shared_sum(const DlambdaArguments& args, const Entry& entry, int first, int end,
                             int step) {
   float sum = 0.0f;
-  for (int i = first; i < args.shared; i += step) {
-    const int m = m0 + i % args.m.shared;
-    const int b = b0 + i / args.m.shared % args.b.shared;
-    const int h = h0 + i / args.m.shared / args.b.shared;
+#pragma unroll 4
+  for (int i = first; i < end; i += step) {
+    const int m = entry.m + i % args.m.shared;
+    const int b = entry.b + i / args.m.shared % args.b.shared;
+    const int h = entry.h + i / args.m.shared / args.b.shared;
     const Sequence seq = args.shape.sequence(b);
     if (m < seq.seq_q) sum -= *args.minus_rows.at(b, seq.q_begin + m, h);
   }
   return sum;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    dlambda_kernel(const __grid_constant__ DlambdaArguments args) {
-  __shared__ float parts[kThreads];
+/// Of all threads of the block, in thread 0.
+__device__ float block_sum(float x) {
+  __shared__ float sums[kThreads];
   const int thread = threadIdx.x;
-  const int entry = args.block_per_entry ? blockIdx.x : blockIdx.x * kThreads + thread;
-  if (entry >= args.entries) return;  // whole blocks when a block shares an entry
-  const int h = entry % args.h.entries;
-  const int m = entry / args.h.entries % args.m.entries;
-  const int b = entry / args.h.entries / args.m.entries;
-  const Sequence seq = args.shape.sequence(b);
-  const bool exists = m < seq.seq_q || args.dlambda.seq_stride == 0;
-  float* const out = args.dlambda.at(b, seq.q_begin + m, h);
-  if (!args.block_per_entry) {
-    if (exists) *out = shared_sum(args, b, m, h, 0, 1);
-    return;
-  }
-  parts[thread] = shared_sum(args, b, m, h, thread, kThreads);
+  sums[thread] = x;
   for (int width = kThreads / 2; width > 0; width /= 2) {
     __syncthreads();  // the sums of the last round are there
-    if (thread < width) parts[thread] += parts[thread + width];
+    if (thread < width) sums[thread] += sums[thread + width];
   }
-  if (thread == 0 && exists) *out = parts[0];
+  return sums[0];
 }
 
-}  // namespace
-
-void reduce_dlambda(const BackwardParams& params, const BackwardWorkspace& workspace,
-                    cudaStream_t stream) {
-  reduce_dlambda(params, params.dlambda, workspace.state.minus_dlambda, stream);
+__global__ void __launch_bounds__(kThreads)
+    dlambda_kernel(const __grid_constant__ DlambdaArguments args) {
+  const bool by_blocks = args.parts != 0;
+  const int number = by_blocks ? blockIdx.x / args.parts : blockIdx.x * kThreads + threadIdx.x;
+  if (number >= args.entries) return;  // whole blocks when blocks share an entry
+  const Entry entry(args, number);
+  if (!by_blocks) {
+    if (entry.out != nullptr) *entry.out = shared_sum(args, entry, 0, args.shared, 1);
+    return;
+  }
+  const int first = blockIdx.x % args.parts * kPartRows;
+  const int end = first + min(args.shared - first, kPartRows);
+  const float sum = block_sum(shared_sum(args, entry, first + threadIdx.x, end, kThreads));
+  if (threadIdx.x != 0) return;
+  if (args.parts > 1) {
+    args.sums[blockIdx.x] = sum;
+  } else if (entry.out != nullptr) {
+    *entry.out = sum;
+  }
 }
 
-void reduce_dlambda(const Problem& problem, const View<void>& out, const Rows<float>& minus_rows,
-                    cudaStream_t stream) {
-  if (!out) return;
+/// A block for each entry.
+__global__ void __launch_bounds__(kThreads)
+    dlambda_parts_kernel(const __grid_constant__ DlambdaArguments args) {
+  const float* const sums = args.sums + static_cast<int64_t>(blockIdx.x) * args.parts;
+  float sum = 0.0f;
+  for (int i = threadIdx.x; i < args.parts; i += kThreads) sum += sums[i];
+  sum = block_sum(sum);
+  const Entry entry(args, blockIdx.x);
+  if (threadIdx.x == 0 && entry.out != nullptr) *entry.out = sum;
+}
+
+/// Everything but the rows to sum and the memory for parts.
+DlambdaArguments dlambda_arguments(const Problem& problem, const View<void>& out) {
   const auto axis = [](int64_t size, bool broadcast) {
     const int n = static_cast<int>(size);
     return broadcast ? Axis{1, n} : Axis{n, 1};
@@ -82,19 +115,46 @@ void reduce_dlambda(const Problem& problem, const View<void>& out, const Rows<fl
   const bool packed = problem.cu_seqlens_q != nullptr;
   const bool batch_broadcast = packed ? out.seq_stride == 0 : out.batch_stride == 0;
   DlambdaArguments args{.shape = shape_of(problem),
-                        .minus_rows = {minus_rows.data, minus_rows.batch_stride,
-                                       minus_rows.seq_stride, minus_rows.head_stride},
                         .dlambda = rows_of<float>(out),
                         .b = axis(problem.batch, batch_broadcast),
                         .m = axis(problem.seq_q, out.seq_stride == 0),
                         .h = axis(problem.heads, out.head_stride == 0)};
   args.entries = args.b.entries * args.m.entries * args.h.entries;
   args.shared = args.b.shared * args.m.shared * args.h.shared;
-  args.block_per_entry = args.entries < kManyEntries;
-  const int blocks = args.block_per_entry ? args.entries : (args.entries + kThreads - 1) / kThreads;
+  const bool many = args.entries >= kManyEntries;
+  args.parts = many ? 0 : std::max(1, (args.shared - 1) / kPartRows + 1);
+  return args;
+}
+
+}  // namespace
+
+int64_t dlambda_part_bytes(const Problem& problem, const View<void>& dlambda) {
+  if (!dlambda) return 0;
+  const DlambdaArguments args = dlambda_arguments(problem, dlambda);
+  return args.parts > 1 ? int64_t{4} * args.entries * args.parts : 0;
+}
+
+void reduce_dlambda(const BackwardParams& params, const BackwardWorkspace& workspace,
+                    cudaStream_t stream) {
+  reduce_dlambda(params, params.dlambda, workspace.state.minus_dlambda, workspace.dlambda_parts,
+                 stream);
+}
+
+void reduce_dlambda(const Problem& problem, const View<void>& out, const Rows<float>& minus_rows,
+                    float* parts, cudaStream_t stream) {
+  if (!out) return;
+  DlambdaArguments args = dlambda_arguments(problem, out);
+  args.minus_rows = {minus_rows.data, minus_rows.batch_stride, minus_rows.seq_stride,
+                     minus_rows.head_stride};
+  args.sums = parts;
+  const int blocks =
+      args.parts != 0 ? args.entries * args.parts : (args.entries + kThreads - 1) / kThreads;
   if (blocks == 0) return;
   dlambda_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
   check_launch("sum of dlambda", problem);
+  if (args.parts <= 1) return;
+  dlambda_parts_kernel<<<static_cast<unsigned>(args.entries), kThreads, 0, stream>>>(args);
+  check_launch("sum of dlambda's parts", problem);
 }
 
 }  // namespace diffattn::cuda

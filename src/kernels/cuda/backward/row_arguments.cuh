@@ -23,6 +23,9 @@ struct RowsArguments {
   Rows<T> d_o;  // [B, M, H, Dv]
   RowState state;
   float* dnorm_parts;  // [kRowBlocks, Dv] or null
+  const int* only_if;  // null, or nothing is done where it holds 0
+  uint4* sums;         // [sum_chunks] to clear for those who add to it later, or null
+  int64_t sum_chunks;
 };
 
 }  // namespace diffattn::cuda

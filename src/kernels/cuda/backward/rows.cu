@@ -139,6 +139,7 @@ template <class T, class U, int kPerLane>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     prepare_rows_kernel(const __grid_constant__ RowsArguments<T, U> args) {
   __shared__ float parts[kWarps][kPerLane * kWarpSize];
+  if (args.only_if != nullptr && *args.only_if == 0) return;
   PrepareRow<T, U, kPerLane> row(args);
   const Shape& shape = args.shape;
   const int64_t count = static_cast<int64_t>(shape.batch) * shape.seq_q * shape.heads;
@@ -186,14 +187,20 @@ bool has_whole_rows(const BackwardParams& params, const BackwardWorkspace& works
 }
 
 template <class T, class U>
-void launch_any_rows(const RowsArguments<T, U>& args, cudaStream_t stream) {
+void launch_any_rows(const RowsArguments<T, U>& args, const BackwardParams& params,
+                     cudaStream_t stream) {
+  if (args.sums != nullptr) {
+    check(cudaMemsetAsync(args.sums, 0, args.sum_chunks * sizeof(uint4), stream),
+          "backward over rows: sums of dq", params);
+  }
   prepare_rows_kernel<T, U, kMaxWidth / kWarpSize>
       <<<kRowBlocks, kWarps * kWarpSize, 0, stream>>>(args);
 }
 
 template <class T, class U>
 void prepare(const BackwardParams& params, const View<const void>& o, const View<const void>& o2,
-             const BackwardWorkspace& workspace, cudaStream_t stream) {
+             const BackwardWorkspace& workspace, const int* only_if, cudaStream_t stream) {
+  const bool again = only_if != nullptr;
   const RowsArguments<T, U> args{
       .shape = shape_of(params),
       .dout = rows_of<const T>(params.dout),
@@ -213,21 +220,24 @@ void prepare(const BackwardParams& params, const View<const void>& o, const View
                  .scale2_log2 = static_cast<float>(params.scale2 * kLog2E)},
       .d_o = rows_of<T>(workspace.d_o),
       .state = workspace.state,
-      .dnorm_parts = workspace.dnorm_parts};
+      .dnorm_parts = again ? nullptr : workspace.dnorm_parts,
+      .only_if = only_if,
+      .sums = again ? nullptr : reinterpret_cast<uint4*>(workspace.dq_sums),
+      .sum_chunks = workspace.dq_sum_bytes / static_cast<int64_t>(sizeof(uint4))};
   const int64_t count = params.batch * params.seq_q * params.heads;
   if constexpr (sizeof(T) == 2 && __is_same(T, U)) {
-    if (has_whole_rows(params, workspace) && count < int64_t{1} << 31) {
+    if (!again && has_whole_rows(params, workspace) && count < int64_t{1} << 31) {
       const auto kernel = params.value_dim <= 128 ? prepare_whole_rows_kernel<T, 1, kWarps>
                                                   : prepare_whole_rows_kernel<T, 2, kWarps>;
       kernel<<<kRowBlocks, kWarps * kWarpSize, 0, stream>>>(args, static_cast<int>(count));
     } else {
-      launch_any_rows(args, stream);
+      launch_any_rows(args, params, stream);
     }
   } else {
-    launch_any_rows(args, stream);
+    launch_any_rows(args, params, stream);
   }
   check_launch("backward over rows", params);
-  if (params.dnorm_weight == nullptr) return;
+  if (again || params.dnorm_weight == nullptr) return;
   const auto width = static_cast<unsigned>(params.value_dim);
   reduce_dnorm_kernel<<<width, kWarpSize, 0, stream>>>(
       workspace.dnorm_parts, static_cast<float*>(params.dnorm_weight), static_cast<int>(width));
@@ -236,22 +246,23 @@ void prepare(const BackwardParams& params, const View<const void>& o, const View
 
 template <class T>
 void prepare_from(const BackwardParams& params, const BackwardWorkspace& workspace,
-                  cudaStream_t stream) {
+                  const int* only_if, cudaStream_t stream) {
   if (params.o && params.o2) {
-    prepare<T, T>(params, params.o, params.o2, workspace, stream);
+    prepare<T, T>(params, params.o, params.o2, workspace, only_if, stream);
   } else {
-    prepare<T, float>(params, as_input(workspace.o), as_input(workspace.o2), workspace, stream);
+    prepare<T, float>(params, as_input(workspace.o), as_input(workspace.o2), workspace, only_if,
+                      stream);
   }
 }
 
 }  // namespace
 
 void prepare_rows(const BackwardParams& params, const BackwardWorkspace& workspace,
-                  cudaStream_t stream) {
+                  cudaStream_t stream, const int* only_if) {
   switch (params.dtype) {
-    case Dtype::kBFloat16: return prepare_from<bfloat16>(params, workspace, stream);
-    case Dtype::kFloat16: return prepare_from<float16>(params, workspace, stream);
-    default: return prepare_from<float>(params, workspace, stream);
+    case Dtype::kBFloat16: return prepare_from<bfloat16>(params, workspace, only_if, stream);
+    case Dtype::kFloat16: return prepare_from<float16>(params, workspace, only_if, stream);
+    default: return prepare_from<float>(params, workspace, only_if, stream);
   }
 }
 

@@ -28,7 +28,7 @@ struct UnitWorkspace {
   float* dq_sums = nullptr;        // [H, units, 2, 64, D]
   int* dq_done = nullptr;          // [H, units, sm90::kDqWriters]
   float* dlambda_parts = nullptr;  // [H, units]
-  void* words = nullptr;           // of sm90::KeyWords, under a boolean mask
+  void* words = nullptr;           // sm90::KeyWords or sm90::MaskBiases, under a mask
   int* recompute = nullptr;        // 1: not 0 where these kernels' results are not to be used
 };
 
@@ -38,10 +38,12 @@ struct BackwardWorkspace {
   View<void> d_o;    // [B, M, H, Dv] in the problem's type; dout itself where they are the same
   View<void> o, o2;  // the same in float, only when the forward did not save them
   RowState state;
-  float* dnorm_parts = nullptr;  // [kRowBlocks, Dv]; sm_90a: [Dv, H, units]
-  bool sm90 = false;             // the sm_90a kernels compute it
+  float* dnorm_parts = nullptr;    // [kRowBlocks, Dv]; sm_90a: [Dv, H, units]
+  float* dlambda_parts = nullptr;  // dlambda_part_bytes
+  bool sm90 = false;               // the sm_90a kernels compute it
   UnitWorkspace units;
   float* dq_sums = nullptr;  // of the portable kernels, see sm80/backward/dq_sums.cuh
+  int64_t dq_sum_bytes = 0;
 
   /// With `memory` null only `bytes` is meaningful.
   BackwardWorkspace(const BackwardParams& params, void* memory);
@@ -54,18 +56,22 @@ inline View<const void> as_input(const View<void>& view) {
 /// Blocks of the pass over rows: fixed, so that the sum of dnorm_weight has one order everywhere.
 inline constexpr int kRowBlocks = 1024;
 
-/// Fills the workspace from dout, o, o2, lse and lambda, and dnorm_weight where it is wanted.
+/// Fills the workspace from dout, o, o2, lse and lambda, clears the sums of dq, and makes
+/// dnorm_weight where it is wanted.
+/// With `only_if`, device memory: once more where it does not hold 0, but for dnorm_weight and
+/// sums of dq.
 void prepare_rows(const BackwardParams& params, const BackwardWorkspace& workspace,
-                  cudaStream_t stream);
+                  cudaStream_t stream, const int* only_if = nullptr);
 
 /// dlambda, each entry the sum over the rows it was broadcast to, in a fixed order.
 void reduce_dlambda(const BackwardParams& params, const BackwardWorkspace& workspace,
                     cudaStream_t stream);
 
 /// The same from any rows [B, M, H] that hold the negative of each row's gradient; nothing when
-/// `dlambda` is null.
+/// `dlambda` is null. parts: dlambda_part_bytes of memory.
 void reduce_dlambda(const Problem& problem, const View<void>& dlambda,
-                    const Rows<float>& minus_rows, cudaStream_t stream);
+                    const Rows<float>& minus_rows, float* parts, cudaStream_t stream);
+int64_t dlambda_part_bytes(const Problem& problem, const View<void>& dlambda);
 
 /// dmask, each entry the sum of ds1 + ds2 over what it was broadcast to, in a fixed order.
 void reduce_dmask(const BackwardParams& params, const BackwardWorkspace& workspace,

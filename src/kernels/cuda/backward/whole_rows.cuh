@@ -2,7 +2,8 @@
 //
 // The pass over rows (rows.cu says what it computes) for the common case: 16-bit rows that may be
 // read 16 bytes at a time, o and o2 saved, no additive mask. Half a warp a row, since what counts
-// is the number of instructions a row: 8 neighbouring columns a lane, of every 128.
+// is the number of instructions a row: 8 neighbouring columns a lane, of every 128. It also clears
+// the sums of dq: stores that nothing waits for.
 #pragma once
 
 #include "kernels/cuda/backward/row_arguments.cuh"
@@ -159,7 +160,7 @@ struct PrepareWholeRow {
   }
 };
 
-/// kWarps: of a block. `count` rows (b, m, h), less than 2^31.
+/// kWarps: of a block. `count` rows (b, h, m), less than 2^31.
 template <class T, int kChunks, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarpSize, 4 / kChunks)
     prepare_whole_rows_kernel(const __grid_constant__ RowsArguments<T, T> args, int count) {
@@ -169,10 +170,18 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 4 / kChunks)
   const Shape& shape = args.shape;
   const int mine = static_cast<int>(threadIdx.x) / kRowLanes;
   const unsigned heads = shape.heads, seq_q = shape.seq_q;
+  // A few stores beside each row's loads, so that memory is read and written all along.
+  constexpr int kAllThreads = kRowBlocks * kWarps * kWarpSize;
+  int64_t chunk = blockIdx.x * (kWarps * kWarpSize) + threadIdx.x;
   for (unsigned first = blockIdx.x * kRows; first < static_cast<unsigned>(count);
        first += kRowBlocks * kRows) {
-    const unsigned row = first + mine, position = row / heads;
-    const int b = static_cast<int>(position / seq_q), m = static_cast<int>(position % seq_q);
+#pragma unroll
+    for (int i = 0; i < 2; ++i, chunk += kAllThreads) {
+      if (chunk < args.sum_chunks) args.sums[chunk] = uint4{};
+    }
+    // One head's rows after another's: what is kept of them are neighbours in memory.
+    const unsigned row = first + mine, head = row / seq_q;
+    const int b = static_cast<int>(head / heads), m = static_cast<int>(row % seq_q);
     bool exists = row < static_cast<unsigned>(count);
     int64_t l = m;
     if (exists && shape.cu_seqlens_q != nullptr) {
@@ -180,8 +189,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 4 / kChunks)
       exists = m < seq.seq_q;
       l += seq.q_begin;
     }
-    rows.run(exists, b, l, static_cast<int>(row % heads));
+    rows.run(exists, b, l, static_cast<int>(head % heads));
   }
+  for (; chunk < args.sum_chunks; chunk += kAllThreads) args.sums[chunk] = uint4{};
   if (args.dnorm_parts == nullptr) return;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {

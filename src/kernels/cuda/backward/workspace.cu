@@ -54,14 +54,18 @@ BackwardWorkspace::BackwardWorkspace(const BackwardParams& params, void* memory)
     const int64_t parts = sm90 ? unit_heads : kRowBlocks;
     dnorm_parts = static_cast<float*>(cutter.take(parts * width * 4));
   }
-  if (!sm90) dq_sums = static_cast<float*>(cutter.take(sm80::dq_sum_bytes(params)));
+  dlambda_parts = static_cast<float*>(cutter.take(dlambda_part_bytes(params, params.dlambda)));
+  if (!sm90 && sm80::is_fused(params)) {
+    dq_sum_bytes = sm80::dq_sum_bytes(params);
+    dq_sums = static_cast<float*>(cutter.take(dq_sum_bytes));
+  }
   if (sm90) {
     const int64_t sum_bytes = 2 * sm90::kUnitRows * params.head_dim * 4;
     units = {.stats = static_cast<char*>(cutter.take(unit_heads * sm90::kStatBytes)),
              .dq_sums = static_cast<float*>(cutter.take(unit_heads * sum_bytes)),
              .dq_done = static_cast<int*>(cutter.take(unit_heads * sm90::kDqWriters * 4)),
              .dlambda_parts = static_cast<float*>(cutter.take(unit_heads * 4)),
-             .words = cutter.take(sm90::word_bytes(params)),
+             .words = cutter.take(sm90::mask_bytes(params)),
              .recompute = static_cast<int*>(cutter.take(4))};
   }
   bytes = cutter.used;

@@ -21,7 +21,15 @@ __device__ inline BlockPlace grouped_place(int block, int batch, int heads, int 
 
 /// Heads whose `rows` rows of `row_bytes` bytes fit into `cache_bytes` together.
 inline int heads_in_cache(int64_t rows, int64_t row_bytes, int64_t cache_bytes) {
-  return static_cast<int>(std::clamp<int64_t>(cache_bytes / (rows * row_bytes + 1), 1, 1 << 12));
+  const int64_t head_bytes = std::max<int64_t>(rows * row_bytes, 1);
+  return static_cast<int>(std::clamp<int64_t>(cache_bytes / head_bytes, 1, 1 << 12));
+}
+
+/// The size of groups of at most `most` that `heads` make, as even as they can be: the long tiles
+/// of a last group of few heads would begin when most multiprocessors are about to be done.
+inline int even_group(int64_t heads, int64_t most) {
+  const int64_t groups = (heads + most - 1) / most;
+  return static_cast<int>((heads + groups - 1) / groups);
 }
 
 }  // namespace diffattn::cuda::sm80

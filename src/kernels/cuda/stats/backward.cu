@@ -23,7 +23,8 @@ void stats_backward(const StatsBackwardParams& params, void* memory, Stream stre
     throw_argument_error("workspace", std::to_string(workspace.bytes) + " bytes", "null");
   }
   stats_gradients(params, workspace, cuda_stream);
-  reduce_dlambda(params, params.dlambda, workspace.minus_dlambda, cuda_stream);
+  reduce_dlambda(params, params.dlambda, workspace.minus_dlambda, workspace.dlambda_parts,
+                 cuda_stream);
   reduce_stats_dmask(params, workspace, cuda_stream);
 }
 

@@ -4,14 +4,16 @@
 // adjacent.
 #pragma once
 
+#include "kernels/cuda/backward/rows.cuh"
 #include "kernels/cuda/stats/row.cuh"
 
 namespace diffattn::cuda {
 
 struct StatsWorkspace {
   size_t bytes = 0;
-  Rows<RowGradient> rows;     // [B, M, H]
-  Rows<float> minus_dlambda;  // [B, M, H]
+  Rows<RowGradient> rows;          // [B, M, H]
+  Rows<float> minus_dlambda;       // [B, M, H]
+  float* dlambda_parts = nullptr;  // dlambda_part_bytes
 
   /// With `memory` null only `bytes` is meaningful. Packed: where the number of rows is
   /// not known, B * M bounds it.
@@ -23,11 +25,13 @@ struct StatsWorkspace {
     const int64_t batch_stride = packed ? 0 : params.seq_q;
     const auto entries = static_cast<size_t>(count * params.heads);
     const size_t first = (entries * sizeof(RowGradient) + kAlignment - 1) / kAlignment * kAlignment;
-    bytes = first + entries * sizeof(float);
+    const size_t second = first + entries * sizeof(float);
+    bytes = second + static_cast<size_t>(dlambda_part_bytes(params, params.dlambda));
     if (memory == nullptr) return;
     rows = {static_cast<RowGradient*>(memory), batch_stride, 1, count};
     minus_dlambda = {reinterpret_cast<float*>(static_cast<char*>(memory) + first), batch_stride, 1,
                      count};
+    dlambda_parts = reinterpret_cast<float*>(static_cast<char*>(memory) + second);
   }
 };
 

@@ -48,4 +48,45 @@ __device__ inline void store_fragments(const float (&c)[kN8][4], float scale, T*
   }
 }
 
+/// Word i of the lane that is number c of its four becomes word c of the one that is number i.
+__device__ inline void transpose_words(uint32_t (&x)[4]) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = (threadIdx.x & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & bit) != 0) continue;
+      const uint32_t low = x[i], high = x[i | bit];
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? low : high, bit);
+      x[i] = upper ? got : low;
+      x[i | bit] = upper ? high : got;
+    }
+  }
+}
+
+/// store_fragments for rows of 8 kN8 elements that may be stored 16 bytes at a time, by the whole
+/// warp.
+template <int kN8, class T>
+__device__ inline void store_aligned_fragments(const float (&c)[kN8][4], float scale, T* first_row,
+                                               int64_t stride, int row, int end_row) {
+  static_assert(kN8 % 4 == 0);
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int at = row + r * 8 + lane / 4;
+    T* const out = first_row + at * stride + lane % 4 * 8;
+#pragma unroll
+    for (int j = 0; j < kN8; j += 4) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        words[i] = pack<T>(c[j + i][2 * r] * scale, c[j + i][2 * r + 1] * scale);
+      }
+      transpose_words(words);
+      if (at >= end_row) continue;
+      *reinterpret_cast<uint4*>(out + j * 8) = {words[0], words[1], words[2], words[3]};
+    }
+  }
+}
+
 }  // namespace diffattn::cuda::sm80

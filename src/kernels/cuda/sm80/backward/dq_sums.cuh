@@ -73,8 +73,14 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int e = 0; e < 4; ++e) dq[j][e] = *DqSums::entry(from, j, e);
   }
-  store_fragments(dq, map == 0 ? args.scale : args.scale2, out.at(place.b, seq.q_begin, place.h),
-                  out.seq_stride, m0, seq.seq_q, args.shape.head_dim);
+  const float scale = map == 0 ? args.scale : args.scale2;
+  T* const first = out.at(place.b, seq.q_begin, place.h);
+  const int width = args.shape.head_dim;
+  if (width == kD && reinterpret_cast<uintptr_t>(first) % 16 == 0 && out.seq_stride % 8 == 0) {
+    store_aligned_fragments(dq, scale, first, out.seq_stride, m0, seq.seq_q);
+  } else {
+    store_fragments(dq, scale, first, out.seq_stride, m0, seq.seq_q, width);
+  }
 }
 
 }  // namespace diffattn::cuda::sm80

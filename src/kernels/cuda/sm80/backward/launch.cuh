@@ -71,10 +71,11 @@ void launch_key_tiles(Kernel kernel, int64_t most_blocks, const BackwardParams& 
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
       "sm80 backward: shared memory", params);
   const int64_t tiles = (params.seq_k + Config::kBlockN - 1) / Config::kBlockN;
-  const int64_t items = params.batch * params.kv_heads * tiles;
+  const int64_t heads = params.batch * params.kv_heads, items = heads * tiles;
   if (items == 0) return;
   const int64_t row_bytes = 2 * (2 * Config::kHeadDim + Config::kValueDim);  // of q1, q2, dO
-  const int group = heads_in_cache(params.seq_q, row_bytes, int64_t{32} << 20);
+  const int64_t rows = params.seq_q * (params.heads / params.kv_heads);
+  const int group = even_group(heads, heads_in_cache(rows, row_bytes, int64_t{32} << 20));
   const auto blocks = static_cast<unsigned>(std::min(items, most_blocks));
   kernel<<<blocks, Config::kThreads, Config::kSmemBytes, stream>>>(args, sums,
                                                                    static_cast<int>(tiles), group);
@@ -99,8 +100,12 @@ inline int max_smem_bytes(const Problem& problem) {
 /// Is there nothing about the problem that the plain tiles do not know?
 template <class Config>
 bool is_plain(const BackwardParams& params, bool aligned) {
-  return aligned && params.mask.kind == MaskKind::kNone && params.head_dim == Config::kHeadDim &&
-         params.value_dim == Config::kValueDim && max_smem_bytes(params) >= Config::kSmemBytes;
+  const bool stores_aligned = has_aligned_rows(params.dk1, Config::kHeadDim) &&
+                              has_aligned_rows(params.dk2, Config::kHeadDim) &&
+                              has_aligned_rows(params.dv, Config::kValueDim);
+  return aligned && stores_aligned && params.mask.kind == MaskKind::kNone &&
+         params.head_dim == Config::kHeadDim && params.value_dim == Config::kValueDim &&
+         max_smem_bytes(params) >= Config::kSmemBytes;
 }
 
 /// Blocks that stay, one for each multiprocessor, and take tiles from a counter.
@@ -120,9 +125,6 @@ void launch_fused(const BackwardParams& params, const BackwardWorkspace& workspa
                   const BackwardArguments<T>& args, cudaStream_t stream) {
   const DqSums sums{workspace.dq_sums + kDqCounterBytes / 4, static_cast<int>(dq_units(params)),
                     reinterpret_cast<int*>(workspace.dq_sums)};
-  const int64_t bytes = params.heads * int64_t{sums.units} * 2 * DqSums::kRows * kD * 4;
-  check(cudaMemsetAsync(workspace.dq_sums, 0, kDqCounterBytes + bytes, stream),
-        "sm80 backward: sums of dq", params);
   using Large = FusedConfig<kD, kValue, 128, 2>;
   using Small = FusedConfig<kD, kValue, 64, 1>;
   static_assert(Small::kSmemBytes <= kMaxSmemBytes);

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The one pass over the keys (fused.cuh says what it computes) for problems without a mask tensor,
-// rows of exactly the tile's width that may be read 16 bytes at a time, and GPUs with 193 KB of
-// shared memory for a block, Hopper and later. What limits it is how often shared memory is read
-// and how much a step has to do beside its products, so
+// rows of exactly the tile's width that may be read and stored 16 bytes at a time, and GPUs with
+// 193 KB of shared memory for a block, Hopper and later. What limits it is how often shared memory
+// is read and how much a step has to do beside its products, so
 //
 //   * a warp has 32 queries and 32 keys in the products that make p and ds, 32 queries and half of
 //     a map's columns of dq, and 64 keys and kD columns of [dv, dk1, dk2];
 //   * dO lies in two halves of its columns: q1, q2 and they are four tiles [64, kD] alike;
 //   * where a thread's next copies come from is kept in shared memory, and addresses are computed
 //     anew in each part of a step: 128 sums and three tiles of 32 leave no registers for them;
+//   * the additions to dq come last in a step: loads from shared memory would wait behind them;
 //   * blocks take tiles of keys from a counter until there are none, the long ones first, and store
 //     one tile's sums while the next one is loading.
 #pragma once
@@ -286,8 +287,8 @@ struct BackwardPlain {
     if (full) {
       make_gradients<false>(~0u);
       __syncthreads();  // ds and p of every warp are there
-      add_queries(item, false);
       add_keys(false);
+      add_queries(item, false);
     } else {  // a vote, which is a barrier too: every thread of the block agrees on it
       const T* const rows = tile(stage(pair(kStep).x));
       const bool skip_zeros =
@@ -296,8 +297,8 @@ struct BackwardPlain {
       make_gradients<true>(
           visible_word(item.seq, m0 + part.rows * 32 + part.lane, item.n0 + part.keys * 32));
       __syncthreads();  // ds and p of every warp are there
-      add_queries(item, pair(kStep).y != 0);
       add_keys(skip_zeros);
+      add_queries(item, pair(kStep).y != 0);
     }
   }
 
@@ -394,8 +395,8 @@ struct BackwardPlain {
     const float scale = is_dv ? 1.0f : is_dk1 ? args.scale : args.scale2;
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
-      store_fragments(sums_reg[i], scale, first, out.seq_stride,
-                      item.n0 + part.half * (kBlockN / 2) + i * 16, item.seq.seq_k, kD);
+      store_aligned_fragments(sums_reg[i], scale, first, out.seq_stride,
+                              item.n0 + part.half * (kBlockN / 2) + i * 16, item.seq.seq_k);
     }
   }
 };
