@@ -51,9 +51,12 @@ struct Combine {
   const int width = args.shape.value_dim;
 
   __device__ void run() {
-    if (m >= seq.seq_q) return;
+    const bool exists = m < seq.seq_q;
     const int64_t row = seq.q_begin + m;
-    const float lambda = *args.lambda.at(b, row, h);
+    // Not a result of the kernel before, which lets this one start once what it read was there.
+    const float lambda = exists ? *args.lambda.at(b, row, h) : 0.0f;
+    ptx::wait_for_previous_kernel();  // in every block: this kernel's end stands for that one's too
+    if (!exists) return;
     add_parts();
     __syncthreads();  // every warp's sums are there
     if (threadIdx.x < kWarpSize) finish(row, lambda);
@@ -174,7 +177,6 @@ template <class T, int kQuads>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(const __grid_constant__ CombineArguments<T> args) {
   __shared__ CombineSmem<kQuads> smem;
-  ptx::wait_for_previous_kernel();  // in every block: this kernel's end stands for that one's too
   const Shape& shape = args.shape;
   const int row = blockIdx.x;
   Combine<T, kQuads>{args, smem, row / shape.heads / shape.seq_q, row / shape.heads % shape.seq_q,

@@ -11,13 +11,14 @@ inline constexpr int64_t kDecodeRows = 16;
 /// Fewest keys for which it pays: below, one block per head is as fast.
 inline constexpr int64_t kDecodeKeys = 1024;
 
-/// Keys of one block, from the length of the cache alone, so that the order of sums depends on
-/// neither the batch nor the GPU: a sixteenth, between 256 keys (less would be all ramp) and 1024
-/// (32k keys of 8 kv heads make two blocks for each of 132 multiprocessors).
-inline int decode_split_keys(int64_t seq_k) {
-  constexpr int64_t kParts = 16, kStep = 64;
-  const int64_t keys = (seq_k / kParts + kStep - 1) / kStep * kStep;
-  return static_cast<int>(std::clamp<int64_t>(keys, 256, 1024));
+/// Keys of one block, from the length of the cache and its heads alone, so that the order of sums
+/// depends on neither the batch nor the GPU: 128 blocks for a sequence, one for almost every
+/// multiprocessor of an H200, whose memory they keep busy; twice as many would leave twice the
+/// parts to combine. At least 256 keys (less would be all ramp), at most 2048.
+inline int decode_split_keys(int64_t seq_k, int64_t kv_heads) {
+  constexpr int64_t kBlocks = 128, kStep = 64;
+  const int64_t keys = (seq_k * kv_heads / kBlocks + kStep - 1) / kStep * kStep;
+  return static_cast<int>(std::clamp<int64_t>(keys, 256, 2048));
 }
 
 /// One block: 8 kFragments packed rows. Each warp has keys of its own, both maps, and a ring of

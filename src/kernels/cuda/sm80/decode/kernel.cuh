@@ -30,7 +30,8 @@ struct DecodeArguments {
   Rows<const T> v;       // [B, N, Hkv, Dv]
   float scale_log2, scale2_log2;
   bool k_aligned, v_aligned;
-  bool whole;  // aligned, and as wide as the tiles
+  bool whole;    // aligned, and as wide as the tiles
+  bool q_whole;  // the same of q
   Partials partials;
 };
 
@@ -69,7 +70,15 @@ struct Decode {
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) load_stage(stage, first + stage * kStep, end);
     softmax.reset();
-    load_q();
+    if (args.q_whole) {
+      // In words that need no conversion q is waited for where it is used, not here.
+      load_q([](const T* q, int c) { return *reinterpret_cast<const uint32_t*>(q + c); });
+    } else {
+      load_q([this](const T* q, int c) {
+        const int d = args.shape.head_dim;
+        return pack<T>(c < d ? widen(q[c]) : 0.0f, c + 1 < d ? widen(q[c + 1]) : 0.0f);
+      });
+    }
     for (int n0 = first, stage = 0; n0 < end; n0 += kStep) {
       const int next = stage == 0 ? kStages - 1 : stage - 1;  // the stage that was used last
       load_stage(next, n0 + (kStages - 1) * kStep, end);
@@ -89,8 +98,9 @@ struct Decode {
   __device__ int query_of(int row) const { return row / group; }
   __device__ int head_of(int row) const { return kv_head * group + row % group; }
 
-  /// Rows from end_row on are 0.
-  __device__ void load_q() {
+  /// two(q, c): elements c and c + 1 of a row. Rows from end_row on are 0.
+  template <class Two>
+  __device__ void load_q(const Two& two) {
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
       const int row = min(row0 + i * 8 + lane / 4, end_row - 1);
@@ -99,15 +109,12 @@ struct Decode {
       for (int map = 0; map < 2; ++map) {
         const T* const from =
             (map == 0 ? args.q1 : args.q2).at(b, seq.q_begin + query_of(row), head_of(row));
-        const auto element = [&](int c) {
-          return exists && c < args.shape.head_dim ? widen(from[c]) : 0.0f;
-        };
 #pragma unroll
         for (int k = 0; k < kD / 16; ++k) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int c = k * 16 + half * 8 + lane % 4 * 2;
-            q_reg[i][map][k][half] = pack<T>(element(c), element(c + 1));
+            q_reg[i][map][k][half] = exists ? two(from, c) : 0;
           }
         }
       }
@@ -245,10 +252,12 @@ struct Decode {
     return found;
   }
 
+  /// This warp's m, l and o of the rows that exist, for `merge`.
   __device__ void share_results() {
     softmax.finish();
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
+      if (row0 + i * 8 + lane / 4 >= end_row) continue;
 #pragma unroll
       for (int map = 0; map < 2; ++map) {
         const int row = (warp * kM + i) * 16 + map * 8 + lane / 4;
@@ -257,19 +266,22 @@ struct Decode {
 #pragma unroll
         for (int j = 0; j < kDv / 8; ++j) {
           float* const to = o_smem + row * Config::kOPitch + j * 8 + lane % 4 * 2;
-          to[0] = o_reg[i][j][2 * map];
-          to[1] = o_reg[i][j][2 * map + 1];
+          *reinterpret_cast<float2*>(to) =
+              make_float2(o_reg[i][j][2 * map], o_reg[i][j][2 * map + 1]);
         }
       }
     }
   }
 
+  /// Nothing is left to load by now: what counts is how soon it is done, so a warp has two of the
+  /// block's rows under way and a lane four columns.
   __device__ void merge() {
     const int pitch = args.partials.pitch;  // v is padded with zeros, and so is o
-    for (int r = warp; r < 16 * kM; r += kWarps) {
-      const int row = row0 + r / 16 * 8 + r % 8, map = r % 16 / 8;
-      if (row >= end_row) continue;
+#pragma unroll 2
+    for (int i = warp; i < 2 * (end_row - row0); i += kWarps) {
+      const int row = i / 2, map = i % 2, r = row / 8 * 16 + map * 8 + row % 8;
       float m = -INFINITY, l = 0.0f, weight[kWarps];
+#pragma unroll
       for (int w = 0; w < kWarps; ++w) m = fmaxf(m, m_smem[w * 16 * kM + r]);
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
@@ -277,17 +289,20 @@ struct Decode {
         weight[w] = m == -INFINITY ? 0.0f : ptx::exp2(m_smem[at] - m);
         l += l_smem[at] * weight[w];
       }
-      const int64_t slot = args.partials.slot(map, split, b, query_of(row), head_of(row));
-      if (lane == 0) args.partials.m[slot] = m;
-      if (lane == 0) args.partials.l[slot] = l;
-      for (int c = lane; c < pitch; c += kWarpSize) {
-        float sum = 0.0f;
+      const int64_t slot =
+          args.partials.slot(map, split, b, query_of(row0 + row), head_of(row0 + row));
+      if (lane == 0) args.partials.m[slot] = m, args.partials.l[slot] = l;
+      for (int c = lane * 4; c < pitch; c += kWarpSize * 4) {
+        float4 sum = {};
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
-          const float x = o_smem[(w * 16 * kM + r) * Config::kOPitch + c];
-          if (weight[w] != 0.0f) sum += x * weight[w];
+          const float4 x =
+              *reinterpret_cast<const float4*>(o_smem + (w * 16 * kM + r) * Config::kOPitch + c);
+          if (weight[w] == 0.0f) continue;
+          sum.x += x.x * weight[w], sum.y += x.y * weight[w];
+          sum.z += x.z * weight[w], sum.w += x.w * weight[w];
         }
-        args.partials.o[slot * pitch + c] = sum;
+        *reinterpret_cast<float4*>(args.partials.o + slot * pitch + c) = sum;
       }
     }
   }
@@ -297,8 +312,9 @@ template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 2)
     decode_kernel(const __grid_constant__ DecodeArguments<T> args, int row_tiles, int splits) {
   extern __shared__ __align__(128) char smem[];
-  ptx::launch_dependents();  // combine_kernel waits for all of this one
   ptx::wait_for_previous_kernel();
+  // Not before: combine_kernel then knows that what was written before this one is there.
+  ptx::launch_dependents();
   // Row tiles of the same keys are neighbours: the second finds them in the cache. Then heads,
   // whose keys are neighbours in memory.
   const int heads = args.shape.kv_heads, place = static_cast<int>(blockIdx.x / row_tiles);

@@ -9,7 +9,7 @@ namespace diffattn::cuda::sm80 {
 namespace {
 
 Partials partials_of(const Problem& problem, void* workspace) {
-  const int split_keys = decode_split_keys(problem.seq_k);
+  const int split_keys = decode_split_keys(problem.seq_k, problem.kv_heads);
   Partials partials{.m = static_cast<float*>(workspace),
                     .l = nullptr,
                     .o = nullptr,

@@ -14,6 +14,11 @@ void launch_decode_rows(const ForwardParams& params, const DecodeArguments<T>& a
   const int64_t row_tiles = (rows + Config::kRows - 1) / Config::kRows;
   const int splits = args.partials.splits;
   const auto blocks = static_cast<unsigned>(params.batch * params.kv_heads * splits * row_tiles);
+  // Leaves room for a block of combine_kernel beside two of these.
+  check(
+      cudaFuncSetAttribute(decode_kernel<T, Config>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                           cudaSharedmemCarveoutMaxShared),
+      "sm80 decode", params);
   launch_early_if_possible(decode_kernel<T, Config>, blocks, Config::kThreads, Config::kSmemBytes,
                            stream, params, "sm80 decode", args, static_cast<int>(row_tiles),
                            splits);
@@ -35,6 +40,7 @@ void launch_decode(const ForwardParams& params, const Partials& partials, cudaSt
       .v_aligned = has_aligned_rows(params.v, params.value_dim),
       .whole = has_aligned_rows(params.k1, d) && has_aligned_rows(params.k2, d) &&
                has_aligned_rows(params.v, params.value_dim) && d == kD && params.value_dim == kDv,
+      .q_whole = has_aligned_rows(params.q1, d) && has_aligned_rows(params.q2, d) && d == kD,
       .partials = partials};
   // Wider heads have no registers for a second fragment of O.
   if constexpr (kD <= 64) {
