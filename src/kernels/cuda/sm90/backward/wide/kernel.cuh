@@ -163,10 +163,11 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       load_d_o(stage, next_load());
     }
   }
-  /// q and statistics of item it + 2 in the place of item it - 1, which nobody reads since
-  /// `share_ds`: no barrier of its own, and beside products, so that no warp waits for the loader.
+
+  /// By all warps, after `share_ds`, since when nobody reads q and statistics of item `it`: then
+  /// item it + 3 is loaded in its place, without a barrier of its own.
   __device__ void refill_q(int it, uint32_t stage) const {
-    if (w == 1 && warp == 0 && lane == 0 && it > 0 && it + 2 < items) load_q(stage, next_load());
+    if (w == 1 && warp == 0 && lane == 0 && it + C::kQStages < items) load_q(stage, next_load());
   }
 
   // --- The loop
@@ -191,7 +192,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     ptx::fresh(s);
     ptx::wgmma_fence();
     Products::issue_s(s, base_16(), map, w, 1);
-    exchange(ds, difference, dp, 0, grad_stats(0), start, true);
+    exchange(ds, difference, dp, 0, 0, start, true);
     store_ds(ds_lane(), ds);
     ptx::fence_async_proxy();
     ptx::wgmma_wait<0>();
@@ -223,7 +224,6 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       ptx::wgmma_fence();
       Products::issue_dq(dq, base, w);                                                   // (7)
       Products::issue_sum(dv, difference, Products::d_o_at(base, stage) + dv_blocks());  // (4)
-      refill_q(it, stage2);
       ptx::wgmma_wait<1>();
       ptx::pin(dq);
       reduce_dq(dq, item >> 20, item & kUnitBits);
@@ -241,12 +241,11 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       ptx::fresh(s);
       ptx::wgmma_fence();
       Products::issue_s(s, base, map, w, stage2);  // (1) of the unit after the next
-      const GradStats stats = grad_stats(stage1);
-      ptx::wgmma_wait<2>();  // dv and dp are done
+      ptx::wgmma_wait<2>();                        // dv and dp are done
       ptx::pin(dp);
       ptx::pin(difference);
       free_d_o(it);
-      exchange(p, difference, dp, it + 1, stats, item & kUnitBits, more);
+      exchange(p, difference, dp, it + 1, stage1, item & kUnitBits, more);
       store_ds(ds_lane(), p);
       ptx::fence_async_proxy();
       ptx::wgmma_wait<0>();
@@ -257,6 +256,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
 #pragma unroll
       for (int i = 0; i < 16; ++i) ds[i] = p[i];
       share_ds();
+      refill_q(it, stage0);
     }
   }
 
@@ -271,32 +271,20 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     exp_pack<T>(s, p, map == 0 ? args.scale_log2 : args.scale2_log2);
   }
 
-  /// What a thread needs of the statistics to make both maps' ds of dp: sign, and sign (delta1 -
-  /// delta2) of 8 of the queries that its warpgroup computes dp for. Read before the products are
-  /// waited for, behind whose operands it takes hundreds of cycles.
-  struct GradStats {
-    float sign;
-    float4 diff[2];
-  };
-  __device__ GradStats grad_stats(uint32_t stage) const {
-    const uint32_t at = smem + C::kStatAt + stage * kStatBytes;
-    const uint32_t diff = at + kStatDiffAt + lane % 4 * 16 + w * 128;
-    return {__int_as_float(ptx::load_smem_int(at + kStatSignAt)),
-            {ptx::load_smem_float4(diff), ptx::load_smem_float4(diff + 64)}};
-  }
-
   /// (x) but for `give_p`, (5). In: p of this map, dp of half of the queries. Out: p becomes ds,
   /// `difference` is p1 - sign p2' of the block's keys of dv. A thread and its counterparts in the
   /// other warpgroups have the same keys and queries of their tiles.
   __device__ void exchange(uint32_t (&p)[16], uint32_t (&difference)[16], const float (&dp)[16],
-                           int it, const GradStats& stats, int unit, bool real) const {
+                           int it, uint32_t stat_stage, int unit, bool real) const {
     if (real && (unit < whole_begin || unit >= whole_end)) this->flag_non_finite(dp);
     const uint32_t thread = ptx::opaque(threadIdx.x % 128 * 16);
+    const uint32_t stats = smem + C::kStatAt + stat_stage * kStatBytes;
+    const float sign = __int_as_float(ptx::load_smem_int(stats + kStatSignAt));
     uint32_t own[8];
-    give_grads(own, dp, stats, thread);
+    give_grads(own, dp, sign, stats + kStatDiffAt + lane % 4 * 16 + w * 128, thread);
     ptx::named_barrier_sync(kBoth, C::kThreads);
     wait_given(C::kGivenP, it);
-    take_difference(difference, pack<T>(stats.sign, stats.sign), thread);
+    take_difference(difference, pack<T>(sign, sign), thread);
     wait_given(C::kGiven, it);
     if (w == map) {
       uint32_t grad[8];
@@ -322,21 +310,22 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
   }
 
   /// dp - delta of both maps: `own` is this map's, which also goes to the other warpgroup if that
-  /// has these keys; the other map's goes to the other block.
-  __device__ void give_grads(uint32_t (&own)[8], const float (&dp)[16], const GradStats& stats,
-                             uint32_t thread) const {
+  /// has these keys; the other map's goes to the other block. diff_at: sign (delta1 - delta2) of 8
+  /// of the queries that the warpgroup computes dp for.
+  __device__ void give_grads(uint32_t (&own)[8], const float (&dp)[16], float sign,
+                             uint32_t diff_at, uint32_t thread) const {
     const uint32_t given = ptx::remote_address(barriers + C::kGiven, map ^ 1);
     const uint32_t remote = ptx::remote_address(smem + thread, map ^ 1);
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      const float4 diff = stats.diff[t];
+      const float4 diff = ptx::load_smem_float4(diff_at + t * 64);
       uint32_t others[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float low = dp[8 * t + 2 * i], high = dp[8 * t + 2 * i + 1];
         const uint32_t grad1 = pack<T>(low, high);
-        const uint32_t grad2 = pack<T>(fmaf(low, stats.sign, i < 2 ? diff.x : diff.z),
-                                       fmaf(high, stats.sign, i < 2 ? diff.y : diff.w));
+        const uint32_t grad2 = pack<T>(fmaf(low, sign, i < 2 ? diff.x : diff.z),
+                                       fmaf(high, sign, i < 2 ? diff.y : diff.w));
         own[4 * t + i] = map == 0 ? grad1 : grad2;
         others[i] = map == 0 ? grad2 : grad1;
       }
