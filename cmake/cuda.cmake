@@ -56,7 +56,9 @@ add_library(diffattn_kernels_cuda STATIC
   ${kernels}/stats/dmask.cu
   ${kernels}/stats/gradients.cu
   ${kernels}/stats/stats.cu
-  ${kernels}/takes.cu)
+  ${kernels}/takes.cu
+  ${kernels}/tf32/backward.cu
+  ${kernels}/tf32/forward.cu)
 add_library(diffattn::kernels_cuda ALIAS diffattn_kernels_cuda)
 set_target_properties(diffattn_kernels_cuda PROPERTIES CUDA_ARCHITECTURES OFF)
 target_include_directories(diffattn_kernels_cuda PRIVATE ${PROJECT_SOURCE_DIR}/src)
@@ -91,6 +93,7 @@ add_library(diffattn_kernels_sm90 OBJECT
   ${kernels}/sm90/forward/instances/d64_v64.cu
   ${kernels}/sm90/forward/launch.cu
   ${kernels}/sm90/forward/workspace.cu
+  ${kernels}/sm90/mask_biases.cu
   ${kernels}/sm90/mask_words.cu
   ${kernels}/sm90/tensor_map.cu)
 set_target_properties(diffattn_kernels_sm90 PROPERTIES CUDA_ARCHITECTURES OFF

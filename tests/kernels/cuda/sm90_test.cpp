@@ -186,6 +186,95 @@ TEST_P(CudaSm90, AgreesWithPortable) {
   }
 }
 
+/// Additive masks of every type, broadcast or not, some of whose rows see nothing; gradients too.
+TEST_P(CudaSm90, Biases) {
+  Tally tally;
+  backward_routes().clear();
+  for (const Dtype dtype : {Dtype::kFloat64, Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
+    for (uint64_t i = 0; i < 6; ++i) {
+      Spec spec = base_spec(kWidths[0], 60 + i);
+      spec.seq_q = 140;
+      spec.seq_k = 210;
+      spec.causal = i % 3 == 0;
+      spec.scale2 = i == 1 ? 1.5 * spec.scale : spec.scale;
+      spec.mask = MaskKind::kAdditive;
+      spec.mask_dtype = dtype;
+      spec.mask_batch = i % 2 == 0;
+      spec.mask_head = i / 2 % 2 == 0;
+      spec.mask_row = i != 4;
+      spec.mask_column = true;
+      spec.mask_transposed = i == 3;
+      spec.mask_hidden = i == 5 ? 0.95 : 0.3;
+      if (!check_case(spec, tally)) return;
+      backward_in_any_order() = i % 2 == 0;
+      const bool agrees = check_backward(GetParam(), spec, tally);
+      backward_in_any_order() = false;
+      if (!agrees) return;
+    }
+  }
+  for (const auto& [route, calls] : backward_routes()) EXPECT_EQ(route, "sm90") << calls;
+}
+
+/// A mask [M, N] whose first 200 columns have `low` in most rows, in some of them all columns, and
+/// whose other numbers fall with the distance.
+Case case_with_low_biases(Dtype dtype, Dtype mask_dtype, double low, double slope) {
+  Spec spec = base_spec(kWidths[0], 80);
+  spec.batch = spec.heads = 1;
+  spec.seq_q = 140;
+  spec.mask = MaskKind::kAdditive;
+  spec.mask_dtype = mask_dtype;
+  spec.mask_row = spec.mask_column = true;
+  Case c(spec, dtype);
+  for (int64_t m = 0; m < spec.seq_q; ++m) {
+    for (int64_t n = 0; n < spec.seq_k; ++n) {
+      const bool far = m / 64 == 1 ? m % 7 == 0 : n < 200 && m % 5 != 0;
+      const auto distance = static_cast<double>(std::abs(m - n));
+      c.values.mask[m * spec.seq_k + n] = far ? low : -slope * distance;
+    }
+  }
+  c.store();
+  return c;
+}
+
+double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double difference = 0.0, size = 0.0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    size += b[i] * b[i];
+  }
+  return std::sqrt(difference / size);
+}
+
+/// Numbers that some write for -inf, sums that overflow: the portable kernels compute the same.
+TEST_P(CudaSm90, LowBiases) {
+  const Dtype dtype = GetParam().dtype;
+  const double lowest = dtype == Dtype::kBFloat16 ? -0x1.fep127 : -65504.0;
+  const int before = cuda::usable_capability();
+  for (const Dtype mask_dtype : {dtype, Dtype::kFloat32}) {
+    for (const double low : {-80.0, -1e4, lowest, 300.0}) {
+      for (const double slope : {0.01, 3.0}) {
+        const Case c = case_with_low_biases(dtype, mask_dtype, low, slope);
+        const ForwardResult forward = run_forward(*GetParam().backend, c);
+        const BackwardResult backward = run_backward(*GetParam().backend, c);
+        cuda::limit_capability(80);
+        const ForwardResult portable = run_forward(*GetParam().backend, c);
+        const BackwardResult gradients = run_backward(*GetParam().backend, c);
+        cuda::limit_capability(before);
+        const std::vector<double> tolerance = out_tolerance(c);
+        for (size_t i = 0; i < tolerance.size(); ++i) {
+          ASSERT_NEAR(forward.out[i], portable.out[i], tolerance[i]) << i << ", low " << low;
+        }
+        for (const NamedGradient& gradient : kGradients) {
+          if ((gradients.*gradient.values).empty()) continue;
+          EXPECT_LE(relative_difference(backward.*gradient.values, gradients.*gradient.values),
+                    0.02)
+              << gradient.name << ", low " << low << ", slope " << slope;
+        }
+      }
+    }
+  }
+}
+
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaSm90);
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaSm90, ::testing::ValuesIn(cuda_targets()), target_name);
 

@@ -97,7 +97,7 @@ std::vector<Spec> masked_specs() {
   return specs;
 }
 
-/// Boolean ones at 64 and 128 have kernels for Hopper.
+/// Those at 64 and 128 have kernels for Hopper.
 TEST_P(CudaWidths, Masks) {
   Tally tally;
   backward_routes().clear();

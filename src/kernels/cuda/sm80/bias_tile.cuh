@@ -38,6 +38,56 @@ __device__ inline void load_bias_of(float* tile, const HeadMask& mask, int m0, i
   }
 }
 
+/// May rows of 32 columns from n0 on be read 16 bytes at a time?
+template <class M>
+__device__ inline bool has_chunks(const HeadMask& mask, int n0) {
+  const MaskStrides& strides = mask.shape.mask.strides;
+  const M* const first = static_cast<const M*>(mask.shape.mask.data) + mask.head + n0;
+  return strides.column == 1 && reinterpret_cast<uintptr_t>(first) % 16 == 0 &&
+         strides.row * static_cast<int64_t>(sizeof(M)) % 16 == 0 && n0 + 32 <= mask.seq.seq_k;
+}
+
+/// `load_bias_of` where they may: a lane has neighbours of a row.
+template <int kRows, class M>
+__device__ inline void load_bias_chunks(float* tile, const HeadMask& mask, int m0, int n0) {
+  constexpr int kColumns = 16 / sizeof(M), kStep = kColumns;  // rows that a warp reads together
+  constexpr int kAtOnce = kRows / kStep < 4 ? kRows / kStep : 4;
+  const int lane = ptx::reread_thread() % kWarpSize;
+  const int column = lane % (kWarpSize / kStep) * kColumns;
+  const Sequence& seq = mask.seq;
+  const M* const from = static_cast<const M*>(mask.shape.mask.data) + mask.head + n0 + column;
+#pragma unroll 1
+  for (int row = lane / (kWarpSize / kStep); row < kRows; row += kAtOnce * kStep) {
+    union Chunk {
+      uint4 words;
+      M biases[kColumns];
+    } chunks[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int m = min(m0 + row + i * kStep, seq.seq_q - 1);
+      chunks[i].words =
+          __ldg(reinterpret_cast<const uint4*>(from + m * mask.shape.mask.strides.row));
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int m = m0 + row + i * kStep;
+      const int begin = seq.first_visible(m) - n0 - column;
+      const int end = (m < seq.seq_q ? seq.end_visible(m) : 0) - n0 - column;
+      float x[kColumns];
+#pragma unroll
+      for (int k = 0; k < kColumns; ++k) {
+        const float bias = bias_to_base_2(widen(chunks[i].biases[k]));
+        x[k] = k >= begin && k < end ? bias : -INFINITY;
+      }
+      float* const to = tile + (row + i * kStep) * kBiasPitch + column;
+#pragma unroll
+      for (int k = 0; k < kColumns; k += 4) {
+        *reinterpret_cast<float4*>(to + k) = {x[k], x[k + 1], x[k + 2], x[k + 3]};
+      }
+    }
+  }
+}
+
 /// Has what `load_bias` reads for kRows rows and kColumns columns on its way to the nearest cache,
 /// by copies of a few bytes to `place`, 4 bytes for each of the block's kThreads threads, which
 /// nobody reads.
@@ -65,11 +115,18 @@ __device__ inline void touch_bias(float* place, const HeadMask& mask, int m0, in
 template <int kRows>
 __device__ inline void load_bias(float* tile, const HeadMask& mask, int m0, int n0) {
   __syncwarp();  // nobody reads the last ones any more
+  const auto load = [&]<class M>(M) {
+    if (sizeof(M) <= 4 && has_chunks<M>(mask, n0)) {
+      if constexpr (sizeof(M) <= 4) load_bias_chunks<kRows, M>(tile, mask, m0, n0);
+    } else {
+      load_bias_of<kRows, M>(tile, mask, m0, n0);
+    }
+  };
   switch (mask.shape.mask.dtype) {
-    case Dtype::kFloat64: load_bias_of<kRows, double>(tile, mask, m0, n0); break;
-    case Dtype::kFloat32: load_bias_of<kRows, float>(tile, mask, m0, n0); break;
-    case Dtype::kBFloat16: load_bias_of<kRows, bfloat16>(tile, mask, m0, n0); break;
-    case Dtype::kFloat16: load_bias_of<kRows, float16>(tile, mask, m0, n0); break;
+    case Dtype::kFloat64: load(double{}); break;
+    case Dtype::kFloat32: load(float{}); break;
+    case Dtype::kBFloat16: load(bfloat16{}); break;
+    case Dtype::kFloat16: load(float16{}); break;
   }
   __syncwarp();  // they are there
 }

@@ -67,8 +67,11 @@ __global__ void __launch_bounds__(kThreads)
 
 bool takes_mask(const Problem& problem, int64_t value_dim) {
   constexpr int64_t kMostBlocks = 65535;  // along y and z
-  return problem.mask.kind == MaskKind::kBoolean && problem.head_dim == 64 && value_dim == 128 &&
-         problem.window == kNoWindow && problem.key_starts == nullptr &&
+  const Mask& mask = problem.mask;
+  const bool written_out =
+      mask.kind == MaskKind::kAdditive && mask.strides.row == 0 && problem.causal;
+  return mask.kind != MaskKind::kNone && !written_out && problem.head_dim == 64 &&
+         value_dim == 128 && problem.window == kNoWindow && problem.key_starts == nullptr &&
          problem.key_lengths == nullptr && problem.cu_seqlens_q == nullptr &&
          problem.batch <= kMostBlocks && problem.heads <= kMostBlocks;
 }

@@ -12,7 +12,9 @@
 /// the sequence included. Heads and batch entries that share a mask share the words.
 namespace diffattn::cuda::sm90 {
 
-/// Is this a boolean mask that the kernels take? Over whole sequences, at D = 64 and Dv = 128.
+/// Is this a mask tensor that the kernels take? Over whole sequences, at D = 64 and Dv = 128; not
+/// an additive one that is the same for all rows under causal bounds, which would have to be
+/// written out.
 bool takes_mask(const Problem& problem, int64_t value_dim);
 
 /// For each tile of keys and each row up to four words of 32 keys.

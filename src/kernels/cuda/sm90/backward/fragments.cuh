@@ -6,13 +6,14 @@
 // the next product and the four 8x8 matrices of one matrix store.
 #pragma once
 
-#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/problem.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/descriptor.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
 #include "kernels/cuda/ptx/ordered_access.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/sm90/backward/config.h"
+#include "kernels/cuda/sm90/bias_pieces.cuh"
 
 namespace diffattn::cuda::sm90 {
 
@@ -46,6 +47,25 @@ __device__ inline void exp_pack(const float (&s)[32], uint32_t (&x)[16], float c
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     x[i] = pack<T>(ptx::exp2(s[2 * i] * c), ptx::exp2(s[2 * i + 1] * c));
+  }
+}
+
+/// x = 2^(s c + bias)
+template <class T, class B>
+__device__ inline void exp_pack(const float (&s)[32], uint32_t (&x)[16], float c,
+                                BiasStream<B>& biases) {
+  constexpr int kPairs = BiasPiece<B>::kNumbers / 2;
+  constexpr float kToBase2 = sizeof(B) == 2 ? kLog2E : 1.0f;
+#pragma unroll
+  for (int piece = 0; piece < BiasStream<B>::kPieces; ++piece) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const float2 bias = biases.ahead[piece % BiasStream<B>::kAhead].pair(i);
+      const int at = kPairs * piece + i;
+      x[at] = pack<T>(ptx::exp2(fmaf(s[2 * at], c, bias.x * kToBase2)),
+                      ptx::exp2(fmaf(s[2 * at + 1], c, bias.y * kToBase2)));
+    }
+    biases.advance(piece);
   }
 }
 

@@ -36,7 +36,8 @@
 
 namespace diffattn::cuda::sm90 {
 
-template <class T, class Config, bool kDeterministic>
+/// B: of the numbers of an additive mask; void without one.
+template <class T, class Config, bool kDeterministic, class B>
 struct Backward : KeyTile<T, Config, kDeterministic> {
   using Base = KeyTile<T, Config, kDeterministic>;
   using C = Config;
@@ -45,6 +46,8 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
   using Base::begin, Base::end, Base::start, Base::items;
   using Base::full_begin, Base::full_end, Base::next_begin, Base::next_end;
   using Base::kv_head, Base::tile, Base::group, Base::first_unit;
+
+  static constexpr bool kBiased = !std::is_void_v<B>;
 
   float dv[C::kValueDim / 2], dk1[32], dk2[32];
 
@@ -153,6 +156,18 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     ptx::pin(s1);
   }
 
+  /// (2) of one map. partial: some row may not see some key, which under biases always holds.
+  __device__ void to_probabilities(float (&s)[32], uint32_t (&p)[16], float c, bool partial,
+                                   int unit, int it, BiasStream<B>& biases) const {
+    if constexpr (kBiased) {
+      if (partial) this->flag_non_finite(s);
+      exp_pack<T>(s, p, c, biases);
+    } else {
+      if (partial) this->mask(s, unit, it);
+      exp_pack<T>(s, p, c);
+    }
+  }
+
   __device__ void accumulate() {
     const bool loader = w == 1 && lane == 0;
     int load_head = 0, load_unit = start;
@@ -175,17 +190,21 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       ptx::fresh(s2);
       ptx::wgmma_fence();
       Products::issue_s2(s2, base, w, stage);
+      BiasStream<B> biases;
+      if constexpr (kBiased) {
+        biases.first = this->biases_of(unit, it);
+        biases.start();
+      }
       turn_wait();
       const bool partial = unit < full_begin || unit >= full_end;
-      if (partial) this->mask(s1, unit, it);
-      exp_pack<T>(s1, p1, args.scale_log2);
+      to_probabilities(s1, p1, args.scale_log2, partial, unit, it, biases);
+      if constexpr (kBiased) biases.start();
       ptx::fresh(dp);
       ptx::wgmma_fence();
       Products::issue_dp(dp, base, w, stage);  // (3)
       ptx::wgmma_wait<1>();
       ptx::pin(s2);
-      if (partial) this->mask(s2, unit, it);
-      exp_pack<T>(s2, p2, args.scale2_log2);
+      to_probabilities(s2, p2, args.scale2_log2, partial, unit, it, biases);
       const float sign = Products::load_sign(smem, stage);
       const uint32_t signs = pack<T>(sign, sign);
 #pragma unroll
@@ -300,13 +319,13 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
   }
 };
 
-template <class T, class Config, bool kDeterministic>
+template <class T, class Config, bool kDeterministic, class B = void>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardArguments<T> args) {
   extern __shared__ __align__(1024) char aligned_smem[];
   const uint32_t address = ptx::smem_address(aligned_smem);
   if (address % 1024 != 0) __trap();
-  Backward<T, Config, kDeterministic>{{args, address}}.run();
+  Backward<T, Config, kDeterministic, B>{{args, address}}.run();
 }
 
 }  // namespace diffattn::cuda::sm90

@@ -10,6 +10,7 @@
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/sm90/backward/tile.cuh"
 #include "kernels/cuda/sm90/hide_columns.cuh"
+#include "kernels/cuda/sm90/mask_biases.h"
 #include "kernels/cuda/sm90/mask_words.h"
 
 namespace diffattn::cuda::sm90 {
@@ -26,11 +27,12 @@ struct BackwardArguments {
   int heads_together;          // kv heads whose data fit into the second-level cache
   const char* stats;           // [H, unit_count, kStatBytes]
   float* dq_sums;              // [H, unit_count, 2 maps, 4 warps, D / 8, 32 lanes, 4]
-  int* dq_done;      // [H, unit_count, kDqWriters]: 1 + tile that added last; deterministic
-  int* recompute;    // set where unseen values are not finite: the result is not to be used
-  KeyWords words;    // under a boolean mask
-  Rows<T> dk1, dk2;  // [B, N, Hkv, D]
-  Rows<T> dv;        // [B, N, Hkv, Dv]
+  int* dq_done;       // [H, unit_count, kDqWriters]: 1 + tile that added last; deterministic
+  int* recompute;     // set where unseen values are not finite: the result is not to be used
+  KeyWords words;     // under a boolean mask
+  MaskBiases biases;  // under an additive one
+  Rows<T> dk1, dk2;   // [B, N, Hkv, D]
+  Rows<T> dv;         // [B, N, Hkv, Dv]
   float scale, scale2;
   float scale_log2, scale2_log2;
 };
@@ -101,7 +103,7 @@ struct KeyTile {
     end = uniform(some.end);
     full_begin = uniform(all.begin);
     full_end = uniform(all.end);
-    if (kTakesWords && args.words.data != nullptr) full_begin = full_end = end;
+    if (kTakesWords && args.shape.mask.kind != MaskKind::kNone) full_begin = full_end = end;
     whole_begin = uniform(whole.begin);
     whole_end = uniform(whole.end);
     start = begin;
@@ -195,14 +197,10 @@ struct KeyTile {
   /// By the mask's words, which know the bounds. it: the item, whose head may have a mask of its
   /// own.
   __device__ void hide_unseen(float (&s)[32], int unit, int it) const {
-    int h = 0;
-    if constexpr (C::kItems > 0) {
-      h = ptx::load_smem_int(smem + C::kItemAt + 4 * (it & (C::kItems - 1))) >> 20;
-    }
-    const uint2* const first = args.words.data + b * args.words.batch_stride +
-                               (kv_head * group + h) * args.words.head_stride +
-                               static_cast<int64_t>(unit) * args.words.keys + tile * C::kBlockN +
-                               C::kKeyShift * w + row;
+    const int h = head_of(it);
+    const uint2* const first =
+        args.words.data + b * args.words.batch_stride + h * args.words.head_stride +
+        static_cast<int64_t>(unit) * args.words.keys + tile * C::kBlockN + C::kKeyShift * w + row;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint2 words = __ldg(first + 8 * r);
@@ -217,6 +215,22 @@ struct KeyTile {
         }
       }
     }
+  }
+
+  __device__ int head_of(int it) const {
+    int h = 0;
+    if constexpr (C::kItems > 0) {
+      h = ptx::load_smem_int(smem + C::kItemAt + 4 * (it & (C::kItems - 1))) >> 20;
+    }
+    return kv_head * group + h;
+  }
+
+  /// Under an additive mask: this lane's first piece for item `it`, unit `unit` of its head.
+  __device__ const uint4* biases_of(int unit, int it) const {
+    const MaskBiases& all = args.biases;
+    const int block = (tile * C::kBlockN + C::kKeyShift * w) / MaskBiases::kRows + warp;
+    return all.data + b * all.batch_stride + head_of(it) * all.head_stride +
+           unit * all.column_stride + block * all.row_stride + lane;
   }
 
   template <class Hidden>

@@ -9,6 +9,7 @@
 #include "diffattn/kernels/cuda.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/sm90/backward/config.h"
+#include "kernels/cuda/sm90/mask_biases.h"
 #include "kernels/cuda/sm90/mask_words.h"
 #include "kernels/cuda/sm90/tensor_map.h"
 
@@ -69,6 +70,9 @@ void steps(const BackwardParams& params, const BackwardWorkspace& workspace, cud
   finish_dq(params, workspace, stream);
   finish_dnorm(params, workspace, stream);
   if (!finish_dlambda(params, workspace, stream)) reduce_dlambda(params, workspace, stream);
+  if (params.mask.kind == MaskKind::kAdditive) {  // rows whose lse holds nothing but the mask
+    prepare_rows(params, workspace, stream, workspace.units.recompute);
+  }
   launch_repair<T, kD, kValue>(params, workspace, stream);
 }
 
@@ -92,7 +96,8 @@ bool takes_backward(const BackwardParams& params) {
 }
 
 bool keeps_dout(const BackwardParams& params) {
-  return !params.epilogue.norm && params.epilogue.out_scale == 1.0 && params.o && params.o2 &&
+  return params.mask.kind != MaskKind::kAdditive && !params.epilogue.norm &&
+         params.epilogue.out_scale == 1.0 && params.o && params.o2 &&
          can_box(boxed(params, params.dout, true, params.value_dim));
 }
 
@@ -100,10 +105,17 @@ int64_t unit_count(const BackwardParams& params) {
   return piece_count(params.cu_seqlens_q, params.batch, params.seq_q, params.total_q, kUnitRows);
 }
 
-int64_t word_bytes(const BackwardParams& params) {
-  if (params.mask.kind != MaskKind::kBoolean) return 0;
+MaskBiases key_biases(const BackwardParams& params, void* memory) {
+  return {params, /*by_keys=*/true, can_be_narrow(params), BackwardConfig<128>::kBlockN, kUnitRows,
+          memory};
+}
+
+int64_t mask_bytes(const BackwardParams& params) {
+  if (params.mask.kind == MaskKind::kNone) return 0;
   constexpr int kKeys = BackwardConfig<128>::kBlockN;
-  return static_cast<int64_t>(KeyWords(params, kKeys, nullptr).bytes(params));
+  return static_cast<int64_t>(params.mask.kind == MaskKind::kBoolean
+                                  ? KeyWords(params, kKeys, nullptr).bytes(params)
+                                  : key_biases(params, nullptr).bytes(params));
 }
 
 void backward(const BackwardParams& params, const BackwardWorkspace& workspace,

@@ -108,6 +108,7 @@ BackwardArguments<T> backward_arguments(const BackwardParams& params,
           .dq_done = workspace.units.dq_done,
           .recompute = workspace.units.recompute,
           .words = KeyWords(params, Config::kBlockN, workspace.units.words),
+          .biases = key_biases(params, workspace.units.words),
           .dk1 = rows_of<T>(params.dk1),
           .dk2 = rows_of<T>(params.dk2),
           .dv = rows_of<T>(params.dv),
@@ -117,7 +118,7 @@ BackwardArguments<T> backward_arguments(const BackwardParams& params,
           .scale2_log2 = static_cast<float>(params.scale2 * kLog2E)};
 }
 
-template <class T, int kD, int kValue, bool kDeterministic>
+template <class T, int kD, int kValue, bool kDeterministic, class B = void>
 void launch_kernel(const BackwardParams& params, const BackwardArguments<T>& args,
                    cudaStream_t stream) {
   using Config = ConfigOf<kD, kValue>;
@@ -126,7 +127,7 @@ void launch_kernel(const BackwardParams& params, const BackwardArguments<T>& arg
   if constexpr (kD == 128) {
     kernel = backward_wide_kernel<T, Config, kDeterministic>;
   } else {
-    kernel = backward_kernel<T, Config, kDeterministic>;
+    kernel = backward_kernel<T, Config, kDeterministic, B>;
   }
   check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSmemBytes),
@@ -141,11 +142,21 @@ void launch_backward(const BackwardParams& params, const BackwardWorkspace& work
                      cudaStream_t stream) {
   const BackwardArguments<T> args = backward_arguments<T, kD, kValue>(params, workspace);
   if (args.words.data != nullptr) make_words(args.words, params, stream);
-  if (params.deterministic) {
-    launch_kernel<T, kD, kValue, true>(params, args, stream);
-  } else {
-    launch_kernel<T, kD, kValue, false>(params, args, stream);
+  const auto launch = [&]<class B>(const B*) {
+    if (params.deterministic) {
+      launch_kernel<T, kD, kValue, true, B>(params, args, stream);
+    } else {
+      launch_kernel<T, kD, kValue, false, B>(params, args, stream);
+    }
+  };
+  if constexpr (kD == 64 && kValue == 128) {
+    if (args.biases.data != nullptr) {
+      make_biases(args.biases, params, stream);
+      if (!args.biases.narrow) return launch(static_cast<const float*>(nullptr));
+      return launch(static_cast<const T*>(nullptr));
+    }
   }
+  launch(static_cast<const void*>(nullptr));
 }
 
 template <class T, int kD, int kValue>

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/backward/rows.cuh"
 #include "kernels/cuda/sm90/backward/tile.cuh"
+#include "kernels/cuda/sm90/mask_biases.h"
 
 /// The backward with warpgroup-wide matrix instructions, for compute capability 9.0.
 namespace diffattn::cuda::sm90 {
@@ -20,8 +21,9 @@ bool keeps_dout(const BackwardParams& params);
 /// Numbers of units of 64 rows of one head.
 int64_t unit_count(const BackwardParams& params);
 
-/// Device memory for a boolean mask's words.
-int64_t word_bytes(const BackwardParams& params);
+/// A mask as the main kernel reads it: device memory for it, and an additive one.
+int64_t mask_bytes(const BackwardParams& params);
+MaskBiases key_biases(const BackwardParams& params, void* memory);
 
 /// Everything from dout on. o and o2 are in params or in the workspace.
 void backward(const BackwardParams& params, const BackwardWorkspace& workspace,

@@ -14,7 +14,8 @@ struct ForwardArguments {
   CUtensorMap q1, q2, k1, k2, v;
   CUtensorMap out_map, o_map, o2_map;  // boxes of 16 rows
   Shape shape;
-  float scale_log2, scale2_log2;  // positive
+  float scale_log2, scale2_log2;  // positive; under biases what is left to come to base 2, when
+  float scale, scale2;            // scores have been multiplied by these
   bool shared_k;                  // k1 and k2 are the same memory: load it once
   bool packed;
   int blocks;           // of kItemRows rows, per head; packed: places for them
@@ -22,6 +23,7 @@ struct ForwardArguments {
   int heads_at_a_time;  // worked on together, so that their k and v stay in the second-level cache
   ForwardState state;
   RowWords words;            // under a boolean mask
+  MaskBiases biases;         // under an additive one
   Rows<const float> lambda;  // [B, M, H]
   HeadEpilogue epilogue;
   Rows<T> out, o, o2;            // [B, M, H, Dv]

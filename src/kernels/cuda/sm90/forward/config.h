@@ -20,13 +20,17 @@ inline constexpr int kForwardKeys<64, 64> = 128;
 template <>
 inline constexpr int kForwardKeys<128, 128> = 80;  // what fits into shared memory twice
 
+/// Keys of a tile under an additive mask, whose numbers of a tile stay in registers for both maps:
+/// 16 bits or float.
+inline constexpr int kNarrowBiasKeys = 80, kWideBiasKeys = 64;
+
 /// Tile shapes and the shared-memory plan of the forward whose consumers compute both maps of 64
 /// rows. Every tile is 1024-byte aligned, in swizzled rows of 64 elements; offsets in bytes.
 template <int kD, int kDv, int kKeys = kForwardKeys<kD, kDv>>
 struct ForwardConfig {
   static constexpr int kHeadDim = kD, kValueDim = kDv;
   static constexpr int kBlockN = kKeys;
-  static constexpr int kStages = 2;
+  static constexpr int kStages = kKeys <= 64 ? 3 : 2;
   static constexpr int kCluster = 1;                  // blocks
   static constexpr int kQBuffers = kD == 64 ? 2 : 1;  // two where there is room
   static constexpr int kOutStages = kD == 64 ? 2 : 1;

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/ptx/wgmma.cuh"
+#include "kernels/cuda/sm90/bias_pieces.cuh"
 #include "kernels/cuda/sm90/forward/schedule.cuh"
 #include "kernels/cuda/sm90/forward/softmax.cuh"
 #include "kernels/cuda/sm90/forward/store.cuh"
@@ -35,11 +36,47 @@ struct SeenWords {
   }
 };
 
-/// kLower: rows may not see all columns from 0 on (window, key_starts). kWords: under a boolean
-/// mask.
-template <class T, class Config, bool kLower, bool kWords = false>
+/// Under an additive mask: its numbers for a tile's scores, -inf where a row does not see.
+template <class B, int kKeys>
+struct TileBiases {
+  static constexpr bool kBase2 = sizeof(B) == 4;  // else natural
+  static constexpr int kPieces = kKeys / 2 / BiasPiece<B>::kNumbers;
+  BiasPiece<B> pieces[kPieces];
+
+  __device__ __forceinline__ void load(const uint4* from) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) pieces[i].load(from, i);
+  }
+
+  /// s scale + biases
+  __device__ __forceinline__ void add_to(float (&s)[kKeys / 2], float scale) {
+    constexpr int kNumbers = BiasPiece<B>::kNumbers;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      pieces[i].keep_packed();
+#pragma unroll
+      for (int k = 0; k < kNumbers / 2; ++k) {
+        const float2 bias = pieces[i].pair(k);
+        float* const x = s + kNumbers * i + 2 * k;
+        x[0] = fmaf(x[0], scale, bias.x);
+        x[1] = fmaf(x[1], scale, bias.y);
+      }
+    }
+  }
+};
+
+struct NoLimits {
+  static constexpr bool kBase2 = false;
+};
+
+/// kLower: rows may not see all columns from 0 on (window, key_starts). Seen: SeenWords under a
+/// boolean mask, TileBiases under an additive one, whose -inf are the bounds too.
+template <class T, class Config, bool kLower, class Seen = NoLimits>
 struct ConsumerItem {
   static constexpr int kN = Config::kBlockN;
+  static constexpr bool kWords = std::is_same_v<Seen, SeenWords>;
+  static constexpr bool kBiases = !kWords && !std::is_same_v<Seen, NoLimits>;
+  static constexpr bool kBase2 = std::conditional_t<kBiases, Seen, NoLimits>::kBase2;
   static constexpr int kStages = Config::kStages, kQBuffers = Config::kQBuffers;
 
   const ForwardArguments<T>& args;
@@ -51,6 +88,8 @@ struct ConsumerItem {
   int count = 0;        // the item's number
   int pipe = 0;         // tile j, from the first that a row sees, is number pipe + j of the ring
   uint32_t q_smem = 0;  // this item's [map][64, D]
+  std::conditional_t<kBiases, Seen, NoLimits> biases;  // of one tile, both maps
+  const uint4* next_biases = nullptr;                  // of the tile after it
 
   /// Waits for item `count`; false when there are no more.
   __device__ __forceinline__ bool open() {
@@ -61,8 +100,8 @@ struct ConsumerItem {
     q_smem = uniform(smem + Config::kQ + slot() * Config::kQBytes);
     if constexpr (kLower) skip(uniform(found.begin));
     range = {kLower ? uniform(found.begin) : 0, uniform(found.clear_begin - found.begin),
-             kWords ? 0 : uniform(found.clear_end - found.begin), uniform(found.end - found.begin),
-             uniform(found.last_columns)};
+             kWords || kBiases ? 0 : uniform(found.clear_end - found.begin),
+             uniform(found.end - found.begin), uniform(found.last_columns)};
     return true;
   }
 
@@ -88,8 +127,27 @@ struct ConsumerItem {
     pipe += max(0, tiles);
   }
 
+  /// Under biases: those of the item's first tile, or the next.
+  __device__ __forceinline__ void load_first_biases() {
+    if constexpr (kBiases) {
+      const int4 place = ptx::load_smem_int4(item(count));
+      if (place.x < 0) return;  // no item
+      const MaskBiases& all = args.biases;
+      next_biases = all.data + place.z * all.batch_stride + place.y * all.head_stride +
+                    (place.x / MaskBiases::kRows + warp()) * all.row_stride + lane;
+      load_next_biases();
+    }
+  }
+  __device__ __forceinline__ void load_next_biases() {
+    if constexpr (kBiases) {
+      biases.load(next_biases);
+      next_biases += args.biases.column_stride;
+    }
+  }
+
   /// What tile j's mask needs.
-  using Limits = std::conditional_t<kWords, SeenWords, RowLimits<kLower>>;
+  using Limits = std::conditional_t<kWords || kBiases, std::conditional_t<kWords, Seen, NoLimits>,
+                                    RowLimits<kLower>>;
   __device__ __forceinline__ Limits limits(int j) const {
     if constexpr (kWords) {
       const int4 place = ptx::load_smem_int4(item(count));
@@ -98,14 +156,19 @@ struct ConsumerItem {
                                  place.y * args.words.head_stride +
                                  static_cast<int64_t>(j) * args.words.rows + row(0);
       return {__ldg(first), __ldg(first + 8)};
+    } else if constexpr (kBiases) {
+      return {};
     } else {
       const int column = origin() + (kLower ? range.begin + j : j) * kN + 2 * (lane % 4);
       return RowLimits<kLower>::of(sequence(), row(0), column);
     }
   }
 
-  __device__ __forceinline__ void mask(float (&s)[kN / 2], int j, const Limits& limits) const {
-    if constexpr (kWords) {
+  template <int kMap>
+  __device__ __forceinline__ void mask(float (&s)[kN / 2], int j, const Limits& limits) {
+    if constexpr (kBiases) {
+      biases.add_to(s, kMap == 0 ? args.scale : args.scale2);
+    } else if constexpr (kWords) {
       limits.hide(s);  // the words know the bounds
     } else {
       if (j >= range.clear_end) limits.hide_end(s);

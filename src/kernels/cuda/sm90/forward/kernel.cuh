@@ -27,9 +27,9 @@
 
 namespace diffattn::cuda::sm90 {
 
-template <class T, class Config, bool kLower, bool kWords>
-struct Consumer : ConsumerItem<T, Config, kLower, kWords> {
-  using Base = ConsumerItem<T, Config, kLower, kWords>;
+template <class T, class Config, bool kLower, class Seen>
+struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
+  using Base = ConsumerItem<T, Config, kLower, Seen>;
   using Products = ForwardProducts<T, Config>;
   using Base::args, Base::smem, Base::lane, Base::range, Base::count, Base::pipe, Base::q_smem;
   using typename Base::Limits;
@@ -60,6 +60,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, kWords> {
   __device__ __forceinline__ void first_scores() {
     this->wait_k(0);
     issue_scores<0>(0);
+    this->load_first_biases();
     const Limits limits = this->limits(0);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
@@ -75,9 +76,15 @@ struct Consumer : ConsumerItem<T, Config, kLower, kWords> {
       state.take_first(s);
       state.template exponentiate<T, false>(s, args.scale_log2, factor);
     } else {
-      this->mask(s, 0, limits);
-      state.take_missing(s);
-      state.template exponentiate<T, true>(s, args.scale_log2, factor);
+      this->template mask<0>(s, 0, limits);
+      if constexpr (Base::kBiases) {
+        float origin[2];
+        state.template follow_far<T>(s, args.scale_log2, factor, origin);
+        state.template exponentiate<T, true>(s, args.scale_log2, factor, origin);
+      } else {
+        state.take_missing(s);
+        state.template exponentiate<T, true>(s, args.scale_log2, factor);
+      }
     }
   }
 
@@ -109,6 +116,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, kWords> {
     if (more) this->wait_k(0);
     issue_scores<0>(0);  // of no item where there is no more: dropped
     issue_last<1>(last - pipe, last_columns);
+    this->load_first_biases();
     const Limits limits = this->limits(0);
     ptx::wgmma_wait<1>();
     ptx::pin(s);
@@ -162,6 +170,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, kWords> {
     ptx::pin(s);
     this->release(Config::kKEmpty, j);
     softmax_step<1, kMasked>(j, fresh, limits);  // (4)
+    if constexpr (!kLast) this->load_next_biases();
     ptx::wgmma_wait<0>();
     ptx::pin(o1);
     round_rows<T>(p, s);
@@ -208,16 +217,36 @@ struct Consumer : ConsumerItem<T, Config, kLower, kWords> {
   __device__ __forceinline__ void softmax_step(int j, bool fresh, const Limits& limits) {
     RowState& state = kMap == 0 ? state1 : state2;
     const float c = kMap == 0 ? args.scale_log2 : args.scale2_log2;
-    if constexpr (kMasked) {
-      this->mask(s, j, limits);
-      state.take_missing(s);
-    } else {
-      if (fresh) state.take_first(s);
-    }
     float factor[2];
-    if (state.template exponentiate<T, kMasked>(s, c, factor)) {
+    bool moved;
+    if constexpr (kMasked && Base::kBiases) {
+      moved = biased_step<kMap>(state, c, factor);
+    } else {
+      if constexpr (kMasked) {
+        this->template mask<kMap>(s, j, limits);
+        state.take_missing(s);
+      } else {
+        if (fresh) state.take_first(s);
+      }
+      moved = state.template exponentiate<T, kMasked>(s, c, factor);
+    }
+    if (moved) multiply_rows(output<kMap>(), factor);
+  }
+
+  template <int kMap>
+  __device__ __forceinline__ bool biased_step(RowState& state, float c, float (&factor)[2]) {
+    if constexpr (Base::kBase2) {
+      if (state.has_no_references()) {
+        const float scale = kMap == 0 ? args.scale : args.scale2;
+        return state.template exponentiate_biased<T>(s, this->biases, scale, factor);
+      }
+    }
+    this->template mask<kMap>(s, 0, {});
+    float origin[2];
+    if (state.template follow_far<T>(s, c, factor, origin)) {
       multiply_rows(output<kMap>(), factor);
     }
+    return state.template exponentiate<T, true>(s, c, factor, origin);
   }
 
   __device__ __forceinline__ void load_lambda(float (&lambda)[2], const WarpRows& rows) const {
@@ -238,7 +267,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, kWords> {
   }
 };
 
-template <class T, class Config, bool kLower, bool kWords = false>
+template <class T, class Config, bool kLower, class Seen = NoLimits>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardArguments<T> args) {
   extern __shared__ __align__(1024) char memory[];
@@ -254,7 +283,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::grow_registers<Config::kConsumerRegisters>();
-    Consumer<T, Config, kLower, kWords>{{args, smem, warpgroup - 1}}.run();
+    Consumer<T, Config, kLower, Seen>{{args, smem, warpgroup - 1}}.run();
   }
 }
 

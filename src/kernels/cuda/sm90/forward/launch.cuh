@@ -15,6 +15,9 @@
 
 namespace diffattn::cuda::sm90 {
 
+inline bool has_words(const Problem& problem) { return problem.mask.kind == MaskKind::kBoolean; }
+inline bool has_biases(const Problem& problem) { return problem.mask.kind == MaskKind::kAdditive; }
+
 template <class T, class Config>
 ForwardArguments<T> forward_arguments(const ForwardParams& params, const ForwardWorkspace& work) {
   const auto map = [&](const BoxedTensor& tensor, int rows) {
@@ -22,7 +25,9 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const Forward
     const int blocks = static_cast<int>(std::min<int64_t>(2, tensor.width / 64));
     return tensor_map(params.dtype, tensor, rows, blocks);
   };
-  const bool packed = params.cu_seqlens_q != nullptr;
+  const bool packed = params.cu_seqlens_q != nullptr, biased = has_biases(params);
+  const double before = has_narrow_biases(params) ? 1.0 : kLog2E;  // to what biases are in
+  const auto after = static_cast<float>(kLog2E / before);
   const int64_t heads = packed ? params.heads : params.batch * params.heads;
   return {.q1 = map(boxed_q(params, params.q1), kConsumerRows),
           .q2 = map(boxed_q(params, params.q2), kConsumerRows),
@@ -33,8 +38,10 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const Forward
           .o_map = map(boxed_out(params, params.o ? params.o : params.out), 16),
           .o2_map = map(boxed_out(params, params.o2 ? params.o2 : params.out), 16),
           .shape = shape_of(params),
-          .scale_log2 = static_cast<float>(params.scale * kLog2E),
-          .scale2_log2 = static_cast<float>(params.scale2 * kLog2E),
+          .scale_log2 = biased ? after : static_cast<float>(params.scale * kLog2E),
+          .scale2_log2 = biased ? after : static_cast<float>(params.scale2 * kLog2E),
+          .scale = static_cast<float>(params.scale * before),
+          .scale2 = static_cast<float>(params.scale2 * before),
           .shared_k = shares_k(params),
           .packed = packed,
           .blocks = static_cast<int>(tile_places(params, kItemRows)),
@@ -42,6 +49,7 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const Forward
           .heads_at_a_time = heads_at_a_time(params, heads),
           .state = work.state,
           .words = work.words,
+          .biases = work.biases,
           .lambda = rows_of<const float>(params.lambda),
           .epilogue = epilogue_of(params.epilogue),
           .out = rows_of<T>(params.out),
@@ -59,7 +67,7 @@ struct ForwardChoice {
   using Config = ForwardConfig<kD, kDv>;
   static auto kernel(bool lower, bool words) {
     if constexpr (kD == 64 && kDv == 128) {
-      if (words) return forward_kernel<T, Config, false, true>;
+      if (words) return forward_kernel<T, Config, false, SeenWords>;
     }
     return lower ? forward_kernel<T, Config, true> : forward_kernel<T, Config, false>;
   }
@@ -72,8 +80,6 @@ struct ForwardChoice<T, 128, 256> {
   }
 };
 
-inline bool has_words(const Problem& problem) { return problem.mask.kind == MaskKind::kBoolean; }
-
 /// `kernel` and the repair of what it marks, which computes `repaired`.
 template <class T, int kD, int kDv, class Config>
 void launch_items(void (*kernel)(ForwardArguments<T>), const ForwardParams& params,
@@ -81,6 +87,7 @@ void launch_items(void (*kernel)(ForwardArguments<T>), const ForwardParams& para
   using RepairConfig = sm80::ForwardConfig<kD, kDv>;
   const ForwardWorkspace work(params, workspace);
   if (has_words(params)) make_words(work.words, Config::kBlockN, params, stream);
+  if (has_biases(params)) make_biases(work.biases, params, stream);
   clear(work, params, stream);
   const ForwardArguments<T> args = forward_arguments<T, Config>(params, work);
   const int processors = processor_count(params);
@@ -99,9 +106,24 @@ inline bool has_lower_limit(const Problem& problem) {
   return problem.window != kNoWindow || problem.key_starts != nullptr;
 }
 
+/// Under an additive mask.
+template <class T>
+void launch_biased(const ForwardParams& params, void* workspace, cudaStream_t stream) {
+  const auto launch = [&]<class B, int kKeys>(TileBiases<B, kKeys>) {
+    using Config = ForwardConfig<64, 128, kKeys>;
+    launch_items<T, 64, 128, Config>(forward_kernel<T, Config, false, TileBiases<B, kKeys>>, params,
+                                     params, workspace, stream);
+  };
+  if (has_narrow_biases(params)) return launch(TileBiases<T, kNarrowBiasKeys>{});
+  launch(TileBiases<float, kWideBiasKeys>{});
+}
+
 template <class T, int kD, int kDv>
 void launch_forward(const ForwardParams& params, void* workspace, cudaStream_t stream) {
   using Choice = ForwardChoice<T, kD, kDv>;
+  if constexpr (kD == 64 && kDv == 128) {
+    if (has_biases(params)) return launch_biased<T>(params, workspace, stream);
+  }
   launch_items<T, kD, kDv, typename Choice::Config>(
       Choice::kernel(has_lower_limit(params), has_words(params)), params, params, workspace,
       stream);

@@ -108,7 +108,7 @@ struct RecomputeConsumer : ConsumerItem<T, Config, kLower> {
     ptx::wgmma_wait<kBehind + 1>();
     ptx::pin(s1);
     turn_wait();
-    if constexpr (kMasked) this->mask(s1, j, limits);
+    if constexpr (kMasked) this->template mask<0>(s1, j, limits);
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
       s1[i] = ptx::exp2(fmaf(s1[i], args.scale_log2, -offset1[i / 2 % 2]));
@@ -116,7 +116,7 @@ struct RecomputeConsumer : ConsumerItem<T, Config, kLower> {
     ptx::wgmma_wait<kBehind>();
     ptx::pin(s2);
     this->release(Config::kKEmpty, j);
-    if constexpr (kMasked) this->mask(s2, j, limits);
+    if constexpr (kMasked) this->template mask<1>(s2, j, limits);
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
       const float p2 = ptx::exp2(fmaf(s2[i], args.scale2_log2, -offset2[i / 2 % 2]));

@@ -19,6 +19,13 @@ namespace diffattn::cuda::sm90 {
 template <class T>
 inline constexpr float kSumBound = __is_same(T, float16) ? 0x1p15f : 0x1p30f;
 
+/// Is a row's largest score so near to 0, in base 2, that P needs no reference? Half precision
+/// holds numbers down to 2^-24.
+template <class T>
+__device__ __forceinline__ bool near_zero(float top) {
+  return __is_same(T, float16) ? top > -2.0f && top < 10.0f : top > -40.0f && top < 20.0f;
+}
+
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -74,19 +81,54 @@ struct RowState {
     }
   }
 
-  /// s becomes exp2((s - reference) c), its sums are added. `kMissing`: there may be rows without a
-  /// reference, whose scores are all -inf. True when references were moved: then what was summed
-  /// of P V has to be multiplied by `factor`.
+  /// The same under biases, where a row's first scores may lie far below later ones: a reference
+  /// that is far from 0 follows the largest score of each tile, and is taken from the scores here,
+  /// since its product with c may be rounded by more than 1. `origin` becomes the rest of it, for
+  /// `exponentiate`. Returns and sets `factor` as that does. References become 0 where that is good
+  /// enough.
+  template <class T, int kN>
+  __device__ __forceinline__ bool follow_far(float (&s)[kN], float c, float (&factor)[2],
+                                             float (&origin)[2]) {
+    constexpr float kFar = 64.0f;
+    origin[0] = reference[0], origin[1] = reference[1];
+    const bool far = fmaxf(fabsf(reference[0]), fabsf(reference[1])) > kFar;
+    if (!__any_sync(0xffffffffu, far)) return false;
+    float top[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < kN; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    float taken[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float row_top = quad_max(top[r]);
+      factor[r] = 1.0f;
+      if (fabsf(reference[r]) > kFar && row_top > reference[r]) {
+        const float next = near_zero<T>(row_top * c) ? 0.0f : row_top;
+        factor[r] = ptx::exp2((reference[r] - next) * c);
+        sum[r] *= factor[r];
+        reference[r] = next;
+      }
+      if (fabsf(reference[r]) > kFar && reference[r] != -INFINITY) taken[r] = reference[r];
+      origin[r] = reference[r] - taken[r];
+    }
+#pragma unroll
+    for (int i = 0; i < kN; ++i) s[i] -= taken[i / 2 % 2];
+    return true;
+  }
+
+  /// s becomes exp2((s - origin) c), its sums are added; `origin` is the reference, but under
+  /// biases. `kMissing`: there may be rows without a reference, whose scores are all -inf. True
+  /// when references were moved: then what was summed of P V has to be multiplied by `factor`.
   ///
   /// The products reference c are formed here, not kept: ptxas then runs the multiply-adds row by
   /// row with both constants in the operand cache. With the rows interleaved the register file,
   /// busy feeding wgmma, made the kernel 4 % slower.
   template <class T, bool kMissing, int kN>
-  __device__ __forceinline__ bool exponentiate(float (&s)[kN], float c, float (&factor)[2]) {
-    float offset[2] = {reference[0] * c, reference[1] * c};
+  __device__ __forceinline__ bool exponentiate(float (&s)[kN], float c, float (&factor)[2],
+                                               const float (&origin)[2]) {
+    float offset[2] = {origin[0] * c, origin[1] * c};
     if constexpr (kMissing) {
-      if (reference[0] == -INFINITY) offset[0] = 0.0f;
-      if (reference[1] == -INFINITY) offset[1] = 0.0f;
+      if (origin[0] == -INFINITY) offset[0] = 0.0f;
+      if (origin[1] == -INFINITY) offset[1] = 0.0f;
     }
     float tile_sum[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -94,6 +136,32 @@ struct RowState {
       s[i] = ptx::exp2(fmaf(s[i], c, -offset[i / 2 % 2]));
       tile_sum[i / 2 % 2] += s[i];
     }
+    return add_sums<T>(s, c, factor, tile_sum);
+  }
+
+  /// Are all of the warp's references 0?
+  __device__ __forceinline__ bool has_no_references() const {
+    return !__any_sync(0xffffffffu, reference[0] != 0.0f || reference[1] != 0.0f);
+  }
+
+  /// `exponentiate` where there are none: s becomes exp2(s scale + biases), which are in base 2.
+  template <class T, class Biases, int kN>
+  __device__ __forceinline__ bool exponentiate_biased(float (&s)[kN], Biases& biases, float scale,
+                                                      float (&factor)[2]) {
+    biases.add_to(s, scale);
+    float tile_sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      s[i] = ptx::exp2(s[i]);
+      tile_sum[i / 2 % 2] += s[i];
+    }
+    return add_sums<T>(s, 1.0f, factor, tile_sum);
+  }
+
+  /// The end of `exponentiate`.
+  template <class T, int kN>
+  __device__ __forceinline__ bool add_sums(float (&s)[kN], float c, float (&factor)[2],
+                                           const float (&tile_sum)[2]) {
     sum[0] += tile_sum[0];
     sum[1] += tile_sum[1];
     const bool far = !(fmaxf(tile_sum[0], tile_sum[1]) < kSumBound<T>);
@@ -109,6 +177,11 @@ struct RowState {
     }
     multiply_rows(s, factor);
     return true;
+  }
+
+  template <class T, bool kMissing, int kN>
+  __device__ __forceinline__ bool exponentiate(float (&s)[kN], float c, float (&factor)[2]) {
+    return exponentiate<T, kMissing>(s, c, factor, reference);
   }
 
   /// Once per item. `c`: as above.

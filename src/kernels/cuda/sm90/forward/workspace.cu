@@ -32,10 +32,18 @@ ForwardWorkspace::ForwardWorkspace(const ForwardParams& params, void* memory) {
   cleared = (kCounterBytes + static_cast<size_t>(marks) + 15) / 16 * 16;
   constexpr int kKeys = kForwardKeys<64, 128>;
   words = RowWords(params, kItemRows, kKeys, static_cast<char*>(memory) + cleared);
-  bytes = cleared + words.bytes(params, kKeys);
+  const bool narrow = has_narrow_biases(params);
+  biases =
+      MaskBiases(params, /*by_keys=*/false, narrow, kItemRows,
+                 narrow ? kNarrowBiasKeys : kWideBiasKeys, static_cast<char*>(memory) + cleared);
+  bytes = cleared + words.bytes(params, kKeys) + biases.bytes(params);
   state.next_item = static_cast<int*>(memory);
   state.redo = static_cast<uint8_t*>(memory) + kCounterBytes;
   state.redo_tiles = static_cast<int>(tiles);
+}
+
+bool has_narrow_biases(const ForwardParams& params) {
+  return can_be_narrow(params) && params.mask.strides.head != 0;
 }
 
 void clear(const ForwardWorkspace& work, const Problem& problem, cudaStream_t stream) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "diffattn/kernels/params.h"
+#include "kernels/cuda/sm90/mask_biases.h"
 #include "kernels/cuda/sm90/mask_words.h"
 #include "kernels/cuda/sm90/tensor_map.h"
 
@@ -26,10 +27,15 @@ struct ForwardWorkspace {
   size_t cleared;  // bytes that are 0 before the launch
   int64_t marks;   // entries of redo
   ForwardState state;
-  RowWords words;  // under a boolean mask
+  RowWords words;     // under a boolean mask
+  MaskBiases biases;  // under an additive one
 
   ForwardWorkspace(const ForwardParams& params, void* memory);
 };
+
+/// Floats take fewer instructions, but twice the memory and its traffic, which is much where every
+/// head has a mask of its own.
+bool has_narrow_biases(const ForwardParams& params);
 
 /// Sets it to 0, by a kernel that the next one may overlap.
 void clear(const ForwardWorkspace& work, const Problem& problem, cudaStream_t stream);
