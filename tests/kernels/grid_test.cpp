@@ -171,6 +171,43 @@ TEST_P(Grid, BackwardValuesTwiceAsWide) {
   EXPECT_LE(tally_.error, kBackwardMeanRatio * tally_.naive_error);
 }
 
+// Decoding: at most eight rows of a kv head, up to three tasks' worth of keys.
+TEST_P(Grid, FewRowsOfManyKeys) {
+  for (int64_t i = 0; i < scaled(40); ++i) {
+    Spec spec;
+    spec.seed = static_cast<uint64_t>(i) + 900000;
+    Rng rng(spec.seed);
+    spec.batch = rng.integer(1, 2);
+    spec.kv_heads = rng.integer(1, 3);
+    spec.heads = spec.kv_heads * rng.pick<int64_t>({1, 2, 4, 8});
+    spec.seq_q = rng.integer(1, 8 / (spec.heads / spec.kv_heads));
+    spec.seq_k = rng.integer(30, 1200);
+    spec.head_dim = rng.pick<int64_t>({24, 32, 64, 96});
+    spec.value_dim = spec.head_dim * rng.integer(1, 2);
+    spec.scale = spec.scale2 = 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
+    set_visibility(spec, i % kVisibilities, rng);
+    set_variant(spec, rng.integer(0, 2), rng);
+    spec.key_layout = spec.value_layout = rng.pick({Layout::kBmhd, Layout::kBhmd, Layout::kSlice});
+    if (!check_forward(GetParam(), spec, tally_) && ++failures_ == kMostFailures)
+      FAIL() << "stopped";
+  }
+  finish();
+}
+
+// More columns than at d = 64: blocks have more rows.
+TEST_P(Grid, BackwardOfWideHeads) {
+  Spec spec;
+  spec.seed = 910000;
+  spec.seq_q = 300;
+  spec.seq_k = 330;
+  spec.head_dim = 80;
+  spec.value_dim = 160;
+  spec.scale = spec.scale2 = 0.1;
+  spec.causal = true;
+  EXPECT_TRUE(check_backward(GetParam(), spec, tally_));
+  finish();
+}
+
 // A fresh seed every run, printed, so that over time more is covered than any fixed list; a failure
 // names the seed of its case, and DIFFATTN_TEST_SEED repeats a run.
 TEST_P(Grid, RandomForward) {

@@ -17,8 +17,8 @@ template <class Isa>
 struct SummedRows {
   using Operand = typename Isa::Operand;
   static constexpr bool kTurned = Isa::Gradients::kTurned;
-  static constexpr int64_t kTurnedStride = kMaxBlockRows / Isa::kPair;  // odd in cache lines
-  int64_t panels;                                                       // of W columns
+  static constexpr int64_t kTurnedStride = kMaxBlockRows / Isa::kPair + 16;  // odd in cache lines
+  int64_t panels;                                                            // of W columns
   int64_t stride;
   Operand* data;
   Operand* turned;

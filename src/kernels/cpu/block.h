@@ -11,7 +11,7 @@
 /// instructions under one name, and the linker would pick either.
 namespace diffattn::cpu {
 
-inline constexpr int kMaxBlockRows = 96;
+inline constexpr int kMaxBlockRows = 192;
 
 /// Rows of one head: row n starts at data + n * stride elements.
 struct Matrix {

@@ -8,9 +8,10 @@
 //   for each panel of W keys, for each of these kv heads
 //     for each row (4 or 2 together where all see the whole panel) and map
 //       (1)     s[n] = scale q.k[n] + mask          sums along D, added across lanes
-//       (2) (3) ref = max(ref, max s);  e = exp2(s - ref);  l += sum e
+//       (2) (3) ref = max s if that is far above;  e = exp2(s - ref);  l += sum e
 //       (4)     O1 += e1 v,  O2 += e2 v
 //
+// Tile registers make (1) of four rows and two panels where all rows see both.
 // Chunks are independent tasks; DecodeJoin brings their parts to one ref and adds them in order.
 // All sums are in fp32.
 #pragma once
@@ -18,37 +19,22 @@
 #include <cstdint>
 
 #include "kernels/cpu/block.h"
-#include "kernels/cpu/epilogue.h"
+#include "kernels/cpu/decode_part.h"
 #include "kernels/cpu/mask.h"
 #include "kernels/cpu/tile_size.h"
 
 namespace diffattn::cpu {
-
-/// Part of one row and one map over one chunk: {ref, l} and then O [Dv padded to vectors].
-template <class Isa>
-struct DecodePart {
-  static int64_t width(int64_t value_dim) {
-    return (value_dim + Isa::kLanes - 1) / Isa::kLanes * Isa::kLanes;
-  }
-  /// Floats of all rows and both maps.
-  static int64_t floats(int rows, int64_t value_dim) {
-    return 2 * rows * (kHeader + width(value_dim));
-  }
-  static constexpr int kHeader = 16;
-
-  float* data;
-  DecodePart(float* parts, int64_t value_dim, int row, int m)
-      : data(parts + (2 * row + m) * (kHeader + width(value_dim))) {}
-  float& ref() const { return data[0]; }
-  float& l() const { return data[1]; }
-  float* o() const { return data + kHeader; }
-};
 
 /// Elements to ask for while a panel is worked on: row j, column c at data + j * stride + c.
 struct Ahead {
   const void* data;
   int64_t stride;
 };
+
+/// Keys that tile registers take at a time, and the operands of q that are held ready for them: 4
+/// rows of 32 heads at D = 64.
+inline constexpr int kTileKeys = 64;
+inline constexpr int64_t kTurnedOperands = 8192;
 
 template <class Isa, Dtype kType>
 struct Decode {
@@ -69,7 +55,7 @@ struct Decode {
       for (int m = 0; m < 2; ++m) {
         const DecodePart<Isa> part(parts, block.value_dim, i, m);
         part.ref() = -__builtin_inff();
-        part.l() = 0.0f;
+        Isa::store(part.l(), Isa::zero());
         for (int64_t c = 0; c < block.value_dim; c += kLanes) {
           Isa::store(part.o() + c, Isa::zero());
         }
@@ -77,6 +63,40 @@ struct Decode {
     }
   }
 
+  /// Can tile registers take rows four by four?
+  bool suits_tiles() const {
+    return kTiles && maps.count % 4 == 0 && maps.head_dim % kStep == 0 &&
+           maps.head_dim <= kMaxShared;
+  }
+  /// Operands of q for all rows, four by four.
+  int64_t turned_operands() const { return maps.count / 4 * 2 * maps.head_dim * 2; }
+  void turn(uint32_t* turned) const {
+    if constexpr (kTiles) {
+      for (int i = 0; i < maps.count; i += 4) {
+        for (int m = 0; m < 2; ++m, turned += maps.head_dim * 2) {
+          const void* rows[4];
+          for (int r = 0; r < 4; ++r) rows[r] = maps.rows[i + r].q[m];
+          Isa::DecodeTile::turn(rows, maps.head_dim, turned);
+        }
+      }
+    }
+  }
+  /// Keys [column, column + kTileKeys) on tile registers if all rows see all of them. Returns
+  /// whether they do.
+  bool run_tiles(int64_t column, const uint32_t* turned) {
+    if constexpr (kTiles) {
+      for (int i = 0; i < maps.count; ++i) {
+        for (int64_t at = column; at < column + kTileKeys; at += kCols) {
+          if (mask.bits(maps.rows[i], at) != kAll) return false;
+        }
+      }
+      for (int i = 0; i < maps.count; i += 4) {
+        i == 0 ? tile_panels<true>(i, column, turned) : tile_panels<false>(i, column, turned);
+        turned += 4 * maps.head_dim;
+      }
+    }
+    return kTiles;
+  }
   /// Keys [column, column + W). Rows that see all of them share the loads.
   void run(int64_t column) {
     bool ahead = true;  // the first rows ask for the next panel
@@ -94,12 +114,16 @@ struct Decode {
     }
   }
 
+  /// Are products of bf16 summed two by two, not widened?
+  static constexpr bool kDots = kType == Dtype::kBFloat16 && Isa::kPair == 2;
+  static constexpr bool kTiles = kDots && requires { typename Isa::DecodeTile; };
+
  private:
   static constexpr int64_t kSize = kType == Dtype::kFloat32 ? 4 : 2;
   static constexpr uint32_t kAll = static_cast<uint32_t>((uint64_t{1} << kCols) - 1);
+  static constexpr int kVectors = kCols / kLanes;
+  static constexpr float kAbove = 8.0f;
   static constexpr int64_t kMaxShared = 256;  // width of rows of q that are shared
-  /// Are products of bf16 summed two by two, not widened?
-  static constexpr bool kDots = kType == Dtype::kBFloat16 && Isa::kPair == 2;
   static constexpr int kPair = kDots ? 2 : 1;
   static constexpr int kStep = kPair * kLanes;  // elements of q or k in a vector
 
@@ -109,10 +133,11 @@ struct Decode {
   /// The rows of one head are apart by all heads, which the hardware's prefetchers do not follow.
   /// Interleaved heads share the next panel, all of it: each asks for a part without gaps. One head
   /// alone asks for its own rows. Asking past the end does no harm.
-  Ahead next_panel(const Matrix& mine, const Matrix& first, int64_t column) const {
-    if (!group.interleaved) return {element(mine, (column + kCols) * mine.stride), mine.stride};
-    const int64_t part = head * kCols * mine.width;
-    return {element(first, (column + kCols) * first.stride + part), mine.width};
+  Ahead next_panel(const Matrix& mine, const Matrix& first, int64_t column,
+                   int64_t columns = kCols) const {
+    if (!group.interleaved) return {element(mine, (column + columns) * mine.stride), mine.stride};
+    const int64_t part = head * columns * mine.width;
+    return {element(first, (column + columns) * first.stride + part), mine.width};
   }
   static void ask(const Ahead& ahead, int j, int64_t c) {
     __builtin_prefetch(static_cast<const char*>(ahead.data) + (j * ahead.stride + c) * kSize, 0, 2);
@@ -141,6 +166,36 @@ struct Decode {
   }
   static Vec load_tail(const Matrix& x, int64_t n, int64_t c) {
     return Isa::load_elements(x.data, kType, n * x.stride + c, x.width - c);
+  }
+
+  /// Rows [i, i + 4) and keys [column, column + kTileKeys). q: their operands of both maps.
+  template <bool kAhead>
+  void tile_panels(int i, int64_t column, const uint32_t* q) {
+    using DecodeTile = typename Isa::DecodeTile;
+    float e[2][4][kTileKeys];
+    float bias[kCols];
+    for (int m = 0; m < 2; ++m, q += 2 * maps.head_dim) {
+      const Matrix& k = maps.keys->k_rows[m];
+      const Ahead ahead = next_panel(k, group.heads[0].maps.keys->k_rows[m], column, kTileKeys);
+      for (int first = 0; first < kTileKeys; first += DecodeTile::kKeys) {
+        const auto more = [&](int j, int64_t c) {
+          if (!kAhead) return;
+          for (int n = 0; n < 16; ++n) ask(ahead, first + j + n, c);
+        };
+        DecodeTile::scores(q, element(k, (column + first) * k.stride), k.stride * kSize, k.width,
+                           first, e[m], more);
+      }
+    }
+    const bool biased = maps.mask_kind == MaskKind::kAdditive;
+    for (int m = 0; m < 2; ++m) {
+      for (int first = 0; first < kTileKeys; first += kCols) {
+        for (int r = 0; r < 4; ++r) {
+          if (biased) mask.bias(maps.rows[i + r], column + first, bias);
+          exponentials(i + r, m, kAll, biased ? bias : nullptr, e[m][r] + first);
+        }
+      }
+    }
+    share_values<4, kAhead, kTileKeys>(i, column, e);
   }
 
   /// Rows [i, i + R) where all of them see the whole panel. Returns whether they do.
@@ -213,28 +268,37 @@ struct Decode {
   }
 
   /// (4) of R rows, two vectors of O at a time.
-  template <int R, bool kAhead>
-  void share_values(int i, int64_t column, const float (&e)[2][R][kCols]) {
-    constexpr int kVectors = 2;
-    const Ahead ahead = next_panel(v, group.heads[0].maps.keys->v_rows, column);
+  template <int R, bool kAhead, int kKeys = kCols>
+  void share_values(int i, int64_t column, const float (&e)[2][R][kKeys]) {
+    const Ahead ahead = next_panel(v, group.heads[0].maps.keys->v_rows, column, kKeys);
     float* o[2][R];
     for (int m = 0; m < 2; ++m) {
       for (int r = 0; r < R; ++r) o[m][r] = DecodePart<Isa>(parts, block.value_dim, i + r, m).o();
     }
     const auto add = [&]<int kCount>(int64_t c, int64_t count) {
+      // Two vectors of bf16 cost less to widen if even and odd columns are kept apart.
+      constexpr bool kApart = kTiles && kCount == kVectors;
       Vec x[2][R][kCount];
 #pragma GCC unroll 16
       for (int u = 0; u < 2 * R * kCount; ++u) {
         x[u / kCount / R][u / kCount % R][u % kCount] =
             Isa::load(o[u / kCount / R][u / kCount % R] + c + u % kCount * kLanes);
       }
+      if constexpr (kApart) {
+        for (int k = 0; k < 2 * R; ++k) Isa::split_even_odd(x[k / R][k % R]);
+      }
       int64_t at = column * v.stride + c;
-      for (int j = 0; j < kCols; ++j, at += v.stride) {
+      for (int j = 0; j < kKeys; ++j, at += v.stride) {
         Vec row[kCount];
+        if constexpr (kApart) {
+          if constexpr (kAhead) ask(ahead, j, c);
+          Isa::load_even_odd(v.data, at, row);
+        } else {
 #pragma GCC unroll 2
-        for (int u = 0; u < kCount; ++u) {
-          if constexpr (kAhead) ask(ahead, j, c + u * kLanes);
-          row[u] = Isa::load_elements(v.data, kType, at + u * kLanes, count);
+          for (int u = 0; u < kCount; ++u) {
+            if constexpr (kAhead) ask(ahead, j, c + u * kLanes);
+            row[u] = Isa::load_elements(v.data, kType, at + u * kLanes, count);
+          }
         }
 #pragma GCC unroll 8
         for (int k = 0; k < 2 * R; ++k) {
@@ -244,6 +308,9 @@ struct Decode {
             x[k / R][k % R][u] = Isa::fma(weight, row[u], x[k / R][k % R][u]);
           }
         }
+      }
+      if constexpr (kApart) {
+        for (int k = 0; k < 2 * R; ++k) Isa::join_even_odd(x[k / R][k % R]);
       }
 #pragma GCC unroll 16
       for (int u = 0; u < 2 * R * kCount; ++u) {
@@ -326,35 +393,47 @@ struct Decode {
     Isa::store(out, Isa::sums(sums));
   }
 
-  /// (2) (3): scores to exponentials in place; O and l of earlier panels follow a new ref.
+  /// (2) (3): scores to exponentials in place. ref moves only when a score is far above it:
+  /// exponentials of up to 2^kAbove are as exact as those below 1.
   void exponentials(int i, int m, uint32_t bits, const float* biases, float* e) {
     const DecodePart<Isa> part(parts, block.value_dim, i, m);
     const Vec scale = Isa::set1(maps.scale[m]), unseen = Isa::set1(-__builtin_inff());
-    Vec most = unseen;
-    for (int h = 0; h < kCols; h += kLanes) {
-      const Vec x = Isa::fma(Isa::load(e + h), scale,
-                             biases == nullptr ? Isa::zero() : Isa::load(biases + h));
-      Isa::store(e + h, x);
-      most = Isa::max(Isa::select(bits >> h, x, unseen), most);
+    Vec x[kVectors];
+    Vec ref = Isa::set1(part.ref());
+    bool near = true;
+#pragma GCC unroll 2
+    for (int h = 0; h < kVectors; ++h) {
+      const Vec bias = biases == nullptr ? Isa::zero() : Isa::load(biases + h * kLanes);
+      const Vec score = Isa::fma(Isa::load(e + h * kLanes), scale, bias);
+      x[h] = Isa::select(bits >> (h * kLanes), score, unseen);
+      near &= Isa::all_below(Isa::sub(x[h], ref), kAbove);
     }
+    if (!near) ref = move_ref(part, x);
+    Vec sum = Isa::load(part.l());
+#pragma GCC unroll 2
+    for (int h = 0; h < kVectors; ++h) {
+      const Vec y = Isa::select(bits >> (h * kLanes), Isa::exp2(Isa::sub(x[h], ref)), Isa::zero());
+      Isa::store(e + h * kLanes, y);
+      sum = Isa::add(sum, y);
+    }
+    Isa::store(part.l(), sum);
+  }
+
+  /// To the largest of these scores, if it is larger; O and l of earlier panels follow.
+  [[gnu::noinline]] Vec move_ref(const DecodePart<Isa>& part, const Vec (&x)[kVectors]) {
+    Vec most = Isa::set1(-__builtin_inff());
+    for (const Vec& scores : x) most = Isa::max(scores, most);
     const float maximum = Isa::maximum(most);
     if (maximum > part.ref()) {
-      const float shrink = __builtin_exp2f(part.ref() - maximum);  // 0 the first time
+      const Vec shrink = Isa::set1(__builtin_exp2f(part.ref() - maximum));  // 0 the first time
       part.ref() = maximum;
-      part.l() *= shrink;
+      Isa::store(part.l(), Isa::mul(Isa::load(part.l()), shrink));
       for (int64_t c = 0; c < block.value_dim; c += kLanes) {
-        Isa::store(part.o() + c, Isa::mul(Isa::load(part.o() + c), Isa::set1(shrink)));
+        Isa::store(part.o() + c, Isa::mul(Isa::load(part.o() + c), shrink));
       }
     }
     // Only NaN was seen so far: any ref will do.
-    const Vec ref = Isa::set1(part.ref() == -__builtin_inff() ? 0.0f : part.ref());
-    Vec sum = Isa::zero();
-    for (int h = 0; h < kCols; h += kLanes) {
-      const Vec x = Isa::select(bits >> h, Isa::exp2(Isa::sub(Isa::load(e + h), ref)), Isa::zero());
-      Isa::store(e + h, x);
-      sum = Isa::add(sum, x);
-    }
-    part.l() += Isa::sum(sum);
+    return Isa::set1(part.ref() == -__builtin_inff() ? 0.0f : part.ref());
   }
 
   /// (4) over the keys that the row sees.
@@ -399,12 +478,51 @@ struct Decode {
   }
 };
 
+/// q of the heads of a group as tile registers want it. Heads for which there is no room are turned
+/// each time: what a head gives must not depend on how many there are.
+template <class Head>
+struct TurnedRows {
+  alignas(64) uint32_t operands[Head::kTiles ? kTurnedOperands : 1];
+  int64_t slots = 0;
+
+  explicit TurnedRows(const DecodeGroup& group) {
+    for (int h = 0; h < group.count; ++h) {
+      const Head head{group, h};
+      if (!head.suits_tiles()) continue;
+      slots = kTurnedOperands / head.turned_operands();
+      if (h < slots) head.turn(slot(head));
+    }
+  }
+  const uint32_t* of(const Head& head) {
+    if (head.group.count > slots && head.head >= slots - 1) head.turn(slot(head));
+    return slot(head);
+  }
+
+ private:
+  uint32_t* slot(const Head& head) {
+    const int64_t index = head.head < slots ? head.head : slots - 1;
+    return operands + index * head.turned_operands();
+  }
+};
+
 /// Keys [first, end); `first` is a multiple of W.
 template <class Isa, Dtype kType>
 void run_decode_of_type(const DecodeGroup& group, int64_t first, int64_t end) {
-  for (int h = 0; h < group.count; ++h) Decode<Isa, kType>{group, h}.begin();
-  for (int64_t column = first; column < end; column += Isa::kCols) {
-    for (int h = 0; h < group.count; ++h) Decode<Isa, kType>{group, h}.run(column);
+  using Head = Decode<Isa, kType>;
+  [[maybe_unused]] const typename Isa::DecodeSession session{};
+  // Heads ask for memory that others read next, so they take panels in the order of the keys.
+  const bool tiles = Head{group, 0}.suits_tiles();
+  const int64_t step = tiles ? kTileKeys : Isa::kCols;
+  TurnedRows<Head> turned(group);
+  for (int h = 0; h < group.count; ++h) Head{group, h}.begin();
+  for (int64_t column = first; column < end; column += step) {
+    const int64_t next = column + step < end ? column + step : end;
+    for (int h = 0; h < group.count; ++h) {
+      Head head{group, h};
+      const bool whole = tiles && next - column == kTileKeys && head.suits_tiles();
+      if (whole && head.run_tiles(column, turned.of(head))) continue;
+      for (int64_t at = column; at < next; at += Isa::kCols) head.run(at);
+    }
   }
 }
 
@@ -418,70 +536,5 @@ void run_decode(const DecodeGroup* group, int64_t first, int64_t end) {
     case Dtype::kFloat64: return;  // not taken
   }
 }
-
-/// The parts of all chunks to results.
-template <class Isa>
-struct DecodeJoin {
-  using Vec = typename Isa::Vec;
-  static constexpr int kLanes = Isa::kLanes;
-
-  const ForwardBlock& block;
-  float* const parts;  // [chunks] of DecodePart; the first is overwritten
-  const int64_t chunks;
-  const int64_t stride = DecodePart<Isa>::floats(block.maps.count, block.value_dim);
-
-  void run() {
-    for (int i = 0; i < block.maps.count; ++i) run_row(i);
-  }
-
- private:
-  DecodePart<Isa> part(int64_t chunk, int i, int m) const {
-    return {parts + chunk * stride, block.value_dim, i, m};
-  }
-
-  void run_row(int i) {
-    float* o[2];
-    float l[2], lse[2];
-    for (int m = 0; m < 2; ++m) {
-      const DecodePart<Isa> sum = add_chunks(i, m);
-      o[m] = sum.o();
-      l[m] = sum.l();
-      lse[m] = static_cast<float>((sum.ref() + __builtin_log2(static_cast<double>(l[m]))) * kLn2);
-    }
-    const bool seen = l[0] != 0.0f;
-    const Vec a1 = Isa::set1(seen ? 1.0f / l[0] : 0.0f), a2 = Isa::set1(seen ? 1.0f / l[1] : 0.0f);
-    const Vec lambda = Isa::set1(block.maps.rows[i].lambda);
-    for (int64_t c = 0; c < block.value_dim; c += kLanes) {
-      const Vec x2 = Isa::mul(Isa::load(o[1] + c), a2);
-      Isa::store(o[1] + c, x2);
-      Isa::store(o[0] + c, Isa::sub(Isa::mul(Isa::load(o[0] + c), a1), Isa::mul(x2, lambda)));
-    }
-    store_row<Isa>(block, i, seen, lse, o[0], o[1]);
-  }
-
-  /// All chunks at the largest ref, added into the first.
-  DecodePart<Isa> add_chunks(int i, int m) {
-    const float nothing = -__builtin_inff();
-    const DecodePart<Isa> sum = part(0, i, m);
-    float ref = nothing;
-    for (int64_t k = 0; k < chunks; ++k) {
-      const float other = part(k, i, m).ref();
-      ref = other > ref ? other : ref;
-    }
-    for (int64_t k = 0; k < chunks; ++k) {
-      const DecodePart<Isa> from = part(k, i, m);
-      // A chunk of which nothing was seen has l = 0; one of NaN has no ref and stays NaN.
-      const float factor = from.ref() == nothing ? 1.0f : __builtin_exp2f(from.ref() - ref);
-      const float l = from.l() * factor;
-      sum.l() = k == 0 ? l : sum.l() + l;
-      for (int64_t c = 0; c < block.value_dim; c += kLanes) {
-        const Vec x = Isa::mul(Isa::load(from.o() + c), Isa::set1(factor));
-        Isa::store(sum.o() + c, k == 0 ? x : Isa::add(Isa::load(sum.o() + c), x));
-      }
-    }
-    sum.ref() = ref;
-    return sum;
-  }
-};
 
 }  // namespace diffattn::cpu

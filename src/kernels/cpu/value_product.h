@@ -20,7 +20,7 @@ struct ValueProduct {
   static constexpr int kBlockPanels = kKeyBlock / kCols;
   /// Key blocks whose weights lie side by side: tile registers load and store the sums of O for
   /// each run of keys.
-  static constexpr int kRunBlocks = Isa::kOverlap ? 2 : 1, kRunPanels = kRunBlocks * kBlockPanels;
+  static constexpr int kRunBlocks = Isa::kOverlap ? 4 : 1, kRunPanels = kRunBlocks * kBlockPanels;
   static constexpr int kStride = kRunBlocks * kKeyBlock / Isa::kPair + 16;  // of a row of p
   static constexpr int kPanelOperands = kCols / Isa::kPair;  // of a row of p in one panel
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/amx/amx_tile.h"
+#include "kernels/cpu/amx/decode_tile.h"
 #include "kernels/cpu/avx512_bf16/convert.h"
 #include "kernels/cpu/avx512_bf16/pair_pack.h"
 #include "kernels/cpu/gradient_operands.h"
@@ -46,6 +47,8 @@ struct Isa : PairOperands<Isa> {
   using Tile = AmxTile<Isa>;
   using Pack = TilePack<Isa>;
   using Gradients = TileGradients<Isa>;
+  using DecodeTile = amx::DecodeTile<Isa>;
+  using DecodeSession = DecodeTile::Session;
   static constexpr int kRows = 32;        // 2 x 2 tiles of sums: each operand tile is used twice
   static constexpr bool kOverlap = true;  // tiles are multiplied beside the vector ports
 

@@ -25,6 +25,7 @@ struct Isa {
   static constexpr int kPair = 1;
 
   struct Session {};
+  using DecodeSession = Session;
 
   static Vec zero() { return _mm256_setzero_ps(); }
   static Vec set1(float x) { return _mm256_set1_ps(x); }

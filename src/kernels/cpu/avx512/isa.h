@@ -19,6 +19,7 @@ struct Isa : Avx512<Isa> {
   static constexpr int kPair = 1;
 
   struct Session {};
+  using DecodeSession = Session;
   static void store_operands(Operand* p, Vec x0, Vec x1) {
     store(p, x0);
     store(p + kLanes, x1);

@@ -33,6 +33,23 @@ struct PairOperands : Avx512<Isa> {
     return _mm512_castsi512_ps(
         _mm512_maskz_loadu_epi16(k, static_cast<const uint16_t*>(data) + at));
   }
+  /// Elements [at, at + 32) of an array of bf16, widened: even ones, odd ones.
+  static void load_even_odd(const void* data, int64_t at, Vec (&x)[2]) {
+    const __m512i pairs = _mm512_loadu_si512(static_cast<const uint16_t*>(data) + at);
+    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    x[0] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    x[1] = _mm512_castsi512_ps(_mm512_and_si512(pairs, high));
+  }
+  /// 32 floats to even ones and odd ones, and back.
+  static void split_even_odd(Vec (&x)[2]) {
+    const __m512i even =
+        _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    permute(x, even, _mm512_add_epi32(even, _mm512_set1_epi32(1)));
+  }
+  static void join_even_odd(Vec (&x)[2]) {
+    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    permute(x, low, _mm512_add_epi32(low, _mm512_set1_epi32(8)));
+  }
   /// sum + the dot product of the two pairs in each lane.
   static Vec add_dots(Vec sum, Vec x, Vec y) {
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y);
@@ -50,6 +67,13 @@ struct PairOperands : Avx512<Isa> {
         _mm512_slli_epi32(
             _mm512_set_epi32(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16), 16));
     _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, both));
+  }
+
+ private:
+  static void permute(Vec (&x)[2], __m512i first, __m512i second) {
+    const Vec low = _mm512_permutex2var_ps(x[0], first, x[1]);
+    x[1] = _mm512_permutex2var_ps(x[0], second, x[1]);
+    x[0] = low;
   }
 };
 

@@ -18,6 +18,7 @@ struct Isa : PairOperands<Isa> {
   static constexpr bool kOverlap = false;
 
   struct Session {};
+  using DecodeSession = Session;
 };
 
 }  // namespace diffattn::cpu::avx512_bf16

@@ -34,9 +34,11 @@ struct BackwardRun {
                       .backward = true};
   const std::vector<float> gain = gain_of(params.epilogue, params.value_dim);
   const bool is_long = params.seq_k > kLongKeys;
+  const bool is_wide =
+      2 * params.head_dim + params.value_dim > kWideColumns&& params.seq_k <= kWideKeys;
   const int block_rows =
       ceil_div(code.rows == 32 && !is_long ? kBackwardRowsOfTiles : kBackwardRows, code.rows) *
-      code.rows;
+      code.rows * (is_wide ? 2 : 1);
   const int64_t map_panels = panels_in_key_blocks(params.seq_k, code);
   const int64_t scratch = (dstats == nullptr ? code.backward_scratch : code.stats_backward_scratch)(
       block_rows, map_panels, params.head_dim, params.value_dim);
@@ -65,7 +67,9 @@ struct BackwardRun {
  private:
   int64_t blocks(const Head& head) const { return ceil_div(head.rows, block_rows); }
   int64_t slabs(const Head& head) const {
-    const int64_t least = params.kv_heads < kFewHeads ? kBlocksPerSlabOfFewHeads : kBlocksPerSlab;
+    const int64_t blocks_of =
+        params.kv_heads < kFewHeads ? kBlocksPerSlabOfFewHeads : kBlocksPerSlab;
+    const int64_t least = is_wide ? ceil_div(blocks_of, 2) : blocks_of;
     const int64_t most =
         is_long ? std::clamp<int64_t>(kSlabsOfLong / params.kv_heads, 2, kMaxSlabs) : kMaxSlabs;
     return std::clamp<int64_t>(ceil_div(blocks(head), least), 1, most);
