@@ -255,7 +255,9 @@ TEST_P(CudaSm90, LowBiases) {
       for (const double slope : {0.01, 3.0}) {
         const Case c = case_with_low_biases(dtype, mask_dtype, low, slope);
         const ForwardResult forward = run_forward(*GetParam().backend, c);
+        backward_routes().clear();
         const BackwardResult backward = run_backward(*GetParam().backend, c);
+        ASSERT_GT(backward_routes()["sm90"], 0);
         cuda::limit_capability(80);
         const ForwardResult portable = run_forward(*GetParam().backend, c);
         const BackwardResult gradients = run_backward(*GetParam().backend, c);

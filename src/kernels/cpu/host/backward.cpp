@@ -34,10 +34,11 @@ struct BackwardRun {
                       .backward = true};
   const std::vector<float> gain = gain_of(params.epilogue, params.value_dim);
   const bool is_long = params.seq_k > kLongKeys;
-  const bool is_wide =
-      2 * params.head_dim + params.value_dim > kWideColumns&& params.seq_k <= kWideKeys;
+  const bool has_tiles = code.rows == 32;
+  const bool is_wide = has_tiles && params.seq_k <= kWideKeys &&
+                       2 * params.head_dim + params.value_dim > kWideColumns;
   const int block_rows =
-      ceil_div(code.rows == 32 && !is_long ? kBackwardRowsOfTiles : kBackwardRows, code.rows) *
+      ceil_div(has_tiles && !is_long ? kBackwardRowsOfTiles : kBackwardRows, code.rows) *
       code.rows * (is_wide ? 2 : 1);
   const int64_t map_panels = panels_in_key_blocks(params.seq_k, code);
   const int64_t scratch = (dstats == nullptr ? code.backward_scratch : code.stats_backward_scratch)(

@@ -34,8 +34,8 @@ inline constexpr int64_t kDecodeKeys = 512;
 /// writes all of dk and dv once (1 KB per key at D = 64), so more rows mean less traffic. Tile
 /// registers are done so soon that they wait for this: twice as many, up to kLongKeys.
 inline constexpr int kBackwardRows = 48, kBackwardRowsOfTiles = 96;
-/// Twice as many where dk and dv have more columns than at D = 64, as long as maps of that many
-/// rows are not much larger still.
+/// With tile registers twice as many again where dk and dv have more columns than at D = 64, as
+/// long as maps of that many rows are not much larger still.
 inline constexpr int64_t kWideColumns = 256, kWideKeys = 4096;
 /// Slabs of one kv head: enough for 8 threads on one head, for as many copies of dk and dv. Where
 /// these copies are long, only as many as all heads need for 16 threads, but two.
