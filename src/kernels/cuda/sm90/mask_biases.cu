@@ -4,20 +4,10 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/mask.cuh"
+#include "kernels/cuda/sm90/mask_copies.h"
 
 namespace diffattn::cuda::sm90 {
 namespace {
-
-constexpr int kThreads = 256;
-
-int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
-int64_t mask_heads(const Problem& problem) {
-  return problem.mask.strides.head == 0 ? 1 : problem.heads;
-}
-int64_t mask_batch(const Problem& problem) {
-  return problem.mask.strides.batch == 0 ? 1 : problem.batch;
-}
 
 /// The mask's number; a narrow one no lower than what stays finite when multiplied by log2(e).
 template <class Out, class M>
@@ -77,9 +67,9 @@ __device__ inline void write_block(uint4* to, const HeadMask& mask, int row, int
 
 /// One warp per block.
 template <class Out, bool kByKeys>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCopyThreads)
     biases_kernel(const __grid_constant__ Shape shape, MaskBiases biases) {
-  const int64_t warp = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / 32;
+  const int64_t warp = (blockIdx.x * int64_t{kCopyThreads} + threadIdx.x) / 32;
   const auto row_block = static_cast<int>(warp % biases.row_blocks);
   const auto column_block = warp / biases.row_blocks;
   if (column_block >= biases.column_blocks) return;
@@ -107,11 +97,9 @@ __global__ void __launch_bounds__(kThreads)
 template <class Out>
 void launch(const MaskBiases& biases, const Problem& problem, cudaStream_t stream) {
   const int64_t warps = int64_t{biases.column_blocks} * biases.row_blocks;
-  const dim3 grid{static_cast<unsigned>(pieces(warps * 32, kThreads)),
-                  static_cast<unsigned>(mask_heads(problem)),
-                  static_cast<unsigned>(mask_batch(problem))};
+  const dim3 grid = blocks_for(problem, warps * 32);
   const auto kernel = biases.by_keys ? biases_kernel<Out, true> : biases_kernel<Out, false>;
-  kernel<<<grid, kThreads, 0, stream>>>(shape_of(problem), biases);
+  kernel<<<grid, kCopyThreads, 0, stream>>>(shape_of(problem), biases);
   check_launch("sm90: biases of the mask", problem);
 }
 

@@ -4,32 +4,18 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/sm80/visible_words.cuh"
+#include "kernels/cuda/sm90/mask_copies.h"
 
 namespace diffattn::cuda::sm90 {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kUnit = 64;  // rows of a KeyWords entry
 
-int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
-int64_t mask_heads(const Problem& problem) {
-  return problem.mask.strides.head == 0 ? 1 : problem.heads;
-}
-int64_t mask_batch(const Problem& problem) {
-  return problem.mask.strides.batch == 0 ? 1 : problem.batch;
-}
-
-dim3 blocks_for(const Problem& problem, int64_t threads) {
-  return {static_cast<unsigned>(pieces(threads, kThreads)),
-          static_cast<unsigned>(mask_heads(problem)), static_cast<unsigned>(mask_batch(problem))};
-}
-
 /// One thread per row and 32 keys, neighbours along the row.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCopyThreads)
     row_words_kernel(const __grid_constant__ Shape shape, RowWords words, int keys, int tiles) {
   const int per_tile = keys / 32, per_row = tiles * per_tile;
-  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t index = blockIdx.x * int64_t{kCopyThreads} + threadIdx.x;
   const int word = static_cast<int>(index % per_row);
   const int64_t m = index / per_row;
   if (m >= words.rows) return;
@@ -42,10 +28,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// One warp per 32 rows and 32 keys: a lane reads a row and keeps a key.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCopyThreads)
     key_words_kernel(const __grid_constant__ Shape shape, KeyWords words, int halves) {
   const int lane = threadIdx.x % 32, per_half = words.keys / 32;
-  const int64_t warp = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / 32;
+  const int64_t warp = (blockIdx.x * int64_t{kCopyThreads} + threadIdx.x) / 32;
   const int n0 = static_cast<int>(warp % per_half) * 32;
   const int64_t half = warp / per_half;
   if (half >= halves) return;
@@ -109,16 +95,16 @@ size_t KeyWords::bytes(const Problem& problem) const {
 void make_words(const RowWords& words, int keys, const Problem& problem, cudaStream_t stream) {
   const int64_t tiles = pieces(problem.seq_k, keys);
   const dim3 blocks = blocks_for(problem, words.rows * tiles * (keys / 32));
-  row_words_kernel<<<blocks, kThreads, 0, stream>>>(shape_of(problem), words, keys,
-                                                    static_cast<int>(tiles));
+  row_words_kernel<<<blocks, kCopyThreads, 0, stream>>>(shape_of(problem), words, keys,
+                                                        static_cast<int>(tiles));
   check_launch("sm90: words of the mask by rows", problem);
 }
 
 void make_words(const KeyWords& words, const Problem& problem, cudaStream_t stream) {
   const int64_t halves = 2 * pieces(problem.seq_q, kUnit);
   const dim3 blocks = blocks_for(problem, halves * words.keys);
-  key_words_kernel<<<blocks, kThreads, 0, stream>>>(shape_of(problem), words,
-                                                    static_cast<int>(halves));
+  key_words_kernel<<<blocks, kCopyThreads, 0, stream>>>(shape_of(problem), words,
+                                                        static_cast<int>(halves));
   check_launch("sm90: words of the mask by keys", problem);
 }
 

@@ -2,9 +2,8 @@
 //
 // Backward for float32, two passes without atomics:
 //
-//   over keys: a block owns 128 keys of a (batch entry, kv head), over the group's heads and
-//   queries over queries: a block owns 128 rows of a (batch entry, head), over the keys they may
-//   see
+//   over keys: a block owns 128 keys of a (batch entry, kv head), over its heads and queries
+//   over queries: a block owns 128 rows of a (batch entry, head), over the keys they may see
 //
 // A warp owns 16 of the 128. Each step takes 32 of the others, columns here:
 //   (1) s1, s2, dp: dot products of rows and columns                    [16, 32]

@@ -14,8 +14,6 @@
 //
 // A block whose O is not finite anywhere runs once more, carefully, see tile.cuh.
 
-#include <algorithm>
-
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/simt/forward.cuh"
 #include "kernels/cuda/tf32/launch.h"

@@ -12,7 +12,8 @@
 // Kernels look for that at their end and then run once more, carefully: products that came out NaN
 // are made again by themselves (`again_dots`), and what cannot be split is left out of matrices and
 // added only to the rows that have a weight for it (`add_unsplit`). Rows that see nothing of it get
-// the same bits as without it.
+// the same bits as without it. Weights of the backward that cannot be split, ds beyond 2^114, stay
+// NaN, in their own row only.
 #pragma once
 
 #include <cstdint>

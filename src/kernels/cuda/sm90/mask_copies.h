@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "diffattn/kernels/params.h"
+
+/// How kernels that copy a mask, as words or as biases, divide it: one copy for all heads and batch
+/// entries that share it.
+namespace diffattn::cuda::sm90 {
+
+inline constexpr int kCopyThreads = 256;
+
+inline int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+inline int64_t mask_heads(const Problem& problem) {
+  return problem.mask.strides.head == 0 ? 1 : problem.heads;
+}
+inline int64_t mask_batch(const Problem& problem) {
+  return problem.mask.strides.batch == 0 ? 1 : problem.batch;
+}
+
+inline dim3 blocks_for(const Problem& problem, int64_t threads) {
+  return {static_cast<unsigned>(pieces(threads, kCopyThreads)),
+          static_cast<unsigned>(mask_heads(problem)), static_cast<unsigned>(mask_batch(problem))};
+}
+
+}  // namespace diffattn::cuda::sm90
