@@ -4,11 +4,9 @@
 // numbers.
 
 #include <fmt/core.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -18,6 +16,7 @@
 #include "diffattn/io/file.h"
 #include "option_checks.h"
 #include "progress.h"
+#include "terminal.h"
 #include "text_table.h"
 #include "verbs.h"
 
@@ -73,19 +72,11 @@ analysis::Picture picture_in(const Analysis& result, const std::string& map) {
 
 /// How this terminal can be drawn on.
 void print_ascii(const analysis::Picture& picture, analysis::PictureStyle style) {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value == nullptr ? "" : value);
-  };
-  const std::string term = variable("TERM");
-  const bool colours =
-      isatty(STDOUT_FILENO) == 1 && variable("NO_COLOR").empty() && !term.empty() && term != "dumb";
-  winsize size{};
-  const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  const bool colours = is_terminal(STDOUT_FILENO) && variable("NO_COLOR").empty();
   fmt::print("{}", analysis::to_ascii(
                        picture,
                        colours ? analysis::TerminalColours::k256 : analysis::TerminalColours::kNone,
-                       known ? size.ws_col : 100, style));
+                       terminal_columns(STDOUT_FILENO).value_or(100), style));
 }
 
 void write_page(const AnalyzeOptions& options, const Analysis& result) {

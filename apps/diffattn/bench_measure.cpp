@@ -57,11 +57,11 @@ int64_t status_bytes(const std::string& field) {
   return -1;
 }
 
-/// What torch has allocated on the first GPU.
 c10::DeviceIndex current_gpu() {
   return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index();
 }
 
+/// What torch has allocated on the current GPU.
 c10::CachingAllocator::Stat gpu_bytes() {
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(current_gpu()).allocated_bytes[kAll];

@@ -2,12 +2,12 @@
 #include "progress.h"
 
 #include <fmt/core.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string_view>
+
+#include "terminal.h"
 
 namespace diffattn::app {
 namespace {
@@ -21,17 +21,6 @@ std::string clock_text(double seconds) {
                    : fmt::format("{}:{:02}", minutes, whole % 60);
 }
 
-std::string_view variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-/// A terminal that can take a line away again.
-bool can_redraw() {
-  const std::string_view term = variable("TERM");
-  return isatty(STDERR_FILENO) == 1 && !term.empty() && term != "dumb";
-}
-
 /// The first of these that is set counts, as for the C library.
 bool is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
@@ -41,12 +30,6 @@ bool is_utf8() {
            value.find("utf8") != std::string_view::npos;
   }
   return false;
-}
-
-int64_t terminal_columns() {
-  winsize size{};
-  const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? size.ws_col : 80;
 }
 
 bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }
@@ -70,7 +53,7 @@ Progress::Progress(std::string name, int64_t total, int64_t done)
       total_(std::max<int64_t>(total, 1)),
       done_(std::min(done, total_)),
       first_(done_),
-      shown_(can_redraw()),
+      shown_(is_terminal(STDERR_FILENO)),
       start_(std::chrono::steady_clock::now()) {
   draw("");
 }
@@ -97,7 +80,7 @@ void Progress::draw(const std::string& what) {
   const std::string text =
       fmt::format(" {}/{}  {:.1f}/s  {} left  {}", done_, total_, rate, left, what);
   // A line that wraps could not be taken away: the bar gives way first, then the end of the text.
-  const int64_t columns = terminal_columns() - 1;
+  const int64_t columns = terminal_columns(STDERR_FILENO).value_or(80) - 1;
   const int64_t room = columns - columns_of(name_) - 1 - columns_of(text);
   const int64_t width = std::clamp(room, kSmallestWidth, kWidth);
   std::string bar;

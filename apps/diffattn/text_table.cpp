@@ -2,21 +2,15 @@
 #include "text_table.h"
 
 #include <fmt/core.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <limits>
 
+#include "terminal.h"
+
 namespace diffattn::app {
 namespace {
-
-/// Of the terminal that standard output is; without bound where it is none.
-std::size_t columns_of_output() {
-  winsize size{};
-  const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? size.ws_col : std::numeric_limits<std::size_t>::max();
-}
 
 std::size_t longest(const std::vector<std::string>& texts) {
   std::size_t most = 0;
@@ -27,7 +21,8 @@ std::size_t longest(const std::vector<std::string>& texts) {
 }  // namespace
 
 void print_table(const TextTable& table, std::size_t width, std::size_t gap) {
-  const std::size_t room = columns_of_output();
+  const auto room = static_cast<std::size_t>(
+      terminal_columns(STDOUT_FILENO).value_or(std::numeric_limits<int64_t>::max()));
   const std::size_t ends = longest(table.lines) + longest(table.marks);
   const auto width_of = [&](const TextTable::Column& column) {
     return std::max({width, column.name.size(), longest(column.cells)});

@@ -31,8 +31,20 @@ void load_weights(const std::string& folder, const torch::nn::Module& model,
 void check_sizes(const std::string& folder, const nn::ModelConfig& c) {
   constexpr double kSmall = 1 << 24;  // up to here the first wrong tensor is a better message
   const auto source = io::ShardedReader::open(folder);
+  const std::vector<std::string> names = source.names();
+  const bool two_stacks = c.kind == nn::ModelKind::kEncoderDecoder;
+  const int64_t encoder_layers =
+      c.num_encoder_layers > 0 ? c.num_encoder_layers : c.num_hidden_layers;
+  const int64_t layers = c.num_hidden_layers + (two_stacks ? encoder_layers : 0);
+  // Every layer has tensors, and costs time and memory however small they are.
+  if (layers > static_cast<int64_t>(names.size())) {
+    throw io::Error(folder + "/config.json",
+                    fmt::format("expected at most as many layers as the weight files hold tensors, "
+                                "{}, got {}",
+                                names.size(), layers));
+  }
   double held = 0.0;
-  for (const std::string& name : source.names()) {
+  for (const std::string& name : names) {
     double elements = 1.0;
     for (const int64_t size : source.at(name).shape) elements *= static_cast<double>(size);
     held += elements;
@@ -41,7 +53,10 @@ void check_sizes(const std::string& folder, const nn::ModelConfig& c) {
   // Of attentions that share or halve their heads a quarter is there at least.
   const double layer = product(3, c.hidden_size, c.intermediate_size) +
                        product(c.num_attention_heads, c.head_dim, c.hidden_size) / 4;
-  const double asked = product(c.vocab_size, c.hidden_size) + product(c.num_hidden_layers, layer);
+  const int64_t width = c.classifier_hidden_size > 0 ? c.classifier_hidden_size : c.hidden_size / 2;
+  const double classifier =
+      c.labels.empty() ? 0.0 : product(width, c.hidden_size) + product(width, c.labels.size());
+  const double asked = product(c.vocab_size, c.hidden_size) + product(layers, layer) + classifier;
   if (asked <= held + kSmall) return;
   throw io::Error(folder + "/config.json",
                   fmt::format("expected sizes of the model whose weights are {:.0f} numbers, got "

@@ -197,7 +197,7 @@ Field field_of(RunConfig& config, const std::string& key) {
   return *field;
 }
 
-/// Whether the run would be another with another value there.
+/// False for the keys of other tasks, and for those of texts that are not generated, or not read.
 bool is_read(const RunConfig& config, const Field& field) {
   const std::string section = parts_of(field.key).section;
   if (section == "needle" || section == "recall" || section == "classify" ||

@@ -316,7 +316,8 @@ class Training(unittest.TestCase):
         for change, code, expected in (
                 ({"dance": 1}, 0, "key 'dance' is not known here and has no effect"),
                 ({"num_attention_heads": 3}, 1, "argument 'num_heads': expected an even number"),
-                ({"num_hidden_layers": 60000}, 1, "expected sizes of the model whose weights are"),
+                ({"num_hidden_layers": 60000}, 1, "expected at most as many layers as"),
+                ({"intermediate_size": 1 << 20}, 1, "expected sizes of the model whose weights are"),
                 ({"num_attention_heads": 65536, "num_key_value_heads": 2, "head_dim": 65536}, 1,
                  "expected sizes of the model whose weights are")):
             (model / "config.json").write_text(json.dumps({**config, **change}))
@@ -325,6 +326,23 @@ class Training(unittest.TestCase):
             self.assertTrue(result.stderr.startswith(f"diffattn: {model}/config.json: {expected}"),
                             result.stderr)
             self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+
+    def test_models_of_tasks_far_larger_than_their_weights_are_refused(self):
+        for task, change, expected in (
+                ("summarize", {"num_encoder_layers": 60000},
+                 r"expected at most as many layers as the weight files hold tensors, \d\d, got 60001\n"),
+                ("classify", {"classifier_hidden_size": 1 << 20},
+                 "expected sizes of the model whose weights are")):
+            out = self.folder / task
+            result = program("train", "--out", out, "--set", f"task={task}", "--set",
+                             "model.num_hidden_layers=1", "--set", "model.hidden_size=32", "--set",
+                             "train.steps=1")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            config = out / "model/config.json"
+            config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+            result = program(task, "--model", out / "model", "--input", self.folder / "corpus.txt")
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertRegex(result.stderr, f"^diffattn: {re.escape(str(config))}: {expected}")
 
     def test_wrong_settings_name_the_key(self):
         for setting, word in (("train.step=5", "train.steps"), ("train.steps=x", "an integer"),
