@@ -206,6 +206,14 @@ std::vector<Target> cuda_targets() {
   return list;
 }
 
+std::vector<Target> half_targets() {
+  std::vector<Target> list;
+  for (const Target& target : cuda_targets()) {
+    if (target.dtype == Dtype::kBFloat16 || target.dtype == Dtype::kFloat16) list.push_back(target);
+  }
+  return list;
+}
+
 Workspace::Workspace(size_t bytes) {
   const size_t at_least_one = std::max<size_t>(bytes, 1);
   check_cuda(cudaMalloc(&data_, at_least_one));

@@ -22,6 +22,8 @@ void check_cuda(cudaError_t status);
 
 /// The targets of the CUDA backend; none without a GPU.
 std::vector<Target> cuda_targets();
+/// Those of them in bfloat16 and float16.
+std::vector<Target> half_targets();
 
 /// Whether backward may sum dq in any order; false at first.
 bool& backward_in_any_order();

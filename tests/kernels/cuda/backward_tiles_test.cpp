@@ -199,14 +199,6 @@ TEST_P(CudaBackwardTiles, SameBitsInOrder) {
   }
 }
 
-std::vector<Target> half_targets() {
-  std::vector<Target> list;
-  for (const Target& target : cuda_targets()) {
-    if (target.dtype == Dtype::kBFloat16 || target.dtype == Dtype::kFloat16) list.push_back(target);
-  }
-  return list;
-}
-
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaBackwardTiles);
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaBackwardTiles, ::testing::ValuesIn(half_targets()), target_name);
 
