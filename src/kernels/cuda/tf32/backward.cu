@@ -341,7 +341,7 @@ void launch(const char* name, const BackwardParams& params, const BackwardArgume
 
 bool takes_backward(const BackwardParams& params) {
   return params.dtype == Dtype::kFloat32 && params.head_dim <= 64 && params.value_dim <= 128 &&
-         has_smem(sizeof(BackwardSmem<64, 128>), params);
+         max_smem_bytes(params) >= static_cast<int>(sizeof(BackwardSmem<64, 128>));
 }
 
 void backward(const BackwardParams& params, const BackwardWorkspace& workspace,

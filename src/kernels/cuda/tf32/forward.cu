@@ -344,7 +344,7 @@ void launch(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t
 bool takes_forward(const ForwardParams& params) {
   constexpr int kNarrow = sizeof(ForwardSmem<64, 128>), kWide = sizeof(ForwardSmem<128, 128>);
   return params.dtype == Dtype::kFloat32 && params.head_dim <= 128 &&
-         has_smem(params.head_dim <= 64 ? kNarrow : kWide, params);
+         max_smem_bytes(params) >= (params.head_dim <= 64 ? kNarrow : kWide);
 }
 
 void forward(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t stream) {

@@ -18,7 +18,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/device_limits.h"
 #include "kernels/cuda/problem.cuh"
 #include "kernels/cuda/ptx/async_copy.cuh"
 #include "kernels/cuda/ptx/mma.cuh"
@@ -37,15 +37,6 @@ inline constexpr int kColumns8 = kColumns / 8;
 /// at 8 x 16 bytes, hit different banks.
 template <int kWidth>
 inline constexpr int kPitch = kWidth + 4;
-
-/// May a block of the current device have that much shared memory?
-inline bool has_smem(int bytes, const Problem& problem) {
-  int device = 0, most = 0;
-  check(cudaGetDevice(&device), "current device", problem);
-  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        "shared memory of the device", problem);
-  return bytes <= most;
-}
 
 /// May rows of floats be read and written 16 bytes at a time?
 template <class U>

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/device_limits.h"
 #include "kernels/cuda/sm80/backward/fused.cuh"
 #include "kernels/cuda/sm80/backward/keys.cuh"
 #include "kernels/cuda/sm80/backward/launch.h"
@@ -86,15 +87,6 @@ template <class T, class Config>
 void launch_fused_tiles(const BackwardParams& params, const BackwardArguments<T>& args,
                         const DqSums& sums, cudaStream_t stream) {
   launch_key_tiles<Config>(backward_fused_kernel<T, Config>, INT64_MAX, params, args, sums, stream);
-}
-
-/// Shared memory that a block may have on the current device.
-inline int max_smem_bytes(const Problem& problem) {
-  int device = 0, bytes = 0;
-  check(cudaGetDevice(&device), "current device", problem);
-  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        "shared memory of the device", problem);
-  return bytes;
 }
 
 /// Is there nothing about the problem that the plain tiles do not know?
