@@ -89,8 +89,7 @@ __device__ inline void load_bias_chunks(float* tile, const HeadMask& mask, int m
 }
 
 /// Has what `load_bias` reads for kRows rows and kColumns columns on its way to the nearest cache,
-/// by copies of a few bytes to `place`, 4 bytes for each of the block's kThreads threads, which
-/// nobody reads.
+/// by copies of a few bytes to `place` [kRows * kColumns / 8], which nobody reads.
 template <int kRows, int kColumns, int kThreads>
 __device__ inline void touch_bias(float* place, const HeadMask& mask, int m0, int n0) {
   constexpr int kSector = 32;  // bytes
@@ -99,14 +98,14 @@ __device__ inline void touch_bias(float* place, const HeadMask& mask, int m0, in
   if (all.strides.column != 1 || all.dtype == Dtype::kFloat64) return;
   const int thread = ptx::reread_thread();
   const int element = all.dtype == Dtype::kFloat32 ? 4 : 2, step = kSector / element;
-  const uint32_t to = ptx::smem_address(place + thread);
 #pragma unroll 1
   for (int i = thread; i < kRows * kColumns / step; i += kThreads) {
     const int m = min(m0 + i / (kColumns / step), seq.seq_q - 1);
     const int n = min(n0 + i % (kColumns / step) * step, seq.seq_k - 1);
     const auto at =
         reinterpret_cast<uintptr_t>(all.data) + (mask.head + m * all.strides.row + n) * element;
-    ptx::copy_4_partly(to, reinterpret_cast<const void*>(at & ~uintptr_t{3}), element);
+    ptx::copy_4_partly(ptx::smem_address(place + i),
+                       reinterpret_cast<const void*>(at & ~uintptr_t{3}), element);
   }
 }
 

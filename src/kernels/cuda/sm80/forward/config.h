@@ -23,7 +23,8 @@ struct PairConfig {
   static constexpr int kPointerBytes = 3 * 8 * kThreads;  // where each thread loads k1, k2, v from
   static constexpr int kWordBytes = 4 * kBlockM * kBlockN / 32;
   static constexpr int kSlotBytes = 2 * 12 * kWordBytes;  // two stages of bytes for the words
-  static constexpr int kBiasBytes = 4 * (kBlockM * 40 + kThreads);  // of a part, see bias_tile.cuh
+  // The biases of a part, and a word for each 32 bytes of a stage's, see bias_tile.cuh.
+  static constexpr int kBiasBytes = 4 * (kBlockM * 40 + kBlockM * kBlockN / 8);
   static constexpr int kSmemBytes = kLoopBytes + kPointerBytes;
   static constexpr int kMaskedSmemBytes =
       kSmemBytes + (kWordBytes + kSlotBytes > kBiasBytes ? kWordBytes + kSlotBytes : kBiasBytes);
