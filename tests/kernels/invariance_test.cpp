@@ -5,21 +5,15 @@
 
 #include <gtest/gtest.h>
 
-#include "diffattn/kernels/cpu.h"
 #include "support/compare.h"
 #include "support/run.h"
+#include "support/threads.h"
 
 namespace diffattn::testing {
 namespace {
 
 constexpr int64_t kCases = 36;  // and element type: 216 on a machine with two backends
 constexpr int64_t kThreadCounts[] = {2, 3, 8, 16};  // against one
-
-/// Restores one thread per core.
-struct ThreadCount {
-  explicit ThreadCount(int64_t count) { cpu::set_thread_count(count); }
-  ~ThreadCount() { cpu::set_thread_count(0); }
-};
 
 /// Everything a backend computes, one tensor after the other.
 std::vector<std::vector<double>> all_results(const Backend& backend, const Case& c,

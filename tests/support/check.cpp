@@ -61,7 +61,30 @@ std::vector<double> element_bounds(const Case& c, bool forward, double score_mag
   return bounds;
 }
 
+/// Of the elements of a group.
+struct Errors {
+  int64_t count = 0;
+  double squares = 0, truth_squares = 0, magnitude_squares = 0;
+  double sum = 0, naive_sum = 0, ulp_sum = 0, magnitude_sum = 0;
+  double max = 0, naive_max = 0;  // of (error - ulp) / unit and naive error / unit
+
+  void add(const Errors& other) {
+    count += other.count;
+    squares += other.squares;
+    truth_squares += other.truth_squares;
+    magnitude_squares += other.magnitude_squares;
+    sum += other.sum;
+    naive_sum += other.naive_sum;
+    ulp_sum += other.ulp_sum;
+    magnitude_sum += other.magnitude_sum;
+    max = std::max(max, other.max);
+    naive_max = std::max(naive_max, other.naive_max);
+  }
+};
+
 struct Checker {
+  static constexpr int64_t kWholeTensor = -1;  // in place of a head
+
   const Case& c;
   bool forward;
   double score_magnitude;
@@ -86,8 +109,14 @@ struct Checker {
     check_elements(x);
     if (!ok) return;  // whatever follows would say the same less clearly
     const int64_t heads = x.dims.heads;
-    for (int64_t h = 0; h < heads; ++h) check_group(x, h, "head " + std::to_string(h));
-    if (heads > 1) check_group(x, -1, "tensor");
+    std::vector<Errors> head_errors(heads);
+    Errors all;
+    add_errors(x, head_errors);
+    for (int64_t h = 0; h < heads; ++h) {
+      check_group(x, head_errors[h], h);
+      all.add(head_errors[h]);
+    }
+    if (heads > 1) check_group(x, all, kWholeTensor);
   }
 
   void check_elements(const Checked& x) {
@@ -98,31 +127,41 @@ struct Checker {
     if (!result.ok()) fail(x, describe(result, x.dims));
   }
 
-  /// The promise, over one head (or all, h = -1).
-  void check_group(const Checked& x, int64_t h, const std::string& where) {
-    int64_t count = 0;
-    double squares = 0, truth_squares = 0, magnitude_squares = 0;
-    double sum = 0, naive_sum = 0, ulp_sum = 0, magnitude_sum = 0;
-    double max = 0, naive_max = 0;  // of (error - ulp) / unit and naive error / unit
-    for_each(x, h, [&](int64_t i) {
-      const double want = x.truth.value[i], error = std::abs(x.got[i] - want);
-      const double magnitude = x.truth.magnitude[i];
-      const double last_place = ulp(x.stored, want);
-      ++count;
-      squares += error * error;
-      truth_squares += want * want;
-      magnitude_squares += magnitude * magnitude;
-      magnitude_sum += magnitude;
-      sum += error;
-      ulp_sum += last_place;
-      if (x.naive == nullptr) return;
-      const double naive_error = std::abs((*x.naive)[i] - want);
-      naive_sum += naive_error;
-      const double unit = forward ? magnitude : 1.0;
-      if (unit == 0.0) return;
-      max = std::max(max, (error - last_place) / unit);
-      naive_max = std::max(naive_max, naive_error / unit);
-    });
+  /// Adds up the elements of every head.
+  void add_errors(const Checked& x, std::vector<Errors>& head_errors) const {
+    const int64_t rows = x.dims.batch * x.dims.seq, width = x.dims.width;
+    size_t i = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (Errors& errors : head_errors) {
+        for (int64_t d = 0; d < width; ++d, ++i) add_error(x, i, errors);
+      }
+    }
+  }
+
+  void add_error(const Checked& x, size_t i, Errors& errors) const {
+    const double want = x.truth.value[i], error = std::abs(x.got[i] - want);
+    const double magnitude = x.truth.magnitude[i];
+    const double last_place = ulp(x.stored, want);
+    ++errors.count;
+    errors.squares += error * error;
+    errors.truth_squares += want * want;
+    errors.magnitude_squares += magnitude * magnitude;
+    errors.magnitude_sum += magnitude;
+    errors.sum += error;
+    errors.ulp_sum += last_place;
+    if (x.naive == nullptr) return;
+    const double naive_error = std::abs((*x.naive)[i] - want);
+    errors.naive_sum += naive_error;
+    const double unit = forward ? magnitude : 1.0;
+    if (unit == 0.0) return;
+    errors.max = std::max(errors.max, (error - last_place) / unit);
+    errors.naive_max = std::max(errors.naive_max, naive_error / unit);
+  }
+
+  /// The promise, over head h or all.
+  void check_group(const Checked& x, const Errors& errors, int64_t h) {
+    const auto [count, squares, truth_squares, magnitude_squares, sum, naive_sum, ulp_sum,
+                magnitude_sum, max, naive_max] = errors;
     if (count == 0) return;
     const bool enough = count >= kYardstickElements && mean_columns >= kYardstickColumns;
     if (!is_low_precision() || (forward && enough && tally.yardstick)) {
@@ -130,7 +169,7 @@ struct Checker {
           std::max(std::sqrt(truth_squares), kCancellationShare * std::sqrt(magnitude_squares));
       // Half the smallest number per element: below it a result can only be rounded away.
       const double floor = 0.5 * ulp(x.stored, 0.0) * std::sqrt(static_cast<double>(count));
-      expect(x, where, "Frobenius error", std::sqrt(squares),
+      expect(x, h, "Frobenius error", std::sqrt(squares),
              relative_frobenius(c.dtype) * norm + floor);
     }
     if (x.naive == nullptr || !is_low_precision() || !enough) return;
@@ -141,27 +180,21 @@ struct Checker {
     if (!tally.yardstick) return;
     const double max_ratio = forward ? kForwardMaxRatio : kBackwardMaxRatio;
     const double mean_ratio = forward ? kForwardMeanRatio : kBackwardMeanRatio;
-    expect(x, where, "max error less one ulp, against naive's", max, max_ratio * naive_max);
-    expect(x, where, "mean error, against naive's", sum / static_cast<double>(count),
+    expect(x, h, "max error less one ulp, against naive's", max, max_ratio * naive_max);
+    expect(x, h, "mean error, against naive's", sum / static_cast<double>(count),
            (mean_ratio * naive_sum + 0.5 * ulp_sum) / static_cast<double>(count));
   }
 
-  template <class F>
-  void for_each(const Checked& x, int64_t h, F&& f) {
-    const int64_t rows = x.dims.batch * x.dims.seq, heads = x.dims.heads, width = x.dims.width;
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t i = h < 0 ? 0 : h; i < (h < 0 ? heads : h + 1); ++i) {
-        for (int64_t d = 0; d < width; ++d) f((row * heads + i) * width + d);
-      }
-    }
-  }
-
-  void expect(const Checked& x, const std::string& where, const char* what, double error,
-              double bound) {
+  void expect(const Checked& x, int64_t h, const char* what, double error, double bound) {
     if (bound > 0) tally.worst_share = std::max(tally.worst_share, error / bound);
     if (error <= bound) return;
     std::ostringstream text;
-    text << where << ": " << what << " " << error << ", bound " << bound;
+    if (h == kWholeTensor) {
+      text << "tensor: ";
+    } else {
+      text << "head " << h << ": ";
+    }
+    text << what << " " << error << ", bound " << bound;
     fail(x, text.str());
   }
 
@@ -199,7 +232,7 @@ double mean_columns(const Oracle<R>& oracle) {
 
 template <class R>
 bool check_forward_with(const Target& target, const Case& c, Tally& tally) {
-  Oracle<R> oracle(c);
+  const Oracle<R> oracle(c);
   const ForwardTruth truth = oracle.forward();
   std::optional<NaiveForward> naive;
   if constexpr (std::is_same_v<R, double>) {
@@ -220,7 +253,7 @@ bool check_forward_with(const Target& target, const Case& c, Tally& tally) {
 
 template <class R>
 bool check_backward_with(const Target& target, const Case& c, Tally& tally) {
-  Oracle<R> oracle(c);
+  const Oracle<R> oracle(c);
   const BackwardTruth truth = oracle.backward();
   std::optional<NaiveBackward> naive;
   if constexpr (std::is_same_v<R, double>) {
@@ -253,7 +286,10 @@ bool check_backward_with(const Target& target, const Case& c, Tally& tally) {
 }  // namespace
 
 bool check_forward(const Target& target, const Spec& spec, Tally& tally) {
-  const Case c(spec, target.dtype);
+  return check_forward(target, Case(spec, target.dtype), tally);
+}
+
+bool check_forward(const Target& target, const Case& c, Tally& tally) {
   if (!target.backend->takes(c.problem())) return true;
   ++tally.cases;
   return target.dtype == Dtype::kFloat64 ? check_forward_with<long double>(target, c, tally)
@@ -261,7 +297,10 @@ bool check_forward(const Target& target, const Spec& spec, Tally& tally) {
 }
 
 bool check_backward(const Target& target, const Spec& spec, Tally& tally) {
-  const Case c(spec, target.dtype);
+  return check_backward(target, Case(spec, target.dtype), tally);
+}
+
+bool check_backward(const Target& target, const Case& c, Tally& tally) {
   if (!target.backend->takes(c.problem())) return true;
   ++tally.cases;
   return target.dtype == Dtype::kFloat64 ? check_backward_with<long double>(target, c, tally)
@@ -269,7 +308,7 @@ bool check_backward(const Target& target, const Spec& spec, Tally& tally) {
 }
 
 std::vector<double> out_tolerance(const Case& c) {
-  Oracle<double> oracle(c);
+  const Oracle<double> oracle(c);
   std::vector<double> bounds =
       element_bounds(c, true, oracle.score_magnitude, oracle.forward().out, c.dtype);
   for (double& x : bounds) x *= 2;

@@ -21,6 +21,9 @@ struct Tally {
 /// worst element and the case, when one is off. A case the backend does not take is not counted.
 bool check_forward(const Target& target, const Spec& spec, Tally& tally);
 bool check_backward(const Target& target, const Spec& spec, Tally& tally);
+/// The same for a case of the target's type.
+bool check_forward(const Target& target, const Case& c, Tally& tally);
+bool check_backward(const Target& target, const Case& c, Tally& tally);
 
 /// How far two correct values of `out` may lie apart, element by element: twice the bound of each.
 std::vector<double> out_tolerance(const Case& c);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -14,6 +16,13 @@
 #include "tolerance.h"
 
 namespace diffattn::testing {
+
+/// 2^exponent, from the smallest subnormal double on.
+inline double power_of_two(int exponent) {
+  const uint64_t bits =
+      exponent >= -1022 ? static_cast<uint64_t>(exponent + 1023) << 52 : 1ull << (exponent + 1074);
+  return std::bit_cast<double>(bits);
+}
 
 /// The distance from |value| to the next larger number of that type.
 inline double ulp(Dtype dtype, double value) {
@@ -30,8 +39,8 @@ inline double ulp(Dtype dtype, double value) {
     return {53, -1022};
   }();
   if (!std::isfinite(value)) return 0.0;
-  const int exponent = value == 0.0 ? smallest : std::max(std::ilogb(value), smallest);
-  return std::ldexp(1.0, exponent - precision + 1);
+  const int exponent = static_cast<int>(std::bit_cast<uint64_t>(value) >> 52 & 0x7ff) - 1023;
+  return power_of_two(std::max(exponent, smallest) - precision + 1);
 }
 
 /// Both NaN, or the same infinity, or both finite.

@@ -27,9 +27,8 @@ class Rng {
   /// Mean 0, deviation 1, tails cut at 3.46: the sum of four uniforms, which needs no logarithm.
   double normal() {
     const uint64_t z = next();
-    const double sum = static_cast<double>(z & 0xffff) + static_cast<double>((z >> 16) & 0xffff) +
-                       static_cast<double>((z >> 32) & 0xffff) + static_cast<double>(z >> 48);
-    return (sum * 0x1p-16 - 2.0) * 1.7320508075688772;
+    const uint64_t sum = (z & 0xffff) + ((z >> 16) & 0xffff) + ((z >> 32) & 0xffff) + (z >> 48);
+    return (static_cast<double>(static_cast<int64_t>(sum)) * 0x1p-16 - 2.0) * 1.7320508075688772;
   }
 
   /// In [low, high].

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 namespace diffattn::testing {
@@ -13,6 +14,31 @@ namespace {
 constexpr int kNanByte = 0xff;     // four, two or eight of them are a NaN in every element type
 constexpr int kCanaryByte = 0xa5;  // a small finite number in every element type
 constexpr int64_t kGuardElements = 32;
+
+/// f.operator()<T>() with the element type.
+template <class F>
+void with_type(Dtype dtype, F&& f) {
+  switch (dtype) {
+    case Dtype::kFloat64: return f.template operator()<double>();
+    case Dtype::kFloat32: return f.template operator()<float>();
+    case Dtype::kBFloat16: return f.template operator()<BFloat16>();
+    case Dtype::kFloat16: return f.template operator()<Float16>();
+  }
+}
+
+inline double widen(double value) { return value; }
+inline double widen(float value) { return value; }
+inline double widen(BFloat16 value) { return static_cast<float>(value); }
+inline double widen(Float16 value) { return static_cast<float>(value); }
+
+template <class T>
+T narrow(double value) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return static_cast<T>(value);
+  } else {
+    return T(static_cast<float>(value));
+  }
+}
 
 void* allocate_heap(size_t bytes) { return std::aligned_alloc(64, (bytes + 63) / 64 * 64); }
 
@@ -63,26 +89,13 @@ const char* name_of(Dtype dtype) {
 }
 
 double load(Dtype dtype, const void* data, int64_t index) {
-  switch (dtype) {
-    case Dtype::kFloat64: return static_cast<const double*>(data)[index];
-    case Dtype::kFloat32: return static_cast<const float*>(data)[index];
-    case Dtype::kBFloat16: return static_cast<float>(static_cast<const BFloat16*>(data)[index]);
-    case Dtype::kFloat16: return static_cast<float>(static_cast<const Float16*>(data)[index]);
-  }
-  return 0;
+  double value = 0.0;
+  with_type(dtype, [&]<class T>() { value = widen(static_cast<const T*>(data)[index]); });
+  return value;
 }
 
 void store(Dtype dtype, void* data, int64_t index, double value) {
-  switch (dtype) {
-    case Dtype::kFloat64: static_cast<double*>(data)[index] = value; break;
-    case Dtype::kFloat32: static_cast<float*>(data)[index] = static_cast<float>(value); break;
-    case Dtype::kBFloat16:
-      static_cast<BFloat16*>(data)[index] = BFloat16(static_cast<float>(value));
-      break;
-    case Dtype::kFloat16:
-      static_cast<Float16*>(data)[index] = Float16(static_cast<float>(value));
-      break;
-  }
+  with_type(dtype, [&]<class T>() { static_cast<T*>(data)[index] = narrow<T>(value); });
 }
 
 double rounded(Dtype dtype, double value) {
@@ -162,37 +175,44 @@ void Tensor::make_output() {
 }
 
 void Tensor::set(const std::vector<double>& values) {
-  int64_t i = 0;
-  for_each_row([&](int64_t row) {
-    for (int64_t w = 0; w < dims_.width; ++w) store(dtype_, memory_.data(), row + w, values[i++]);
+  const double* from = values.data();
+  with_type(dtype_, [&]<class T>() {
+    for_each_row([&](int64_t row) {
+      T* const to = reinterpret_cast<T*>(memory_.data()) + row;
+      for (int64_t w = 0; w < dims_.width; ++w) to[w] = narrow<T>(from[w]);
+      from += dims_.width;
+    });
   });
 }
 
 std::vector<double> Tensor::get() const {
   std::vector<double> values(dims_.count());
-  int64_t i = 0;
-  for_each_row([&](int64_t row) {
-    for (int64_t w = 0; w < dims_.width; ++w) values[i++] = load(dtype_, memory_.data(), row + w);
+  double* to = values.data();
+  with_type(dtype_, [&]<class T>() {
+    for_each_row([&](int64_t row) {
+      const T* const from = reinterpret_cast<const T*>(memory_.data()) + row;
+      for (int64_t w = 0; w < dims_.width; ++w) to[w] = widen(from[w]);
+      to += dims_.width;
+    });
   });
   return values;
 }
 
 std::string Tensor::damage() const {
   const int64_t size = size_of(dtype_);
-  std::vector<bool> owned(memory_.bytes() / size);
-  for_each_row([&](int64_t row) {
-    for (int64_t w = 0; w < dims_.width; ++w) owned[row + w] = true;
-  });
-  for (size_t i = 0; i < owned.size(); ++i) {
-    if (owned[i]) continue;
-    for (int64_t byte = 0; byte < size; ++byte) {
-      if (memory_.data()[i * size + byte] != static_cast<std::byte>(kCanaryByte)) {
-        return "canary overwritten at element " +
-               std::to_string(static_cast<int64_t>(i) - origin_) + " relative to the first";
-      }
-    }
+  const auto canary = static_cast<std::byte>(kCanaryByte);
+  std::vector<std::byte> around(memory_.data(), memory_.data() + memory_.bytes());
+  for_each_row(
+      [&](int64_t row) { std::fill_n(around.begin() + row * size, dims_.width * size, canary); });
+  // Every byte equals the one after it, and the first is a canary.
+  if (around.empty() || (around[0] == canary &&
+                         std::memcmp(around.data(), around.data() + 1, around.size() - 1) == 0)) {
+    return "";
   }
-  return "";
+  const auto written =
+      std::find_if(around.begin(), around.end(), [&](std::byte byte) { return byte != canary; });
+  return "canary overwritten at element " +
+         std::to_string((written - around.begin()) / size - origin_) + " relative to the first";
 }
 
 View<void> Tensor::view() const { return {data(), batch_stride_, seq_stride_, head_stride_}; }
