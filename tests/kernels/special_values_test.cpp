@@ -280,6 +280,42 @@ TEST_P(SpecialValues, HugeLogitsPickOneColumn) {
   }
 }
 
+TEST_P(SpecialValues, DecodingWhileScoresRise) {
+  // Every few keys a score is far above all before it, at another place for each row and map: what
+  // was made of earlier keys must follow, wherever a panel or a chunk ends.
+  constexpr int64_t kKeys = 700, kWidth = 64;
+  for (const int64_t rows : {1, 2, 3, 4, 8}) {
+    const double step = rows == 2 ? 4.0 : 0.5;
+    Spec spec;
+    spec.heads = rows;
+    spec.kv_heads = spec.seq_q = 1;
+    spec.seq_k = kKeys;
+    spec.head_dim = kWidth;
+    spec.value_dim = 2 * kWidth;
+    spec.scale = spec.scale2 = 1.0;
+    Case c = make(spec);
+    for (auto* x : {&c.values.q1, &c.values.q2}) {
+      std::fill(x->begin(), x->end(), 0.0);
+      for (int64_t r = 0; r < rows; ++r) (*x)[r * kWidth + r] = step;
+    }
+    for (auto* x : {&c.values.k1, &c.values.k2}) {
+      std::fill(x->begin(), x->end(), 0.0);
+      const int64_t late = x == &c.values.k2 ? 7 : 0;
+      for (int64_t n = 0; n < kKeys; ++n) {
+        for (int64_t r = 0; r < rows; ++r) {
+          // Exact in every type: at most 88.
+          (*x)[n * kWidth + r] = static_cast<double>((n + 9 * r + late) / (8 + r));
+        }
+      }
+    }
+    c.store();
+    const ForwardResult want = run_forward(cpu_backends().back(), c);  // the reference
+    const ForwardResult got = run_forward(backend(), c);
+    const double bound = std::max(16 * unit_roundoff(c.dtype), 1e-5);
+    EXPECT_TRUE(all_close(got.out, want.out, bound, c.query_dims(2 * kWidth))) << c.describe();
+  }
+}
+
 TEST_P(SpecialValues, GradientsOfHugeLogitsWithoutLse) {
   // Nothing tells the backward where the logits are: exponentials relative to 0 overflow in some
   // rows, and only late ones see it.

@@ -23,7 +23,8 @@ bool takes(const Problem& problem, int capability);
 int current_capability();
 
 /// Kernels written for GPUs later than `capability` (10 * major + minor) are not used by calls from
-/// here on: 80 leaves the portable ones. Process-wide, for comparisons.
+/// here on: 80 leaves the portable ones, and a lower number none in float32 that use matrix
+/// instructions. Process-wide, for comparisons.
 void limit_capability(int capability);
 
 /// What the current device has, within that limit.

@@ -101,6 +101,7 @@ void poison(const View<void>& view, const ForwardParams& params) {
 void forward(const ForwardParams& given) {
   ForwardParams params = given;
   if (params.o && params.o2 && has_16_bits(params)) rests().give(params);
+  ++forward_routes()[cuda::forward_route(params)];
   const size_t bytes = cuda::forward_workspace_bytes(params);
   const Workspace workspace(bytes);
   cuda::forward(params, bytes == 0 ? nullptr : workspace.data(), nullptr);
@@ -177,6 +178,11 @@ bool& forward_again_with_known_lse() {
   return known;
 }
 
+std::map<std::string, int64_t>& forward_routes() {
+  static std::map<std::string, int64_t> routes;
+  return routes;
+}
+
 std::map<std::string, int64_t>& backward_routes() {
   static std::map<std::string, int64_t> routes;
   return routes;
@@ -207,10 +213,14 @@ std::vector<Target> cuda_targets() {
 }
 
 std::vector<Target> half_targets() {
-  std::vector<Target> list;
-  for (const Target& target : cuda_targets()) {
-    if (target.dtype == Dtype::kBFloat16 || target.dtype == Dtype::kFloat16) list.push_back(target);
-  }
+  std::vector<Target> list = cuda_targets();
+  std::erase_if(list, [](const Target& target) { return target.dtype == Dtype::kFloat32; });
+  return list;
+}
+
+std::vector<Target> float_targets() {
+  std::vector<Target> list = cuda_targets();
+  std::erase_if(list, [](const Target& target) { return target.dtype != Dtype::kFloat32; });
   return list;
 }
 

@@ -22,8 +22,9 @@ void check_cuda(cudaError_t status);
 
 /// The targets of the CUDA backend; none without a GPU.
 std::vector<Target> cuda_targets();
-/// Those of them in bfloat16 and float16.
+/// Those of them in bfloat16 and float16, and the one in float32.
 std::vector<Target> half_targets();
+std::vector<Target> float_targets();
 
 /// Whether backward may sum dq in any order; false at first.
 bool& backward_in_any_order();
@@ -31,7 +32,8 @@ bool& backward_in_any_order();
 /// Whether forward computes out and o a second time, with lse1 and lse2 known; false at first.
 bool& forward_again_with_known_lse();
 
-/// How many backward calls each route has had.
+/// How many calls each route has had.
+std::map<std::string, int64_t>& forward_routes();
 std::map<std::string, int64_t>& backward_routes();
 
 /// Device memory for the length of a scope, filled with NaN.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward at the widths that have kernels of their own on sm_90, over sizes of several tiles and
-// every option that changes which tiles meet; in a fixed order of sums and in any order.
+// Backward at the widths that have kernels of their own on sm_90 and in float32, over sizes of
+// several tiles and every option that changes which tiles meet; in a fixed order of sums and in any
+// order.
 
 #include <cmath>
 #include <functional>
@@ -90,7 +91,9 @@ TEST_P(CudaBackwardTiles, InOrder) {
   for (const auto& [route, calls] : backward_routes()) {
     std::printf("%s: %ld backward calls\n", route.c_str(), static_cast<long>(calls));
   }
-  const char* const route = cuda::usable_capability() == 90 ? "sm90" : "sm80";
+  const bool hopper = cuda::usable_capability() == 90;
+  const char* route = hopper ? "sm90" : "sm80";
+  if (GetParam().dtype == Dtype::kFloat32) route = device_capability() == 90 ? "tf32" : "simt";
   EXPECT_GE(backward_routes()[route], tally.cases / 2) << route;
   std::printf("cases %ld, worst share of a bound %.2f, mean error / naive %.2f\n",
               static_cast<long>(tally.cases), tally.worst_share, tally.error / tally.naive_error);
@@ -160,9 +163,11 @@ TEST_P(CudaBackwardTiles, LambdaOfManyRows) {
   }
 }
 
+class CudaPeakedRows : public ::testing::TestWithParam<Target> {};
+
 /// Rows whose probabilities are nearly 0 and 1: dP - delta cancels, so delta must be known to more
-/// bits than the storage type has.
-TEST_P(CudaBackwardTiles, PeakedRows) {
+/// bits than a 16-bit type has.
+TEST_P(CudaPeakedRows, Agree) {
   Tally tally{.yardstick = false};
   for (const double spread : {6.0, 40.0}) {
     for (const int64_t seq : {2, 5, 16, 70}) {
@@ -199,8 +204,11 @@ TEST_P(CudaBackwardTiles, SameBitsInOrder) {
   }
 }
 
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaPeakedRows);
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaPeakedRows, ::testing::ValuesIn(cuda_targets()), target_name);
+
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaBackwardTiles);
-INSTANTIATE_TEST_SUITE_P(Cuda, CudaBackwardTiles, ::testing::ValuesIn(half_targets()), target_name);
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaBackwardTiles, ::testing::ValuesIn(cuda_targets()), target_name);
 
 }  // namespace
 }  // namespace diffattn::testing

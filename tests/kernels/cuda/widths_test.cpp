@@ -4,6 +4,7 @@
 // sizes of several tiles.
 
 #include <cmath>
+#include <limits>
 
 #include "backend.h"
 #include "diffattn/kernels/cuda.h"
@@ -100,6 +101,7 @@ std::vector<Spec> masked_specs() {
 /// Those at 64 and 128 have kernels for Hopper.
 TEST_P(CudaWidths, Masks) {
   Tally tally;
+  forward_routes().clear();
   backward_routes().clear();
   for (Spec spec : masked_specs()) {
     if (!check_forward(GetParam(), spec, tally)) return;
@@ -111,8 +113,15 @@ TEST_P(CudaWidths, Masks) {
       if (!agrees) return;
     }
   }
-  if (cuda::usable_capability() == 90 && GetParam().dtype != Dtype::kFloat32) {
-    EXPECT_GT(backward_routes()["sm90"], 0);
+  if (GetParam().dtype != Dtype::kFloat32) {
+    if (cuda::usable_capability() == 90) {
+      EXPECT_GT(backward_routes()["sm90"], 0);
+    }
+  } else if (device_capability() == 90) {
+    for (auto* const routes : {&forward_routes(), &backward_routes()}) {
+      EXPECT_GT((*routes)["tf32"], 0);
+      EXPECT_EQ((*routes)["simt"], 0);
+    }
   }
 }
 
@@ -129,6 +138,9 @@ TEST_P(CudaWidths, Decode) {
     spec.batch = rng.integer(1, 2);
     spec.seq_q = rng.pick<int64_t>({1, 1, 2, 5, 16});
     spec.seq_k = rng.pick<int64_t>({1024, 1025, 1300, 2100});
+    if (i % 6 == 5) {  // more blocks than run at once
+      spec.batch = 48, spec.seq_q = 1, spec.seq_k = rng.integer(1024, 1100);
+    }
     if (spec.window != kNoWindow) spec.window = rng.integer(0, spec.seq_k);
     if (!check_forward(GetParam(), spec, tally)) return;
   }
@@ -166,6 +178,73 @@ TEST_P(CudaWidths, RandomBackward) {
     if (!check_backward(GetParam(), wide_spec(seed + static_cast<uint64_t>(i)), tally)) return;
   }
 }
+
+class CudaFloat32 : public ::testing::TestWithParam<Target> {};
+
+/// The kernels without matrix instructions, which others would otherwise hide.
+TEST_P(CudaFloat32, Simt) {
+  Tally tally;
+  const int before = cuda::usable_capability();
+  cuda::limit_capability(70);
+  forward_routes().clear();
+  backward_routes().clear();
+  for (const auto& [d, dv] : {std::pair<int64_t, int64_t>{1, 1}, {20, 40}, {64, 128}, {128, 256}}) {
+    for (const bool window : {false, true}) {
+      Spec spec = several_tiles(d, dv);
+      spec.heads = 4;
+      spec.kv_heads = 2;
+      if (window) spec.window = 70;
+      if (!check_forward(GetParam(), spec, tally)) break;
+      if (!check_backward(GetParam(), spec, tally)) break;
+    }
+  }
+  cuda::limit_capability(before);
+  EXPECT_EQ(forward_routes()["tf32"] + backward_routes()["tf32"], 0);
+  EXPECT_GE(forward_routes()["simt"], 8);
+  EXPECT_GE(backward_routes()["simt"], 8);
+}
+
+/// Such blocks run once more, with care for what cannot be split into two parts.
+TEST_P(CudaFloat32, NotFiniteReachesOnlyThoseWhoSeeIt) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const auto& [d, dv] : {std::pair<int64_t, int64_t>{64, 128}, {96, 136}, {128, 256}}) {
+    Spec spec = several_tiles(d, dv);
+    spec.batch = spec.heads = spec.kv_heads = 1;
+    spec.seq_q = spec.seq_k = 150;
+    spec.norm = spec.norm_weight = false;
+    const Case whole(spec, GetParam().dtype);
+    const BackwardResult before = run_backward(*GetParam().backend, whole);
+    for (const int64_t at : {0, 17, 40, 63, 64, 127, 149}) {
+      Case keys(spec, GetParam().dtype);  // rows from `at` on see it
+      keys.values.v[at * dv + dv - 1] = keys.values.k2[at * d] = kNan;
+      keys.store();
+      const BackwardResult of_keys = run_backward(*GetParam().backend, keys);
+      Case queries(spec, GetParam().dtype);  // keys up to `at` are seen by it
+      queries.values.dout[at * dv + dv - 1] = kNan;
+      queries.store();
+      const BackwardResult of_queries = run_backward(*GetParam().backend, queries);
+      for (int64_t row = 0; row < 150; ++row) {
+        for (int64_t column = 0; column < d; ++column) {
+          const int64_t i = row * d + column;
+          ASSERT_TRUE(row < at ? of_keys.dq1[i] == before.dq1[i] : std::isnan(of_keys.dq1[i]))
+              << "dq1 of row " << row << " from key " << at << ": " << of_keys.dq1[i];
+          ASSERT_TRUE(row > at ? of_queries.dk2[i] == before.dk2[i] : std::isnan(of_queries.dk2[i]))
+              << "dk2 of key " << row << " from row " << at << ": " << of_queries.dk2[i];
+        }
+        for (int64_t column = 0; column < dv; ++column) {
+          const int64_t i = row * dv + column;
+          ASSERT_TRUE(row > at || column + 1 < dv ? of_queries.dv[i] == before.dv[i]
+                                                  : std::isnan(of_queries.dv[i]))
+              << "dv of key " << row << ", column " << column << " from row " << at << ": "
+              << of_queries.dv[i];
+        }
+      }
+    }
+  }
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaFloat32);
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaFloat32, ::testing::ValuesIn(float_targets()), target_name);
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaWidths);
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaWidths, ::testing::ValuesIn(cuda_targets()), target_name);

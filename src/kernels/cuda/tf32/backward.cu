@@ -13,26 +13,11 @@
 //
 // A block whose sums are not finite anywhere runs once more, carefully, see tile.cuh.
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/simt/backward.cuh"
+#include "kernels/cuda/tf32/backward.cuh"
 #include "kernels/cuda/tf32/launch.h"
-#include "kernels/cuda/tf32/tile.cuh"
 
 namespace diffattn::cuda::tf32 {
 namespace {
-
-using simt::BackwardArguments;
-
-struct Aligned {
-  bool queries, keys;    // q1, q2, dO and k1, k2, v: 16-byte loads are allowed
-  bool dqueries, dkeys;  // dq1, dq2 and dk1, dk2, dv: 16-byte stores are
-};
-
-/// What a row of queries has beside q and dO.
-struct RowStats {
-  float lse1, lse2, delta1, delta2, lambda;
-};
-inline constexpr int kStats = 5;
 
 /// Either side's rows: q1, q2, dO or k1, k2, v.
 template <int kRows, int kD, int kDv>
@@ -46,7 +31,7 @@ struct BackwardSmem {
   Side<kBlockRows, kD, kDv> own;
   struct Stage {
     Side<kColumns, kD, kDv> side;
-    float stats[kStats][kColumns];  // over keys
+    ColumnStats stats;  // over keys
   } stage[2];
 };
 
@@ -88,16 +73,15 @@ struct Backward {
 
   /// (1)
   __device__ void dots(const Side<kColumns, kD, kDv>& side, Tile& s1, Tile& s2, Tile& dp) {
-    dot_rows<kD>(s1[0], row_address<kD>(smem.own.x1), column_address<kD>(side.x1),
-                 args.shape.head_dim);
-    dot_rows<kD>(s2[0], row_address<kD>(smem.own.x2), column_address<kD>(side.x2),
-                 args.shape.head_dim);
-    dot_rows<kDv>(dp[0], row_address<kDv>(smem.own.wide), column_address<kDv>(side.wide),
-                  args.shape.value_dim);
-    if (!kCareful) return;
-    again_dots<kD>(s1[0], smem.own.x1, side.x1, args.shape.head_dim);
-    again_dots<kD>(s2[0], smem.own.x2, side.x2, args.shape.head_dim);
-    again_dots<kDv>(dp[0], smem.own.wide, side.wide, args.shape.value_dim);
+    dot<kD>(s1, smem.own.x1, side.x1, args.shape.head_dim);
+    dot<kD>(s2, smem.own.x2, side.x2, args.shape.head_dim);
+    dot<kDv>(dp, smem.own.wide, side.wide, args.shape.value_dim);
+  }
+  template <int kWidth>
+  __device__ void dot(Tile& s, const float* own, const float* other, int width) {
+    const float* const rows = own + threadIdx.x / 32 * kOwnRows * kPitch<kWidth>;
+    dot_rows<kWidth>(s[0], row_address<kWidth>(rows), column_address<kWidth>(other), width);
+    if (kCareful) again_dots<kWidth>(s[0], rows, other, width);
   }
 
   template <class F>
@@ -109,56 +93,13 @@ struct Backward {
     }
   }
 
-  /// (2) of one pair: s1 becomes ds1, s2 ds2 and dp p1 - lambda p2, 0 where the query may not see
-  /// the key. Without a bias the product with the scale is not rounded before lse is taken off.
-  __device__ void to_gradients(float& s1, float& s2, float& dp, const RowStats& row,
-                               float bias) const {
-    const float p1 = probability(s1, args.scale_log2, bias, row.lse1);
-    const float p2 = __fmul_rn(row.lambda, probability(s2, args.scale2_log2, bias, row.lse2));
-    s1 = p1 * (dp - row.delta1);
-    s2 = -p2 * (dp - row.delta2);
-    dp = p1 - p2;
-    if (bias == -INFINITY) s1 = s2 = dp = 0.0f;  // even if they are NaN
-  }
-  __device__ static float probability(float s, float scale, float bias, float lse) {
-    if (bias == 0.0f) return ptx::probability(fmaf(s, scale, -lse));
-    return ptx::probability(fmaf(s, scale, bias) - lse);
-  }
-
   /// Rows of `sum` to those of `out`, if there is such a tensor.
   template <int kWidth>
-  __device__ void store(const Rows<float>& out, float (&sum)[1][kWidth / 8][4], float scale,
-                        int64_t begin, int end_row, int h, int width, bool is_aligned) const {
-    if (out.data == nullptr) return;
-    bool finite = true;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = warp_row + lane / 4 + 8 * i;
-      float* const to = out.at(block.b, begin + row, h);
-#pragma unroll
-      for (int c = 0; c < kWidth / 32; ++c) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int column = 32 * c + lane % 4 * 8 + 4 * e;
-          float x[4];
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            x[j] = sum[0][4 * c + j][2 * i + e] * scale;
-            finite = finite && fabsf(x[j]) < INFINITY;
-          }
-          if (row >= end_row) continue;
-          if (is_aligned && column + 4 <= width) {
-            *reinterpret_cast<float4*>(to + column) = {x[0], x[1], x[2], x[3]};
-          } else {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              if (column + j < width) to[column + j] = x[j];
-            }
-          }
-        }
-      }
-    }
-    if (!finite) block.again = 1;
+  __device__ void store(const Rows<float>& out, const float (&sum)[1][kWidth / 8][4], float scale,
+                        int64_t begin, int end_row, int width, bool is_aligned) const {
+    float* const row0 = out.at_or_null(block.b, begin + warp_row, block.h);
+    const OutputRows rows{row0, out.seq_stride, end_row - warp_row, width, is_aligned};
+    if (!store_sums<kWidth>(rows, sum, scale)) block.again = 1;
   }
 
   __device__ void run_keys() {
@@ -185,30 +126,19 @@ struct Backward {
         advance(next_h, next_m0);
         if (next_h < end_h) load_stage(smem.stage[stage ^ 1], next_h, next_m0);
         ptx::commit_copies();
-        if (are_keys_seen(m0)) step_keys(smem.stage[stage], h, m0, dv, dk1, dk2);
+        step_keys(smem.stage[stage], h, m0, dv, dk1, dk2);
         h = next_h, m0 = next_m0;
       }
     }
-    const int d = args.shape.head_dim;
-    store<kDv>(args.dv, dv, 1.0f, seq.k_begin, seq.seq_k, block.h, args.shape.value_dim,
-               aligned.dkeys);
-    store<kD>(args.dk1, dk1, args.scale, seq.k_begin, seq.seq_k, block.h, d, aligned.dkeys);
-    store<kD>(args.dk2, dk2, args.scale2, seq.k_begin, seq.seq_k, block.h, d, aligned.dkeys);
+    const int d = args.shape.head_dim, end = seq.seq_k;
+    store<kDv>(args.dv, dv, 1.0f, seq.k_begin, end, args.shape.value_dim, aligned.dkeys);
+    store<kD>(args.dk1, dk1, args.scale, seq.k_begin, end, d, aligned.dkeys);
+    store<kD>(args.dk2, dk2, args.scale2, seq.k_begin, end, d, aligned.dkeys);
   }
 
   __device__ void load_stage(Stage& stage, int h, int m0) {
     load_queries(stage.side, h, m0);
-    const int thread = ptx::reread_thread(), which = thread / kColumns, m = m0 + thread % kColumns;
-    if (which >= kStats) return;
-    const RowState& state = args.state;
-    const Rows<float>& rows = which == 0   ? state.lse1
-                              : which == 1 ? state.lse2
-                              : which == 2 ? state.delta1
-                              : which == 3 ? state.delta2
-                                           : state.lambda;
-    const bool exists = m < seq.seq_q;
-    ptx::copy_4_or_zero(ptx::smem_address(&stage.stats[which][thread % kColumns]),
-                        exists ? rows.at(block.b, seq.q_begin + m, h) : rows.data, exists);
+    load_stats_of_columns(stage.stats, args.state, block, h, m0);
   }
 
   /// May any of 32 queries from m0 see any of this warp's keys, before any mask?
@@ -217,41 +147,55 @@ struct Backward {
     return first < end && m0 + kColumns > seq.first_row(first) && m0 < seq.end_row(end - 1);
   }
 
-  __device__ void step_keys(const Stage& stage, int h, int m0, float (&dv)[1][kDv / 8][4],
+  /// Barriers within, as in step_queries: every warp calls it.
+  __device__ void step_keys(Stage& stage, int h, int m0, float (&dv)[1][kDv / 8][4],
                             float (&dk1)[1][kD / 8][4], float (&dk2)[1][kD / 8][4]) {
-    Tile s1, s2, dp;
-    dots(stage.side, s1, s2, dp);  // (1)
-    const HeadMask mask{args.shape, seq, block.b, h};
-    const bool all = m0 + kColumns <= seq.seq_q &&
-                     mask.all_visible(m0, m0 + kColumns, warp_row, warp_row + kOwnRows);
-    const auto& stats = stage.stats;
-    const auto gradient = [&](int j, int e, float bias) {  // (2)
-      const int column = 8 * j + lane % 4 * 2 + e % 2;
-      const RowStats row{stats[0][column], stats[1][column], stats[2][column], stats[3][column],
-                         stats[4][column]};
-      to_gradients(s1[0][j][e], s2[0][j][e], dp[0][j][e], row, bias);
-    };
-    if (all) {
-      for_each_entry([&](int j, int e) { gradient(j, e, 0.0f); });
-    } else {
-      for_each_entry([&](int j, int e) {
-        gradient(j, e,
-                 mask.bias(m0 + 8 * j + lane % 4 * 2 + e % 2, warp_row + lane / 4 + e / 2 * 8));
-      });
+    Tile s1 = {}, s2 = {}, dp = {};  // so they take fewer registers
+    const bool seen = are_keys_seen(m0);
+    if (seen) {
+      dots(stage.side, s1, s2, dp);  // (1)
+      const HeadMask mask{args.shape, seq, block.b, h};
+      const bool all = m0 + kColumns <= seq.seq_q &&
+                       mask.all_visible(m0, m0 + kColumns, warp_row, warp_row + kOwnRows);
+      const auto gradient = [&](int j, int e, float bias) {  // (2)
+        const RowStats row = stats_of_column(stage.stats, 8 * j + lane % 4 * 2 + e % 2);
+        to_gradients(s1[0][j][e], s2[0][j][e], dp[0][j][e], row, args, bias);
+      };
+      if (all) {
+        for_each_entry([&](int j, int e) { gradient(j, e, 0.0f); });
+      } else {
+        for_each_entry([&](int j, int e) {
+          gradient(j, e,
+                   mask.bias(m0 + 8 * j + lane % 4 * 2 + e % 2, warp_row + lane / 4 + e / 2 * 8));
+        });
+      }
     }
-    add_weighted<kCareful, 1, kDv>(dv, dp, stage.side.wide, args.shape.value_dim);  // (3)
-    add_weighted<kCareful, 1, kD>(dk1, s1, stage.side.x1, args.shape.head_dim);
-    add_weighted<kCareful, 1, kD>(dk2, s2, stage.side.x2, args.shape.head_dim);
+    const int d = args.shape.head_dim;
+    if (kCareful) {
+      if (seen) {
+        add_unsplit<1, kDv>(dv, dp, stage.side.wide, args.shape.value_dim);
+        add_unsplit<1, kD>(dk1, s1, stage.side.x1, d);
+        add_unsplit<1, kD>(dk2, s2, stage.side.x2, d);
+      }
+      __syncthreads();  // nobody looks for them any more
+      clear_unsplit<kColumns, kDv>(stage.side.wide);
+      clear_unsplit<kColumns, kD>(stage.side.x1);
+      clear_unsplit<kColumns, kD>(stage.side.x2);
+      __syncthreads();  // they are gone
+    }
+    if (!seen) return;
+    add_weighted<1, kDv>(dv, dp, stage.side.wide, args.shape.value_dim);  // (3)
+    add_weighted<1, kD>(dk1, s1, stage.side.x1, d);
+    add_weighted<1, kD>(dk2, s2, stage.side.x2, d);
   }
 
   __device__ void run_queries() {
     if (block.row >= seq.seq_q) return;
     const int begin = max(0, seq.first_visible(block.row)) / kColumns * kColumns;
     const int end = seq.end_visible(min(block.row + kBlockRows, seq.seq_q) - 1);
-    const int g = args.shape.kv_head(block.h);
     float dq1[1][kD / 8][4] = {}, dq2[1][kD / 8][4] = {};
     load_queries(smem.own, block.h, block.row);
-    if (begin < end) load_keys(smem.stage[0].side, g, begin);
+    if (begin < end) load_keys(smem.stage[0].side, block.kv_h, begin);
     ptx::commit_copies();
     RowStats rows[2];
 #pragma unroll
@@ -264,14 +208,13 @@ struct Backward {
     for (int n0 = begin, stage = 0; n0 < end; n0 += kColumns, stage ^= 1) {
       ptx::wait_copies<0>();
       __syncthreads();  // this stage is there, and nobody reads the other
-      if (n0 + kColumns < end) load_keys(smem.stage[stage ^ 1].side, g, n0 + kColumns);
+      if (n0 + kColumns < end) load_keys(smem.stage[stage ^ 1].side, block.kv_h, n0 + kColumns);
       ptx::commit_copies();
-      if (are_queries_seeing(n0)) step_queries(smem.stage[stage].side, n0, rows, dq1, dq2);
+      step_queries(smem.stage[stage].side, n0, rows, dq1, dq2);
     }
-    store<kD>(args.dq1, dq1, args.scale, seq.q_begin, seq.seq_q, block.h, args.shape.head_dim,
-              aligned.dqueries);
-    store<kD>(args.dq2, dq2, args.scale2, seq.q_begin, seq.seq_q, block.h, args.shape.head_dim,
-              aligned.dqueries);
+    const int d = args.shape.head_dim;
+    store<kD>(args.dq1, dq1, args.scale, seq.q_begin, seq.seq_q, d, aligned.dqueries);
+    store<kD>(args.dq2, dq2, args.scale2, seq.q_begin, seq.seq_q, d, aligned.dqueries);
   }
 
   /// May any of this warp's rows see any of 32 keys from n0, before any mask?
@@ -281,83 +224,101 @@ struct Backward {
            n0 + kColumns > seq.first_visible(warp_row);
   }
 
-  __device__ void step_queries(const Side<kColumns, kD, kDv>& side, int n0,
-                               const RowStats (&rows)[2], float (&dq1)[1][kD / 8][4],
-                               float (&dq2)[1][kD / 8][4]) {
-    Tile s1, s2, dp;
-    dots(side, s1, s2, dp);  // (1)
-    const HeadMask mask{args.shape, seq, block.b, block.h};
-    const bool all = warp_row + kOwnRows <= seq.seq_q &&
-                     mask.all_visible(warp_row, warp_row + kOwnRows, n0, n0 + kColumns);
-    const auto gradient = [&](int j, int e, float bias) {  // (2)
-      to_gradients(s1[0][j][e], s2[0][j][e], dp[0][j][e], rows[e / 2], bias);
-    };
-    if (all) {
-      for_each_entry([&](int j, int e) { gradient(j, e, 0.0f); });
-    } else {
-      for_each_entry([&](int j, int e) {
-        gradient(j, e,
-                 mask.bias(warp_row + lane / 4 + e / 2 * 8, n0 + 8 * j + lane % 4 * 2 + e % 2));
-      });
+  __device__ void step_queries(Side<kColumns, kD, kDv>& side, int n0, const RowStats (&rows)[2],
+                               float (&dq1)[1][kD / 8][4], float (&dq2)[1][kD / 8][4]) {
+    Tile s1 = {}, s2 = {}, dp = {};  // so they take fewer registers
+    const bool seen = are_queries_seeing(n0);
+    if (seen) {
+      dots(side, s1, s2, dp);  // (1)
+      const HeadMask mask{args.shape, seq, block.b, block.h};
+      const bool all = warp_row + kOwnRows <= seq.seq_q &&
+                       mask.all_visible(warp_row, warp_row + kOwnRows, n0, n0 + kColumns);
+      const auto gradient = [&](int j, int e, float bias) {  // (2)
+        to_gradients(s1[0][j][e], s2[0][j][e], dp[0][j][e], rows[e / 2], args, bias);
+      };
+      if (all) {
+        for_each_entry([&](int j, int e) { gradient(j, e, 0.0f); });
+      } else {
+        for_each_entry([&](int j, int e) {
+          gradient(j, e,
+                   mask.bias(warp_row + lane / 4 + e / 2 * 8, n0 + 8 * j + lane % 4 * 2 + e % 2));
+        });
+      }
     }
-    add_weighted<kCareful, 1, kD>(dq1, s1, side.x1, args.shape.head_dim);  // (3)
-    add_weighted<kCareful, 1, kD>(dq2, s2, side.x2, args.shape.head_dim);
+    const int d = args.shape.head_dim;
+    if (kCareful) {
+      if (seen) {
+        add_unsplit<1, kD>(dq1, s1, side.x1, d);
+        add_unsplit<1, kD>(dq2, s2, side.x2, d);
+      }
+      __syncthreads();  // nobody looks for them any more
+      clear_unsplit<kColumns, kD>(side.x1);
+      clear_unsplit<kColumns, kD>(side.x2);
+      __syncthreads();  // they are gone
+    }
+    if (!seen) return;
+    add_weighted<1, kD>(dq1, s1, side.x1, d);  // (3)
+    add_weighted<1, kD>(dq2, s2, side.x2, d);
   }
 };
 
+template <int kD, int kDv, bool kKeys, bool kCareful>
+__device__ inline void run(const BackwardArguments<float>& args, const Aligned& aligned,
+                           BackwardSmem<kD, kDv>& smem, BlockFacts& block) {
+  Backward<kD, kDv, kCareful> backward{args, aligned, smem, block};
+  kKeys ? backward.run_keys() : backward.run_queries();
+}
+
+/// Apart from the kernel, which would have fewer registers with it.
+template <int kD, int kDv, bool kKeys>
+__device__ __noinline__ void run_again(const BackwardArguments<float>& args, const Aligned& aligned,
+                                       BackwardSmem<kD, kDv>& smem, BlockFacts& block) {
+  run<kD, kDv, kKeys, true>(args, aligned, smem, block);
+}
+
 template <int kD, int kDv, bool kKeys>
 __global__ void __launch_bounds__(kThreads, 1)
-    backward_kernel(const __grid_constant__ BackwardArguments<float> args, const Aligned aligned,
-                    int tiles) {
+    backward_kernel(const __grid_constant__ BackwardArguments<float> args,
+                    const __grid_constant__ Aligned aligned, int tiles) {
   extern __shared__ __align__(16) float tf32_smem[];
   const int heads = kKeys ? args.shape.kv_heads : args.shape.heads;
   const BlockPlace place = place_of(blockIdx.x, args.shape.batch, heads, tiles, !kKeys);
   __shared__ BlockFacts block;
-  block.set(args.shape, place);
+  block.set(args.shape, place, kBlockRows);
   auto& smem = *reinterpret_cast<BackwardSmem<kD, kDv>*>(tf32_smem);
-  const auto run = [](auto&& backward) { kKeys ? backward.run_keys() : backward.run_queries(); };
-  run(Backward<kD, kDv, false>{args, aligned, smem, block});
+  run<kD, kDv, kKeys, false>(args, aligned, smem, block);
   __syncthreads();  // nobody reads or writes shared memory any more
-  if (block.again != 0) run(Backward<kD, kDv, true>{args, aligned, smem, block});
+  if (block.again != 0) run_again<kD, kDv, kKeys>(args, aligned, smem, block);
 }
 
-template <int kD, int kDv, bool kKeys>
+template <bool kKeys>
 void launch(const char* name, const BackwardParams& params, const BackwardArguments<float>& args,
             const Aligned& aligned, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(BackwardSmem<kD, kDv>);
-  const int64_t rows = kKeys ? params.seq_k : params.seq_q;
-  const int64_t tiles = (rows + kBlockRows - 1) / kBlockRows;
-  const auto blocks =
-      static_cast<unsigned>(params.batch * (kKeys ? params.kv_heads : params.heads) * tiles);
-  if (blocks == 0) return;
-  const auto kernel = backward_kernel<kD, kDv, kKeys>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), name,
-        params);
-  kernel<<<blocks, kThreads, kBytes, stream>>>(args, aligned, static_cast<int>(tiles));
-  check_launch(name, params);
+  launch_backward(name, backward_kernel<64, 128, kKeys>, sizeof(BackwardSmem<64, 128>), kBlockRows,
+                  kKeys, params, args, aligned, stream);
+}
+
+bool is_narrow(const BackwardParams& params) {
+  return params.head_dim <= 64 && params.value_dim <= 128;
 }
 
 }  // namespace
 
 bool takes_backward(const BackwardParams& params) {
-  return params.dtype == Dtype::kFloat32 && params.head_dim <= 64 && params.value_dim <= 128 &&
-         max_smem_bytes(params) >= static_cast<int>(sizeof(BackwardSmem<64, 128>));
+  if (!is_narrow(params)) return takes_wide_backward(params);
+  return takes(params, sizeof(BackwardSmem<64, 128>));
 }
 
 void backward(const BackwardParams& params, const BackwardWorkspace& workspace,
               cudaStream_t stream) {
   const BackwardArguments<float> args = simt::backward_arguments<float>(params, workspace);
-  const Aligned aligned{
-      .queries =
-          has_rows_of_4(params.q1) && has_rows_of_4(params.q2) && has_rows_of_4(workspace.d_o),
-      .keys = has_rows_of_4(params.k1) && has_rows_of_4(params.k2) && has_rows_of_4(params.v),
-      .dqueries = has_rows_of_4(params.dq1) && has_rows_of_4(params.dq2),
-      .dkeys = has_rows_of_4(params.dk1) && has_rows_of_4(params.dk2) && has_rows_of_4(params.dv)};
+  const Aligned aligned = alignment_of(params, workspace);
+  if (!is_narrow(params)) return wide_backward(params, args, aligned, stream);
   if (params.dk1 || params.dk2 || params.dv) {
-    launch<64, 128, true>("tf32 backward over keys", params, args, aligned, stream);
+    launch<true>("tf32 backward over keys", params, args, aligned, stream);
   }
   if (params.dq1 || params.dq2) {
-    launch<64, 128, false>("tf32 backward over queries", params, args, aligned, stream);
+    launch<false>("tf32 backward over queries", params, args, aligned, stream);
   }
 }
 

@@ -15,6 +15,7 @@
 // A block whose O is not finite anywhere runs once more, carefully, see tile.cuh.
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/quad.cuh"
 #include "kernels/cuda/simt/forward.cuh"
 #include "kernels/cuda/tf32/launch.h"
 #include "kernels/cuda/tf32/tile.cuh"
@@ -28,16 +29,16 @@ struct Aligned {
   bool q, k, v;  // 16-byte loads are allowed
 };
 
-/// kDv: columns of v of one round. Two stages where they fit.
+/// kDv: columns of v of one round. Two stages, of v where they fit.
 template <int kD, int kDv>
 struct alignas(16) ForwardSmem {
-  static constexpr int kStages = kD <= 64 ? 2 : 1;
-  struct Stage {
+  static constexpr bool kOneV = kD > 64;
+  struct Keys {
     float k1[kColumns * kPitch<kD>], k2[kColumns * kPitch<kD>];
-    float v[kColumns * kPitch<kDv>];
   };
   float q1[kBlockRows * kPitch<kD>], q2[kBlockRows * kPitch<kD>];
-  Stage stage[kStages];
+  Keys keys[2];
+  float v[kOneV ? 1 : 2][kColumns * kPitch<kDv>];
 };
 
 template <int kD, int kDv, bool kCareful>
@@ -78,28 +79,42 @@ struct Forward {
     }
   }
 
+  /// The next keys are loaded while these are in use; v with them, or while its own keys are.
   __device__ void run_keys(int column0) {
+    constexpr bool kOneV = Smem::kOneV;
     const int begin = max(0, seq.first_visible(block.row)) / kColumns * kColumns;
     const int end = seq.end_visible(min(block.row + kBlockRows, seq.seq_q) - 1);
+    const int columns = args.shape.value_dim - column0;
     __syncthreads();  // nobody reads the rows of the round before
     load_queries(smem.q1, args.q1);
     load_queries(smem.q2, args.q2);
-    if (begin < end) load_stage(smem.stage[0], begin, column0);
+    if (begin < end) load_keys(smem.keys[0], begin);
+    if (begin < end && !kOneV) load_values(smem.v[0], begin, column0);
     ptx::commit_copies();
-    for (int n0 = begin, stage = 0; n0 < end; n0 += kColumns) {
+    for (int n0 = begin, stage = 0; n0 < end; n0 += kColumns, stage ^= 1) {
+      float* const v = smem.v[kOneV ? 0 : stage];
       const int next = n0 + kColumns;
       ptx::wait_copies<0>();
-      __syncthreads();  // this stage is there, and nobody reads the other
-      if (Smem::kStages == 2 && next < end) load_stage(smem.stage[stage ^ 1], next, column0);
+      __syncthreads();  // these keys are there, and nobody reads what is loaded next
+      if (kOneV) load_values(v, n0, column0);
       ptx::commit_copies();
-      if (is_seen(n0)) step(smem.stage[stage], n0, args.shape.value_dim - column0);
-      if (Smem::kStages == 1) {
-        __syncthreads();  // nobody reads it any more
-        if (next < end) load_stage(smem.stage[0], next, column0);
-        ptx::commit_copies();
-      } else {
-        stage ^= 1;
+      if (next < end) load_keys(smem.keys[stage ^ 1], next);
+      if (next < end && !kOneV) load_values(smem.v[stage ^ 1], next, column0);
+      ptx::commit_copies();
+      Tile p[2] = {};  // so they take fewer registers
+      const bool seen = is_seen(n0);
+      if (seen) weigh(smem.keys[stage], n0, p);
+      if (kOneV) {
+        ptx::wait_copies<1>();
+        __syncthreads();  // v is there
       }
+      if (kCareful) {
+        if (seen) add_unsplit<2, kDv>(o, p, v, columns);
+        __syncthreads();  // nobody looks for them any more
+        clear_unsplit<kColumns, kDv>(v);
+        __syncthreads();  // they are gone
+      }
+      if (seen) add_weighted<2, kDv>(o, p, v, columns);  // (3)
     }
   }
 
@@ -109,21 +124,19 @@ struct Forward {
                seq.seq_q - block.row, args.shape.head_dim, aligned.q});
   }
 
-  __device__ void load_stage(typename Smem::Stage& stage, int n0, int column0) {
-    const int64_t first = seq.k_begin + n0;
-    const int g = args.shape.kv_head(block.h);
-    const auto source = [&](const Rows<const float>& rows, int column, int width, bool is_aligned) {
-      return TileSource{rows.at(block.b, first, g) + column,
-                        rows.seq_stride,
-                        seq.first_key - n0,
-                        seq.end_key - n0,
-                        width,
-                        is_aligned};
-    };
-    load_tile<kColumns, kD>(stage.k1, source(args.k1, 0, args.shape.head_dim, aligned.k));
-    load_tile<kColumns, kD>(stage.k2, source(args.k2, 0, args.shape.head_dim, aligned.k));
-    load_tile<kColumns, kDv>(stage.v,
-                             source(args.v, column0, args.shape.value_dim - column0, aligned.v));
+  __device__ TileSource key_source(const Rows<const float>& rows, int n0, int column, int width,
+                                   bool is_aligned) const {
+    const float* const row0 = rows.at(block.b, seq.k_begin + n0, block.kv_h) + column;
+    return {row0, rows.seq_stride, seq.first_key - n0, seq.end_key - n0, width, is_aligned};
+  }
+  __device__ void load_keys(typename Smem::Keys& keys, int n0) {
+    const int d = args.shape.head_dim;
+    load_tile<kColumns, kD>(keys.k1, key_source(args.k1, n0, 0, d, aligned.k));
+    load_tile<kColumns, kD>(keys.k2, key_source(args.k2, n0, 0, d, aligned.k));
+  }
+  __device__ void load_values(float* v, int n0, int column0) {
+    load_tile<kColumns, kDv>(
+        v, key_source(args.v, n0, column0, args.shape.value_dim - column0, aligned.v));
   }
 
   /// May any row of this warp see any key of the tile, before any mask?
@@ -133,23 +146,23 @@ struct Forward {
            n0 + kColumns > seq.first_visible(warp_row);
   }
 
-  __device__ void step(const typename Smem::Stage& stage, int n0, int columns) {
-    Tile s[2];
-    dot_rows<kD>(s[0], row_address<kD>(smem.q1), column_address<kD>(stage.k1),
-                 args.shape.head_dim);  // (1)
-    dot_rows<kD>(s[1], row_address<kD>(smem.q2), column_address<kD>(stage.k2), args.shape.head_dim);
-    if (kCareful) {
-      again_dots<kD>(s[0], smem.q1, stage.k1, args.shape.head_dim);
-      again_dots<kD>(s[1], smem.q2, stage.k2, args.shape.head_dim);
-    }
+  /// (1) and (2)
+  __device__ void weigh(const typename Smem::Keys& keys, int n0, Tile (&s)[2]) {
+    dot(s[0], smem.q1, keys.k1);
+    dot(s[1], smem.q2, keys.k2);
     const HeadMask mask{args.shape, seq, block.b, block.h};
-    if (mask.all_visible(warp_row, warp_row + kOwnRows, n0, n0 + kColumns)) {  // (2)
+    if (mask.all_visible(warp_row, warp_row + kOwnRows, n0, n0 + kColumns)) {
       update(0, s[0], args.scale_log2);
       update(1, s[1], args.scale2_log2);
     } else {
       update_masked(mask, s, n0);
     }
-    add_weighted<kCareful, 2, kDv>(o, s, stage.v, columns);  // (3)
+  }
+
+  __device__ void dot(Tile& s, const float* q, const float* k) {
+    const float* const rows = q + threadIdx.x / 32 * kOwnRows * kPitch<kD>;
+    dot_rows<kD>(s, row_address<kD>(rows), column_address<kD>(k), args.shape.head_dim);
+    if (kCareful) again_dots<kD>(s, rows, k, args.shape.head_dim);
   }
 
   /// The maximum of rows g and g + 8 grows to `tile_max`; what was summed shrinks with it.
@@ -157,7 +170,7 @@ struct Forward {
     float factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float m_new = fmaxf(m[map][i], row_max(tile_max[i]));
+      const float m_new = fmaxf(m[map][i], quad_max(tile_max[i]));
       // While a row has seen nothing its maximum is -inf: -inf - (-inf) would be NaN.
       reference[i] = m_new == -INFINITY ? 0.0f : m_new;
       factor[i] = ptx::exp2(m[map][i] - reference[i]);
@@ -245,7 +258,7 @@ struct Forward {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = warp_row + lane / 4 + 8 * i;
-      const float l1 = row_sum(l[0][i]), l2 = row_sum(l[1][i]);
+      const float l1 = quad_sum(l[0][i]), l2 = quad_sum(l[1][i]);
       const bool exists = row < seq.seq_q, dead = l1 == 0.0f;
       const int64_t at = seq.q_begin + row;
       const float inverse1 = dead ? 0.0f : 1.0f / l1, inverse2 = dead ? 0.0f : 1.0f / l2;
@@ -308,18 +321,26 @@ struct Forward {
   }
 };
 
+/// Apart from the kernel, which would have fewer registers with it.
+template <int kD, int kDv>
+__device__ __noinline__ void run_again(const ForwardArguments<float>& args, const Aligned& aligned,
+                                       ForwardSmem<kD, kDv>& smem, BlockFacts& block) {
+  Forward<kD, kDv, true>{args, aligned, smem, block}.run();
+}
+
 template <int kD, int kDv>
 __global__ void __launch_bounds__(kThreads, 1)
-    forward_kernel(const __grid_constant__ ForwardArguments<float> args, const Aligned aligned,
-                   int tiles) {
+    forward_kernel(const __grid_constant__ ForwardArguments<float> args,
+                   const __grid_constant__ Aligned aligned, int tiles) {
   extern __shared__ __align__(16) float tf32_smem[];
   __shared__ BlockFacts block;
   block.set(args.shape,
-            place_of(blockIdx.x, args.shape.batch, args.shape.heads, tiles, /*from_last=*/true));
+            place_of(blockIdx.x, args.shape.batch, args.shape.heads, tiles, /*from_last=*/true),
+            kBlockRows);
   auto& smem = *reinterpret_cast<ForwardSmem<kD, kDv>*>(tf32_smem);
   Forward<kD, kDv, false>{args, aligned, smem, block}.run();
   __syncthreads();  // nobody reads or writes shared memory any more
-  if (block.again != 0) Forward<kD, kDv, true>{args, aligned, smem, block}.run();
+  if (block.again != 0) run_again<kD, kDv>(args, aligned, smem, block);
 }
 
 template <int kD, int kDv>
@@ -342,9 +363,8 @@ void launch(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t
 }  // namespace
 
 bool takes_forward(const ForwardParams& params) {
-  constexpr int kNarrow = sizeof(ForwardSmem<64, 128>), kWide = sizeof(ForwardSmem<128, 128>);
-  return params.dtype == Dtype::kFloat32 && params.head_dim <= 128 &&
-         max_smem_bytes(params) >= (params.head_dim <= 64 ? kNarrow : kWide);
+  constexpr size_t kNarrow = sizeof(ForwardSmem<64, 128>), kWide = sizeof(ForwardSmem<128, 128>);
+  return params.head_dim <= 128 && takes(params, params.head_dim <= 64 ? kNarrow : kWide);
 }
 
 void forward(const ForwardParams& params, const ExactOutputs& exact, cudaStream_t stream) {

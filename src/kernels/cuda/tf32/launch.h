@@ -6,9 +6,9 @@
 #include "kernels/cuda/backward/rows.cuh"
 #include "kernels/cuda/forward.h"
 
-/// Kernels for float32 by tf32 matrix instructions, three for each product: head_dim up to 128
-/// forward, up to 64 with value_dim up to 128 backward, on GPUs with enough shared memory for them
-/// (135 and 182 KiB forward, 203 KiB backward).
+/// Kernels for float32 by tf32 matrix instructions, three for each product: head_dim up to 128,
+/// on GPUs with enough shared memory for them (forward 135 KiB up to 64 columns, 215 KiB beyond;
+/// backward 203 KiB).
 namespace diffattn::cuda::tf32 {
 
 bool takes_forward(const ForwardParams& params);

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 
+#include "diffattn/kernels/cuda.h"
 #include "kernels/cuda/device_limits.h"
 #include "kernels/cuda/problem.cuh"
 #include "kernels/cuda/ptx/async_copy.cuh"
@@ -43,6 +44,15 @@ template <class U>
 bool has_rows_of_4(const View<U>& view) {
   return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.batch_stride % 4 == 0 &&
          view.seq_stride % 4 == 0 && view.head_stride % 4 == 0;
+}
+
+/// May these kernels run on the current device, with so much shared memory for a block? Products of
+/// two parts each lose one or two of float32's last bits. Scores of many terms lose as many anyway;
+/// those of a few, where rows are peaked, would be worse than plain float32.
+inline bool takes(const Problem& problem, size_t smem_bytes) {
+  constexpr int kAmpere = 80, kFewestTerms = 16;
+  return problem.dtype == Dtype::kFloat32 && problem.head_dim >= kFewestTerms &&
+         usable_capability() >= kAmpere && max_smem_bytes(problem) >= static_cast<int>(smem_bytes);
 }
 
 /// Rows of a tensor that a tile is filled from; rows outside [begin, end) and columns from `width`
@@ -71,13 +81,14 @@ __device__ inline BlockPlace place_of(int64_t block, int batch, int heads, int t
 struct BlockFacts {
   Sequence seq;
   int b, h;   // h: of a pass over keys the kv head
+  int kv_h;   // of a pass over queries the kv head
   int row;    // the first of the block's rows
   int again;  // not 0: a result was not finite
 
-  __device__ void set(const Shape& shape, const BlockPlace& place) {
+  __device__ void set(const Shape& shape, const BlockPlace& place, int rows) {
     if (threadIdx.x == 0) {
       seq = shape.sequence(place.b);
-      b = place.b, h = place.h, row = place.tile * kBlockRows, again = 0;
+      b = place.b, h = place.h, kv_h = shape.kv_head(h), row = place.tile * rows, again = 0;
     }
     __syncthreads();  // all of it is there
   }
@@ -146,14 +157,14 @@ __device__ inline void add(float (&x)[kCount][4], const float (&y)[kCount][4]) {
 /// and zeros after them. `x` and `y`: where
 /// this lane loads, see row_address and column_address. What the small parts add has sums of its
 /// own, of which nothing is lost that counts; sums of big parts start anew every kChain steps.
-template <int kWidth>
-__device__ inline void dot_rows(float (&s)[kColumns8][4], uint32_t x, uint32_t y, int width) {
+template <int kWidth, int kN8>
+__device__ inline void dot_rows(float (&s)[kN8][4], uint32_t x, uint32_t y, int width) {
   constexpr int kChain = 2;
-  float small[kColumns8][4] = {};
+  float small[kN8][4] = {};
   clear(s);
 #pragma unroll 1
   for (int k0 = 0; k0 < (width + 7) / 8; k0 += kChain) {
-    float big[kColumns8][4] = {};
+    float big[kN8][4] = {};
 #pragma unroll
     for (int k = k0; k < k0 + kChain; ++k) {
       Split<4> a;
@@ -162,7 +173,7 @@ __device__ inline void dot_rows(float (&s)[kColumns8][4], uint32_t x, uint32_t y
 #pragma unroll
       for (int i = 0; i < 4; ++i) a.set(i, __uint_as_float(words[i]));
 #pragma unroll
-      for (int j = 0; j < kColumns8; ++j) {
+      for (int j = 0; j < kN8; ++j) {
         if (j % 2 == 0) ptx::load_matrix_x4(words, y + 32 * k + j * 32 * kPitch<kWidth>);
         Split<2> b;
         b.set(0, __uint_as_float(words[j % 2 * 2]));
@@ -177,17 +188,16 @@ __device__ inline void dot_rows(float (&s)[kColumns8][4], uint32_t x, uint32_t y
   add(s, small);
 }
 
-/// Entries of s = x y^T that came out NaN, made again; x, y: the tiles that dot_rows took.
-template <int kWidth>
-__device__ inline void again_dots(float (&s)[kColumns8][4], const float* x, const float* y,
-                                  int width) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+/// Entries of s = x y^T that came out NaN, made again; x, y: the rows that dot_rows took.
+template <int kWidth, int kN8>
+__device__ inline void again_dots(float (&s)[kN8][4], const float* x, const float* y, int width) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int j = 0; j < kColumns8; ++j) {
+  for (int j = 0; j < kN8; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       if (s[j][e] == s[j][e]) continue;
-      const float* const a = x + (warp * kOwnRows + lane / 4 + e / 2 * 8) * kPitch<kWidth>;
+      const float* const a = x + (lane / 4 + e / 2 * 8) * kPitch<kWidth>;
       const float* const b = y + (8 * j + lane % 4 * 2 + e % 2) * kPitch<kWidth>;
       float sum = 0.0f;
 #pragma unroll 1
@@ -199,9 +209,9 @@ __device__ inline void again_dots(float (&s)[kColumns8][4], const float* x, cons
 
 /// Where this lane loads the 16 rows of its warp from, and the 16 first rows of the other side.
 template <int kWidth>
-__device__ inline uint32_t row_address(const float* tile) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  return ptx::smem_address(tile + (warp * kOwnRows + lane % 16) * kPitch<kWidth> + lane / 16 * 4);
+__device__ inline uint32_t row_address(const float* rows) {
+  const int lane = threadIdx.x % 32;
+  return ptx::smem_address(rows + lane % 16 * kPitch<kWidth> + lane / 16 * 4);
 }
 template <int kWidth>
 __device__ inline uint32_t column_address(const float* tile) {
@@ -222,81 +232,79 @@ __device__ inline void load_floats(float (&x)[2], const float* from) {
 template <int kMaps>
 inline constexpr int kLoaded = 4 / kMaps;
 
-/// Zeros for what cannot be split.
-template <int kCount>
-__device__ inline void leave_unsplit(float (&y)[2][kCount]) {
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    if (!splits(y[0][j])) y[0][j] = 0.0f;
-    if (!splits(y[1][j])) y[1][j] = 0.0f;
+/// Zeros for what cannot be split, by all threads of the block.
+template <int kRows, int kWidth>
+__device__ inline void clear_unsplit(float* tile) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kRows * kPitch<kWidth>; i += kThreads) {
+    if (!splits(tile[i])) tile[i] = 0.0f;
   }
 }
 
-/// What add_weighted left out. Zeros of p stand for "may not see".
-template <int kMaps, int kWidth>
+/// acc += p y where y cannot be split, as add_weighted has it. Zeros of p stand for "may not see".
+template <int kMaps, int kWidth, int kRowPitch = kPitch<kWidth>, int kN8>
 __device__ inline void add_unsplit(float (&acc)[kMaps][kWidth / 8][4],
-                                   const float (&p)[kMaps][kColumns8][4], const float* y,
-                                   int width) {
+                                   const float (&p)[kMaps][kN8][4], const float* y, int width) {
   constexpr int kL = kLoaded<kMaps>;
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int k = 0; k < kColumns8; ++k) {
 #pragma unroll 1
-    for (int t = 0; t < 4; ++t) {
+  for (int r = 0; r < 8 * kN8; ++r) {
+    const float* const row = y + r * kRowPitch;
+    bool all = true;  // of the row can be split
+    for (int column = lane; column < min(kWidth, width); column += 32) {
+      all = all && splits(row[column]);
+    }
+    if (__all_sync(0xffffffffu, all)) continue;
+    float weight[kMaps][2] = {};
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        const float* const row = y + (8 * k + 2 * t + odd) * kPitch<kWidth>;
-        bool all = true;  // of the row can be split
-        for (int column = lane; column < min(kWidth, width); column += 32) {
-          all = all && splits(row[column]);
+    for (int map = 0; map < kMaps; ++map) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int k = 0; k < kN8; ++k) {
+          const int from = lane / 4 * 4 + r % 8 / 2;
+          const float even = __shfl_sync(0xffffffffu, p[map][k][2 * i], from);
+          const float odd = __shfl_sync(0xffffffffu, p[map][k][2 * i + 1], from);
+          if (k == r / 8) weight[map][i] = r % 2 == 0 ? even : odd;
         }
-        if (__all_sync(0xffffffffu, all)) continue;
-        float weight[kMaps][2];
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kWidth / 8; ++c) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int column = kL * (c / kL * 8 + lane % 4 * 2 + e % 2) + c % kL;
+        const float x = row[column];
+        if (column >= width || splits(x)) continue;
 #pragma unroll
         for (int map = 0; map < kMaps; ++map) {
-          weight[map][0] = __shfl_sync(0xffffffffu, p[map][k][odd], lane / 4 * 4 + t);
-          weight[map][1] = __shfl_sync(0xffffffffu, p[map][k][2 + odd], lane / 4 * 4 + t);
-        }
-#pragma unroll
-        for (int c = 0; c < kWidth / 8; ++c) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int column = kL * (c / kL * 8 + lane % 4 * 2 + e % 2) + c % kL;
-            const float x = row[column];
-            if (column >= width || splits(x)) continue;
-#pragma unroll
-            for (int map = 0; map < kMaps; ++map) {
-              if (weight[map][e / 2] != 0.0f) acc[map][c][e] += weight[map][e / 2] * x;
-            }
-          }
+          if (weight[map][e / 2] != 0.0f) acc[map][c][e] += weight[map][e / 2] * x;
         }
       }
     }
   }
 }
 
-/// acc += p y, p [16, kColumns] weights as dot_rows leaves them, y [kColumns, kWidth], for kMaps of
+/// acc += p y, p [16, 8 kN8] weights as dot_rows leaves them, y [8 kN8, kWidth], for kMaps of
 /// p at once. Row t of a fragment of y is row 2t of 8 and row t + 4 row 2t + 1, so that p needs no
 /// exchange; with L = kLoaded, column g of fragment j is column L g + j of 8 L, so that y is loaded
 /// L floats at a time: acc[..][L c + j][2 i + e] belongs to row g + 8 i and
 /// column L (8 c + 2 t + e) + j. From column `width` on y is 0.
-template <bool kCareful, int kMaps, int kWidth>
+template <int kMaps, int kWidth, int kRowPitch = kPitch<kWidth>, int kN8>
 __device__ inline void add_weighted(float (&acc)[kMaps][kWidth / 8][4],
-                                    const float (&p)[kMaps][kColumns8][4], const float* y,
-                                    int width) {
+                                    const float (&p)[kMaps][kN8][4], const float* y, int width) {
   constexpr int kL = kLoaded<kMaps>;
   const int lane = threadIdx.x % 32;
-  const float* const from = y + lane % 4 * 2 * kPitch<kWidth> + lane / 4 * kL;
+  const float* const from = y + lane % 4 * 2 * kRowPitch + lane / 4 * kL;
 #pragma unroll
   for (int c = 0; c < kWidth / (8 * kL); ++c) {
     if (8 * kL * c >= width) break;
     float part[kMaps][kL][4] = {};
 #pragma unroll
-    for (int k = 0; k < kColumns8; ++k) {
+    for (int k = 0; k < kN8; ++k) {
       float y_reg[2][kL];
-      load_floats(y_reg[0], from + k * 8 * kPitch<kWidth> + 8 * kL * c);
-      load_floats(y_reg[1], from + (k * 8 + 1) * kPitch<kWidth> + 8 * kL * c);
-      if (kCareful) leave_unsplit(y_reg);
+      load_floats(y_reg[0], from + k * 8 * kRowPitch + 8 * kL * c);
+      load_floats(y_reg[1], from + (k * 8 + 1) * kRowPitch + 8 * kL * c);
       Split<2> b[kL];
 #pragma unroll
       for (int j = 0; j < kL; ++j) b[j].set(0, y_reg[0][j]), b[j].set(1, y_reg[1][j]);
@@ -318,17 +326,6 @@ __device__ inline void add_weighted(float (&acc)[kMaps][kWidth / 8][4],
       }
     }
   }
-  if (kCareful) add_unsplit<kMaps, kWidth>(acc, p, y, width);
-}
-
-/// Over the four lanes that share a row.
-__device__ inline float row_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-__device__ inline float row_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
 }  // namespace diffattn::cuda::tf32

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backward for float32 with heads wider than 64 or values wider than 128. Sums of one pass over
+// keys, dk1, dk2 and dv, do not fit the registers, so there are three passes, without atomics:
+//
+//   values: a block owns 128 keys, a warp 16 of them with all 32 columns of a step
+//   keys: a block owns 64 keys, a warp 16 of them with 16 of the columns
+//   queries: the same with 64 rows of queries, columns are keys
+//
+// Each step takes 32 of the other side, columns here, and two tiles of them, `x` (q1, q2 or k1, k2)
+// and `wide` (dO or v). A step needs one of them before the other, so that each is loaded while the
+// other is in use:
+//   values: p1 - lambda p2 from x; dv += p wide
+//   keys, queries: dp from wide; s1, s2, ds1, ds2 from x; sums += ds x
+//
+// A block whose sums are not finite anywhere runs once more, carefully, see tile.cuh.
+
+#include <algorithm>
+
+#include "kernels/cuda/tf32/backward.cuh"
+
+namespace diffattn::cuda::tf32 {
+namespace {
+
+enum class Pass { kValues, kKeys, kQueries };
+
+constexpr int kD = 128, kDv = 256;
+
+/// Groups of 16 rows that a block owns.
+template <Pass kPass>
+inline constexpr int kGroupsOf = kPass == Pass::kValues ? kWarps : kWarps / 2;
+
+template <Pass kPass>
+struct alignas(16) SmemOf {
+  static constexpr int kRows = kGroupsOf<kPass> * kOwnRows;
+  float own1[kRows * kPitch<kD>], own2[kRows * kPitch<kD>];
+  float own_wide[kPass == Pass::kValues ? 4 : kRows * kPitch<kDv>];
+  float x1[kColumns * kPitch<kD>], x2[kColumns * kPitch<kD>];
+  float wide[kColumns * kPitch<kDv>];
+  ColumnStats stats;  // of columns that are queries, with x
+};
+
+template <Pass kPass, bool kCareful>
+struct Wide {
+  static constexpr bool kOwnsKeys = kPass != Pass::kQueries;
+  static constexpr int kGroups = kGroupsOf<kPass>;
+  static constexpr int kRows = kGroups * kOwnRows;
+  static constexpr int kN8 = kColumns8 * kGroups / kWarps;  // a warp's columns / 8
+  static constexpr int kSum = kDv / 2;                      // columns of a sum
+  static_assert(kSum == kD);
+  using Tile = float[1][kN8][4];  // rows g + 8 (e / 2), columns 8 j + 2 t + e % 2
+  using Sum = float[1][kSum / 8][4];
+
+  const BackwardArguments<float>& args;
+  const Aligned& aligned;
+  SmemOf<kPass>& smem;
+  BlockFacts& block;
+  const Sequence& seq = block.seq;
+  const int lane = threadIdx.x % 32;
+  const int group = threadIdx.x / 32 % kGroups;
+  const int column0 = threadIdx.x / 32 / kGroups * kN8 * 8;  // of this warp's, within 32
+  const int warp_row = block.row + group * kOwnRows;
+
+  /// 32 columns: queries from c of head h, or keys from c.
+  struct Step {
+    int h, c;
+  };
+
+  __device__ void run() {
+    if (block.row >= (kOwnsKeys ? seq.seq_k : seq.seq_q)) return;
+    int begin = 0, end = 0, heads = 1;
+    Step step{block.h, 0};
+    if (kOwnsKeys) {
+      const int first_key = max(block.row, seq.first_key);
+      const int end_key = min(block.row + kRows, seq.end_key);
+      if (first_key < end_key) begin = seq.first_row(first_key), end = seq.end_row(end_key - 1);
+      heads = args.shape.heads / args.shape.kv_heads;
+      step.h = block.h * heads;
+    } else {
+      begin = max(0, seq.first_visible(block.row)) / kColumns * kColumns;
+      end = seq.end_visible(min(block.row + kRows, seq.seq_q) - 1);
+    }
+    const int end_h = begin < end ? step.h + heads : 0;
+    step.c = begin;
+    Sum sums[2] = {};
+    RowStats rows[2];
+    if (!kOwnsKeys) load_stats(rows);
+    load_own();
+    if (step.h < end_h) load_first(step);
+    ptx::commit_copies();
+    while (step.h < end_h) {
+      Step next{step.h, step.c + kColumns};
+      if (next.c >= end) next = {step.h + 1, begin};
+      Tile s1 = {}, s2 = {}, dp = {};  // so they take fewer registers
+      ptx::wait_copies<0>();
+      __syncthreads();  // the first tile is there, and nobody reads the second
+      load_second(step);
+      ptx::commit_copies();
+      const bool seen = is_seen(step.c);
+      if (seen) begin_step(step, rows, s1, s2, dp);
+      ptx::wait_copies<0>();
+      __syncthreads();  // the second is there, and nobody reads the first
+      if (next.h < end_h) load_first(next);
+      ptx::commit_copies();
+      if (kPass != Pass::kValues && seen) to_weights(step, rows, s1, s2, dp);
+      add_sums(sums, seen, s1, s2, dp);
+      step = next;
+    }
+    finish(sums);
+  }
+
+  __device__ void load_stats(RowStats (&rows)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int64_t at = seq.q_begin + min(warp_row + lane / 4 + 8 * i, seq.seq_q - 1);
+      const auto stat = [&](const Rows<float>& from) { return *from.at(block.b, at, block.h); };
+      rows[i] = {stat(args.state.lse1), stat(args.state.lse2), stat(args.state.delta1),
+                 stat(args.state.delta2), stat(args.state.lambda)};
+    }
+  }
+
+  template <int kCount, int kWidth>
+  __device__ void load_queries(float* tile, const Rows<const float>& rows, int h, int m0,
+                               int width) {
+    load_tile<kCount, kWidth>(tile, {rows.at(block.b, seq.q_begin + m0, h), rows.seq_stride, 0,
+                                     seq.seq_q - m0, width, aligned.queries});
+  }
+  template <int kCount, int kWidth>
+  __device__ void load_keys(float* tile, const Rows<const float>& rows, int g, int n0, int width) {
+    load_tile<kCount, kWidth>(tile, {rows.at(block.b, seq.k_begin + n0, g), rows.seq_stride,
+                                     seq.first_key - n0, seq.end_key - n0, width, aligned.keys});
+  }
+
+  __device__ void load_own() {
+    const int d = args.shape.head_dim, dv = args.shape.value_dim;
+    if (kOwnsKeys) {
+      load_keys<kRows, kD>(smem.own1, args.k1, block.h, block.row, d);
+      load_keys<kRows, kD>(smem.own2, args.k2, block.h, block.row, d);
+      if (kPass == Pass::kKeys) {
+        load_keys<kRows, kDv>(smem.own_wide, args.v, block.h, block.row, dv);
+      }
+    } else {
+      load_queries<kRows, kD>(smem.own1, args.q1, block.h, block.row, d);
+      load_queries<kRows, kD>(smem.own2, args.q2, block.h, block.row, d);
+      load_queries<kRows, kDv>(smem.own_wide, args.d_o, block.h, block.row, dv);
+    }
+  }
+
+  __device__ void load_first(const Step& step) {
+    kPass == Pass::kValues ? load_x(step) : load_wide(step);
+  }
+  __device__ void load_second(const Step& step) {
+    kPass == Pass::kValues ? load_wide(step) : load_x(step);
+  }
+  __device__ void load_wide(const Step& step) {
+    const int dv = args.shape.value_dim;
+    if (kOwnsKeys) {
+      load_queries<kColumns, kDv>(smem.wide, args.d_o, step.h, step.c, dv);
+    } else {
+      load_keys<kColumns, kDv>(smem.wide, args.v, block.kv_h, step.c, dv);
+    }
+  }
+  __device__ void load_x(const Step& step) {
+    const int d = args.shape.head_dim;
+    if (kOwnsKeys) {
+      load_queries<kColumns, kD>(smem.x1, args.q1, step.h, step.c, d);
+      load_queries<kColumns, kD>(smem.x2, args.q2, step.h, step.c, d);
+      load_stats_of_columns(smem.stats, args.state, block, step.h, step.c);
+    } else {
+      load_keys<kColumns, kD>(smem.x1, args.k1, block.kv_h, step.c, d);
+      load_keys<kColumns, kD>(smem.x2, args.k2, block.kv_h, step.c, d);
+    }
+  }
+
+  /// May any of this warp's rows and columns see each other, before any mask?
+  __device__ bool is_seen(int c) const {
+    const int begin = c + column0, end = begin + 8 * kN8;
+    if (kOwnsKeys) {
+      const int first = max(warp_row, seq.first_key), last = min(warp_row + kOwnRows, seq.end_key);
+      return first < last && end > seq.first_row(first) && begin < seq.end_row(last - 1);
+    }
+    const int last_row = min(warp_row + kOwnRows, seq.seq_q) - 1;
+    return last_row >= warp_row && begin < seq.end_visible(last_row) &&
+           end > seq.first_visible(warp_row);
+  }
+
+  template <int kWidth>
+  __device__ void dot(Tile& s, const float* own, const float* other, int width) const {
+    const float* const rows = own + group * kOwnRows * kPitch<kWidth>;
+    const float* const columns = other + column0 * kPitch<kWidth>;
+    dot_rows<kWidth>(s[0], row_address<kWidth>(rows), column_address<kWidth>(columns), width);
+    if (kCareful) again_dots<kWidth>(s[0], rows, columns, width);
+  }
+
+  __device__ void begin_step(const Step& step, const RowStats (&rows)[2], Tile& s1, Tile& s2,
+                             Tile& dp) const {
+    if (kPass == Pass::kValues) {
+      clear(dp[0]);
+      to_weights(step, rows, s1, s2, dp);
+    } else {
+      dot<kDv>(dp, smem.own_wide, smem.wide, args.shape.value_dim);
+    }
+  }
+
+  /// From dp and x: s1 becomes ds1, s2 ds2 and dp p1 - lambda p2.
+  __device__ void to_weights(const Step& step, const RowStats (&rows)[2], Tile& s1, Tile& s2,
+                             Tile& dp) const {
+    dot<kD>(s1, smem.own1, smem.x1, args.shape.head_dim);
+    dot<kD>(s2, smem.own2, smem.x2, args.shape.head_dim);
+    const int c = step.c + column0;
+    const HeadMask mask{args.shape, seq, block.b, step.h};
+    const int m0 = kOwnsKeys ? c : warp_row, end_m = m0 + (kOwnsKeys ? 8 * kN8 : kOwnRows);
+    const int n0 = kOwnsKeys ? warp_row : c, end_n = n0 + (kOwnsKeys ? kOwnRows : 8 * kN8);
+    const auto gradient = [&](int j, int e, float bias) {
+      const int column = column0 + 8 * j + lane % 4 * 2 + e % 2;
+      const RowStats row = kOwnsKeys ? stats_of_column(smem.stats, column) : rows[e / 2];
+      to_gradients(s1[0][j][e], s2[0][j][e], dp[0][j][e], row, args, bias);
+    };
+    if (end_m <= seq.seq_q && mask.all_visible(m0, end_m, n0, end_n)) {
+      for_each_entry([&](int j, int e) { gradient(j, e, 0.0f); });
+    } else {
+      for_each_entry([&](int j, int e) {
+        const int row = lane / 4 + e / 2 * 8, column = 8 * j + lane % 4 * 2 + e % 2;
+        gradient(j, e, mask.bias(m0 + (kOwnsKeys ? column : row), n0 + (kOwnsKeys ? row : column)));
+      });
+    }
+  }
+  template <class F>
+  __device__ static void for_each_entry(F f) {
+#pragma unroll
+    for (int j = 0; j < kN8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) f(j, e);
+    }
+  }
+
+  /// Barriers within: every warp calls it.
+  __device__ void add_sums(Sum (&sums)[2], bool seen, const Tile& ds1, const Tile& ds2,
+                           const Tile& p) {
+    const Tile& w1 = kPass == Pass::kValues ? p : ds1;
+    const Tile& w2 = kPass == Pass::kValues ? p : ds2;
+    constexpr int kRowPitch = kPass == Pass::kValues ? kPitch<kDv> : kPitch<kD>;
+    const float* const y = kPass == Pass::kValues ? smem.wide : smem.x1;
+    const float* const y1 = y + column0 * kRowPitch;
+    const float* const y2 = kPass == Pass::kValues ? y1 + kSum : smem.x2 + column0 * kRowPitch;
+    const int width1 = kPass == Pass::kValues ? args.shape.value_dim : args.shape.head_dim;
+    const int width2 = kPass == Pass::kValues ? width1 - kSum : width1;
+    if (kCareful) {
+      if (seen) {
+        add_unsplit<1, kSum, kRowPitch>(sums[0], w1, y1, width1);
+        add_unsplit<1, kSum, kRowPitch>(sums[1], w2, y2, width2);
+      }
+      __syncthreads();  // nobody looks for them any more
+      if (kPass == Pass::kValues) {
+        clear_unsplit<kColumns, kDv>(smem.wide);
+      } else {
+        clear_unsplit<kColumns, kD>(smem.x1);
+        clear_unsplit<kColumns, kD>(smem.x2);
+      }
+      __syncthreads();  // they are gone
+    }
+    if (!seen) return;
+    add_weighted<1, kSum, kRowPitch>(sums[0], w1, y1, width1);
+    add_weighted<1, kSum, kRowPitch>(sums[1], w2, y2, width2);
+  }
+
+  __device__ void finish(Sum (&sums)[2]) {
+    if (kGroups < kWarps) {
+      if (!add_other_columns(sums)) return;
+    }
+    const auto output = [&](const Rows<float>& to, int column, int width) {
+      const bool keys = kOwnsKeys;
+      const int64_t begin = keys ? seq.k_begin : seq.q_begin;
+      return OutputRows{to.data == nullptr || width <= 0
+                            ? nullptr
+                            : to.at(block.b, begin + warp_row, block.h) + column,
+                        to.seq_stride, (keys ? seq.seq_k : seq.seq_q) - warp_row, width,
+                        keys ? aligned.dkeys : aligned.dqueries};
+    };
+    bool finite = true;
+    if (kPass == Pass::kValues) {
+      const int dv = args.shape.value_dim;
+      finite = store_sums<kSum>(output(args.dv, 0, dv), sums[0], 1.0f);
+      finite = store_sums<kSum>(output(args.dv, kSum, dv - kSum), sums[1], 1.0f) && finite;
+    } else {
+      const int d = args.shape.head_dim;
+      const Rows<float>& to1 = kOwnsKeys ? args.dk1 : args.dq1;
+      const Rows<float>& to2 = kOwnsKeys ? args.dk2 : args.dq2;
+      finite = store_sums<kSum>(output(to1, 0, d), sums[0], args.scale);
+      finite = store_sums<kSum>(output(to2, 0, d), sums[1], args.scale2) && finite;
+    }
+    if (!finite) block.again = 1;
+  }
+
+  /// Sums over the other 16 columns of each step are another warp's, handed over in shared memory.
+  /// False: this warp gave its own away.
+  __device__ bool add_other_columns(Sum (&sums)[2]) {
+    ptx::wait_copies<0>();
+    __syncthreads();  // nobody reads or fills shared memory any more
+    float4* const from = reinterpret_cast<float4*>(smem.own1) + group * 32 * kSum / 4 + lane;
+    if (column0 != 0) {
+#pragma unroll
+      for (int i = 0; i < kSum / 4; ++i) {
+        const float(&x)[4] = sums[i % 2][0][i / 2];
+        from[32 * i] = {x[0], x[1], x[2], x[3]};
+      }
+    }
+    __syncthreads();  // the sums are there
+    if (column0 != 0) return false;
+#pragma unroll
+    for (int i = 0; i < kSum / 4; ++i) {
+      const float4 x = from[32 * i];
+      float(&sum)[4] = sums[i % 2][0][i / 2];
+      sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
+    }
+    return true;
+  }
+};
+
+/// Apart from the kernel, which would have fewer registers with it.
+template <Pass kPass>
+__device__ __noinline__ void run_again(const BackwardArguments<float>& args, const Aligned& aligned,
+                                       SmemOf<kPass>& smem, BlockFacts& block) {
+  Wide<kPass, true>{args, aligned, smem, block}.run();
+}
+
+template <Pass kPass>
+__global__ void __launch_bounds__(kThreads, 1)
+    wide_backward_kernel(const __grid_constant__ BackwardArguments<float> args,
+                         const __grid_constant__ Aligned aligned, int tiles) {
+  extern __shared__ __align__(16) float tf32_smem[];
+  using Kernel = Wide<kPass, false>;
+  const int heads = Kernel::kOwnsKeys ? args.shape.kv_heads : args.shape.heads;
+  __shared__ BlockFacts block;
+  block.set(args.shape,
+            place_of(blockIdx.x, args.shape.batch, heads, tiles, /*from_last=*/!Kernel::kOwnsKeys),
+            Kernel::kRows);
+  auto& smem = *reinterpret_cast<SmemOf<kPass>*>(tf32_smem);
+  Kernel{args, aligned, smem, block}.run();
+  __syncthreads();  // nobody reads or writes shared memory any more
+  if (block.again != 0) run_again<kPass>(args, aligned, smem, block);
+}
+
+template <Pass kPass>
+void launch(const char* name, const BackwardParams& params, const BackwardArguments<float>& args,
+            const Aligned& aligned, cudaStream_t stream) {
+  using Kernel = Wide<kPass, false>;
+  launch_backward(name, wide_backward_kernel<kPass>, sizeof(SmemOf<kPass>), Kernel::kRows,
+                  Kernel::kOwnsKeys, params, args, aligned, stream);
+}
+
+}  // namespace
+
+bool takes_wide_backward(const BackwardParams& params) {
+  constexpr size_t kBytes = std::max(sizeof(SmemOf<Pass::kValues>), sizeof(SmemOf<Pass::kKeys>));
+  return params.head_dim <= kD && params.value_dim <= kDv && takes(params, kBytes);
+}
+
+void wide_backward(const BackwardParams& params, const BackwardArguments<float>& args,
+                   const Aligned& aligned, cudaStream_t stream) {
+  if (params.dv) launch<Pass::kValues>("tf32 backward: dv", params, args, aligned, stream);
+  if (params.dk1 || params.dk2) {
+    launch<Pass::kKeys>("tf32 backward: dk", params, args, aligned, stream);
+  }
+  if (params.dq1 || params.dq2) {
+    launch<Pass::kQueries>("tf32 backward: dq", params, args, aligned, stream);
+  }
+}
+
+}  // namespace diffattn::cuda::tf32
