@@ -60,7 +60,7 @@ struct BackwardConfig {
   // Barriers, 8 bytes each at kBarrierAt. Who arrives: what it announces.
   static constexpr uint32_t kKvFull = 0;   // a loader and its bytes: k, v are there
   static constexpr uint32_t kFull = 8;     // [stage] a loader and its bytes: q, dO, statistics
-  static constexpr uint32_t kEmpty = 24;   // [stage] 8 warps: nobody reads the stage any more
+  static constexpr uint32_t kEmpty = 24;   // [stage] all threads: nobody reads the stage any more
   static constexpr uint32_t kDsFull = 40;  // [stage] 8 warps: ds of both maps and all keys is there
   static constexpr uint32_t kDsEmpty = 56;  // [stage] 8 warps: dq has been computed from it
 };

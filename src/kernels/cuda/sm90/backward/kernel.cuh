@@ -67,7 +67,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       ptx::barrier_init(barriers + C::kKvFull, 1);
       for (uint32_t stage = 0; stage < C::kStages; ++stage) {
         ptx::barrier_init(barriers + C::kFull + 8 * stage, 1);
-        ptx::barrier_init(barriers + C::kEmpty + 8 * stage, C::kWarps);
+        ptx::barrier_init(barriers + C::kEmpty + 8 * stage, C::kThreads);
         ptx::barrier_init(barriers + C::kDsFull + 8 * stage, C::kWarps);
         ptx::barrier_init(barriers + C::kDsEmpty + 8 * stage, C::kWarps);
       }
@@ -131,7 +131,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
   __device__ void wait(uint32_t barrier, uint32_t stage, uint32_t parity) const {
     ptx::barrier_wait(barriers + barrier + 8 * stage, parity & 1);
   }
-  __device__ void arrive(uint32_t barrier, uint32_t stage) const {  // by lane 0
+  __device__ void arrive(uint32_t barrier, uint32_t stage) const {
     ptx::barrier_arrive(barriers + barrier + 8 * stage);
   }
 
@@ -252,7 +252,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       ptx::wgmma_wait<1>();  // dk1 and dk2 are done: the stage and ds are free
       ptx::pin(p1);
       ptx::pin(p2);
-      if (lane == 0) arrive(C::kEmpty, stage);
+      arrive(C::kEmpty, stage);  // every lane, for its own reads of statistics
       // s1 of the next unit; after the last it reads whatever is there, and the result is dropped
       if (it + 1 < items) wait(C::kFull, other, (it + 1) >> 1);
       ptx::fresh(s1);

@@ -9,6 +9,7 @@
 // which 0 times is NaN.
 #pragma once
 
+#include "kernels/cuda/ptx/larger_pair.cuh"
 #include "kernels/cuda/sm90/forward/arguments.cuh"
 #include "kernels/cuda/sm90/forward/config.h"
 #include "kernels/cuda/sm90/forward/softmax.cuh"
@@ -84,6 +85,26 @@ __device__ __forceinline__ void send_out(const ForwardArguments<T>& args, Sender
   sender.send(args.out_map, args.out, [&](int i) { return o[i] * factor[i / 2 % 2]; });
 }
 
+/// out = o1 factor1 + o2 factor2, where neither a norm nor o is wanted: fewer instructions than
+/// `finish_rows` takes otherwise, in one piece. `sums`: what must be finite besides.
+template <class T, int kDv, int kOutStages>
+__device__ __forceinline__ void finish_plain(const ForwardArguments<T>& args, const WarpRows& rows,
+                                             char* stages, int item, const float (&o1)[kDv / 2],
+                                             const float (&o2)[kDv / 2], const float (&factor1)[2],
+                                             const float (&factor2)[2], const float (&sums)[2]) {
+  uint32_t largest[2] = {0, 0};
+  RowSender<T, kDv, kOutStages> sender{rows, stages, 16 * kDv * 2, args.packed, 0, item};
+  sender.send_pairs(args.out_map, args.out, [&](int k) {
+    const int r = k % 2;
+    const uint32_t pair = pack<T>(fmaf(o2[2 * k], factor2[r], o1[2 * k] * factor1[r]),
+                                  fmaf(o2[2 * k + 1], factor2[r], o1[2 * k + 1] * factor1[r]));
+    largest[r] = ptx::larger_pair<T>(largest[r], pair);
+    return pair;
+  });
+  const auto size = [&](int r) { return any_non_finite<T>(largest[r]) ? INFINITY : sums[r]; };
+  check_rows(args, rows, size(0), size(1));
+}
+
 /// o1 becomes O and what comes of it. `lambda`: of this thread's two rows; `item`: how many came
 /// before.
 template <class T, int kDv, int kOutStages>
@@ -104,6 +125,17 @@ __device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, con
     weight2[r] = dead[r] ? 0.0f : -lambda[r] * inverse2[r];
   }
   store_lse(args, rows, state1, state2);
+  const bool has_o = args.o.data != nullptr, has_o2 = args.o2.data != nullptr;
+  const bool has_rest = args.o_rest.data != nullptr, has_rest2 = args.o2_rest.data != nullptr;
+  const int sends = 1 + has_o + has_o2 + has_rest + has_rest2;
+  if (sends == 1 && !args.epilogue.norm) {
+    const float scale = args.epilogue.out_scale;
+    const float factor1[2] = {inverse1[0] * scale, inverse1[1] * scale};
+    const float factor2[2] = {weight2[0] * scale, weight2[1] * scale};
+    const float sums[2] = {state1.sum[0] + state2.sum[0], state1.sum[1] + state2.sum[1]};
+    return finish_plain<T, kDv, kOutStages>(args, rows, stages, item, o1, o2, factor1, factor2,
+                                            sums);
+  }
 #pragma unroll
   for (int i = 0; i < kDv / 2; ++i) {
     const int r = i / 2 % 2;
@@ -113,9 +145,6 @@ __device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, con
   check_rows(args, rows, squares[0] + state1.sum[0] + state2.sum[0],
              squares[1] + state1.sum[1] + state2.sum[1]);
 
-  const bool has_o = args.o.data != nullptr, has_o2 = args.o2.data != nullptr;
-  const bool has_rest = args.o_rest.data != nullptr, has_rest2 = args.o2_rest.data != nullptr;
-  const int sends = 1 + has_o + has_o2 + has_rest + has_rest2;
   RowSender<T, kDv, kOutStages> sender{rows, stages, 16 * kDv * 2, args.packed, 0, sends * item};
   const auto o_value = [&](int i) { return o1[i]; };
   const auto o2_value = [&](int i) { return o2[i] * inverse2[i / 2 % 2]; };

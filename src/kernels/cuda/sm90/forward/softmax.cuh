@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
+#include "kernels/cuda/quad.cuh"
 
 namespace diffattn::cuda::sm90 {
 
@@ -24,16 +25,6 @@ inline constexpr float kSumBound = __is_same(T, float16) ? 0x1p15f : 0x1p30f;
 template <class T>
 __device__ __forceinline__ bool near_zero(float top) {
   return __is_same(T, float16) ? top > -2.0f && top < 10.0f : top > -40.0f && top < 20.0f;
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
 /// r[i] of row g (i / 2 even) or g + 8 times that row's factor.

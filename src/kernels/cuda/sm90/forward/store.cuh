@@ -51,16 +51,20 @@ struct RowSender {
   /// value(i): accumulator entry i of a [16, kWidth] fragment.
   template <class Value>
   __device__ __forceinline__ void send(const CUtensorMap& map, const Rows<T>& to, Value value) {
+    send_pairs(map, to, [&](int k) { return pack<T>(value(2 * k), value(2 * k + 1)); });
+  }
+
+  /// pair(k): entries 2k and 2k + 1, rounded.
+  template <class Pair>
+  __device__ __forceinline__ void send_pairs(const CUtensorMap& map, const Rows<T>& to, Pair pair) {
     char* const stage = next_stage();
     const int row = lane % 16, half = lane / 16;
     const uint32_t row_smem = ptx::smem_address(stage) + row * 128;
 #pragma unroll
     for (int i = 0; i < kWidth / 16; ++i) {
       const int chunk = (2 * (i % 4) + half) ^ (row % 8);
-      ptx::store_matrix_x4(
-          row_smem + i / 4 * 2048 + chunk * 16, pack<T>(value(8 * i), value(8 * i + 1)),
-          pack<T>(value(8 * i + 2), value(8 * i + 3)), pack<T>(value(8 * i + 4), value(8 * i + 5)),
-          pack<T>(value(8 * i + 6), value(8 * i + 7)));
+      ptx::store_matrix_x4(row_smem + i / 4 * 2048 + chunk * 16, pair(4 * i), pair(4 * i + 1),
+                           pair(4 * i + 2), pair(4 * i + 3));
     }
     ptx::fence_async_proxy();
     __syncwarp();
