@@ -37,6 +37,7 @@ template <int kQuads>
 struct CombineSmem {
   float4 o[2][kWarps][kQuads][kWarpSize];  // of each warp's parts
   float l[2], top[2];
+  float gain[kQuads * 128];
 };
 
 template <class T, int kQuads>
@@ -53,9 +54,13 @@ struct Combine {
   __device__ void run() {
     const bool exists = m < seq.seq_q;
     const int64_t row = seq.q_begin + m;
-    // Not a result of the kernel before, which lets this one start once what it read was there.
+    // No results of the kernel before, which lets this one start once what it read was there. Kept
+    // where they need no register: with few of them a block fits beside two of that kernel's.
     const float lambda = exists ? *args.lambda.at(b, row, h) : 0.0f;
+    const int c = static_cast<int>(threadIdx.x);
+    if (c < width) smem.gain[c] = args.epilogue.gain(c);
     ptx::wait_for_previous_kernel();  // in every block: this kernel's end stands for that one's too
+    ptx::launch_dependents();         // the next call's blocks, which wait for this kernel's end
     if (!exists) return;
     add_parts();
     __syncthreads();  // every warp's sums are there
@@ -167,7 +172,7 @@ struct Combine {
         const int c = i * 128 + lane * 4 + e;
         if (c >= width) continue;
         saved.store(c, o[i][e]);
-        out[c] = narrow<T>(dead ? 0.0f : o[i][e] * rstd * args.epilogue.gain(c));
+        out[c] = narrow<T>(dead ? 0.0f : o[i][e] * rstd * smem.gain[c]);
       }
     }
   }
