@@ -6,7 +6,7 @@
 // memory ([B, N, H, D]) are taken together, so that memory is read in its own order:
 //
 //   for each panel of W keys, for each of these kv heads
-//     for each row (4 or 2 together where all see the whole panel) and map
+//     for each row (4 or 2 together where all see the whole panel, 3 as 4) and map
 //       (1)     s[n] = scale q.k[n] + mask          sums along D, added across lanes
 //       (2) (3) ref = max s if that is far above;  e = exp2(s - ref);  l += sum e
 //       (4)     O1 += e1 v,  O2 += e2 v
@@ -25,10 +25,11 @@
 
 namespace diffattn::cpu {
 
-/// Elements to ask for while a panel is worked on: row j, column c at data + j * stride + c.
+/// Memory to ask for while a panel is worked on: where row j and its line c are read, the line at
+/// data + j * row_bytes + c * line_bytes.
 struct Ahead {
-  const void* data;
-  int64_t stride;
+  const char* data;
+  int64_t row_bytes, line_bytes;
 };
 
 /// Keys that tile registers take at a time, and the operands of q that are held ready for them: 4
@@ -47,11 +48,13 @@ struct Decode {
   const ForwardBlock& block = group.heads[head];
   float* const parts = group.parts[head];
   const MapsBlock& maps = block.maps;
+  /// Rows, with one that repeats the last where three become four.
+  const int padded = DecodePart<Isa>::padded(maps.count);
   const TileMask<Isa> mask{maps};
   const Matrix& v = maps.keys->v_rows;
 
   void begin() const {
-    for (int i = 0; i < maps.count; ++i) {
+    for (int i = 0; i < padded; ++i) {
       for (int m = 0; m < 2; ++m) {
         const DecodePart<Isa> part(parts, block.value_dim, i, m);
         part.ref() = -__builtin_inff();
@@ -65,17 +68,16 @@ struct Decode {
 
   /// Can tile registers take rows four by four?
   bool suits_tiles() const {
-    return kTiles && maps.count % 4 == 0 && maps.head_dim % kStep == 0 &&
-           maps.head_dim <= kMaxShared;
+    return kTiles && padded % 4 == 0 && maps.head_dim % kStep == 0 && maps.head_dim <= kMaxShared;
   }
   /// Operands of q for all rows, four by four.
-  int64_t turned_operands() const { return maps.count / 4 * 2 * maps.head_dim * 2; }
+  int64_t turned_operands() const { return padded / 4 * 2 * maps.head_dim * 2; }
   void turn(uint32_t* turned) const {
     if constexpr (kTiles) {
       for (int i = 0; i < maps.count; i += 4) {
         for (int m = 0; m < 2; ++m, turned += maps.head_dim * 2) {
           const void* rows[4];
-          for (int r = 0; r < 4; ++r) rows[r] = maps.rows[i + r].q[m];
+          for (int r = 0; r < 4; ++r) rows[r] = row(i + r).q[m];
           Isa::DecodeTile::turn(rows, maps.head_dim, turned);
         }
       }
@@ -101,7 +103,7 @@ struct Decode {
   void run(int64_t column) {
     bool ahead = true;  // the first rows ask for the next panel
     for (int i = 0; i < maps.count;) {
-      const int left = maps.count - i;
+      const int left = padded - i;
       if (left >= 4 && run_rows<4>(i, column, ahead)) {
         i += 4;
       } else if (left >= 2 && run_rows<2>(i, column, ahead)) {
@@ -114,6 +116,8 @@ struct Decode {
     }
   }
 
+  const Row& row(int i) const { return maps.rows[i < maps.count ? i : maps.count - 1]; }
+
   /// Are products of bf16 summed two by two, not widened?
   static constexpr bool kDots = kType == Dtype::kBFloat16 && Isa::kPair == 2;
   static constexpr bool kTiles = kDots && requires { typename Isa::DecodeTile; };
@@ -123,24 +127,31 @@ struct Decode {
   static constexpr uint32_t kAll = static_cast<uint32_t>((uint64_t{1} << kCols) - 1);
   static constexpr int kVectors = kCols / kLanes;
   static constexpr float kAbove = 8.0f;
+  static constexpr int64_t kLine = 64;        // bytes of a cache line
   static constexpr int64_t kMaxShared = 256;  // width of rows of q that are shared
   static constexpr int kPair = kDots ? 2 : 1;
   static constexpr int kStep = kPair * kLanes;  // elements of q or k in a vector
 
-  static const void* element(const Matrix& x, int64_t at) {
+  static const char* element(const Matrix& x, int64_t at) {
     return static_cast<const char*>(x.data) + at * kSize;
   }
   /// The rows of one head are apart by all heads, which the hardware's prefetchers do not follow.
   /// Interleaved heads share the next panel, all of it: each asks for a part without gaps. One head
-  /// alone asks for its own rows. Asking past the end does no harm.
+  /// alone asks for its own rows. A panel is read column by column; what has no gaps is asked for
+  /// in the order of its addresses all the same, so that prefetchers join in. Asking past the end
+  /// does no harm.
   Ahead next_panel(const Matrix& mine, const Matrix& first, int64_t column,
                    int64_t columns = kCols) const {
-    if (!group.interleaved) return {element(mine, (column + columns) * mine.stride), mine.stride};
-    const int64_t part = head * columns * mine.width;
-    return {element(first, (column + columns) * first.stride + part), mine.width};
+    const Matrix& from = group.interleaved ? first : mine;
+    const int64_t stride = group.interleaved ? mine.width : mine.stride;
+    const int64_t part = group.interleaved ? head * columns * mine.width : 0;
+    const bool gaps = stride != mine.width || mine.width * kSize % kLine != 0;
+    return {element(from, (column + columns) * from.stride + part), gaps ? stride * kSize : kLine,
+            gaps ? kLine : columns * kLine};
   }
   static void ask(const Ahead& ahead, int j, int64_t c) {
-    __builtin_prefetch(static_cast<const char*>(ahead.data) + (j * ahead.stride + c) * kSize, 0, 2);
+    const int64_t line = c * kSize / kLine;
+    __builtin_prefetch(ahead.data + j * ahead.row_bytes + line * ahead.line_bytes, 0, 2);
   }
   /// Elements [at, at + kStep) of q or k; 0 from `at + count` on.
   static Vec load_step(const void* data, int64_t at, int64_t count) {
@@ -172,8 +183,8 @@ struct Decode {
   template <bool kAhead>
   void tile_panels(int i, int64_t column, const uint32_t* q) {
     using DecodeTile = typename Isa::DecodeTile;
+    alignas(64) float sums[2][kTileKeys * 4];
     float e[2][4][kTileKeys];
-    float bias[kCols];
     for (int m = 0; m < 2; ++m, q += 2 * maps.head_dim) {
       const Matrix& k = maps.keys->k_rows[m];
       const Ahead ahead = next_panel(k, group.heads[0].maps.keys->k_rows[m], column, kTileKeys);
@@ -183,17 +194,12 @@ struct Decode {
           for (int n = 0; n < 16; ++n) ask(ahead, first + j + n, c);
         };
         DecodeTile::scores(q, element(k, (column + first) * k.stride), k.stride * kSize, k.width,
-                           first, e[m], more);
+                           sums[m] + first * 4, more);
       }
     }
-    const bool biased = maps.mask_kind == MaskKind::kAdditive;
+    for (int m = 0; m < 2; ++m) DecodeTile::turn_back(sums[m], e[m]);  // when all have reached L1
     for (int m = 0; m < 2; ++m) {
-      for (int first = 0; first < kTileKeys; first += kCols) {
-        for (int r = 0; r < 4; ++r) {
-          if (biased) mask.bias(maps.rows[i + r], column + first, bias);
-          exponentials(i + r, m, kAll, biased ? bias : nullptr, e[m][r] + first);
-        }
-      }
+      for (int r = 0; r < 4; ++r) all_exponentials(i + r, m, column, e[m][r]);
     }
     share_values<4, kAhead, kTileKeys>(i, column, e);
   }
@@ -203,7 +209,7 @@ struct Decode {
   bool run_rows(int i, int64_t column, bool ahead) {
     if (maps.head_dim > kMaxShared) return false;
     for (int r = 0; r < R; ++r) {
-      if (mask.bits(maps.rows[i + r], column) != kAll) return false;
+      if (mask.bits(row(i + r), column) != kAll) return false;
     }
     ahead ? share_panel<R, true>(i, column) : share_panel<R, false>(i, column);
     return true;
@@ -212,14 +218,9 @@ struct Decode {
   template <int R, bool kAhead>
   void share_panel(int i, int64_t column) {
     float e[2][R][kCols];
-    float bias[kCols];
-    const bool biased = maps.mask_kind == MaskKind::kAdditive;
     for (int m = 0; m < 2; ++m) {
       share_scores<R, kAhead>(i, m, column, e[m]);
-      for (int r = 0; r < R; ++r) {
-        if (biased) mask.bias(maps.rows[i + r], column, bias);
-        exponentials(i + r, m, kAll, biased ? bias : nullptr, e[m][r]);
-      }
+      for (int r = 0; r < R; ++r) all_exponentials(i + r, m, column, e[m][r]);
     }
     share_values<R, kAhead>(i, column, e);
   }
@@ -233,7 +234,7 @@ struct Decode {
     alignas(64) float q[R][kMaxShared];
     for (int r = 0; r < R; ++r) {
       for (int64_t c = 0; c < k.width; c += kStep) {
-        Isa::store(q[r] + c / kPair, load_step(maps.rows[i + r].q[m], c, k.width - c));
+        Isa::store(q[r] + c / kPair, load_step(row(i + r).q[m], c, k.width - c));
       }
     }
     const Ahead ahead = next_panel(k, group.heads[0].maps.keys->k_rows[m], column);
@@ -393,26 +394,43 @@ struct Decode {
     Isa::store(out, Isa::sums(sums));
   }
 
-  /// (2) (3): scores to exponentials in place. ref moves only when a score is far above it:
-  /// exponentials of up to 2^kAbove are as exact as those below 1.
-  void exponentials(int i, int m, uint32_t bits, const float* biases, float* e) {
+  /// (2) (3) of a row that sees all keys [column, column + kKeys); 0 for one that was added.
+  template <int kKeys>
+  void all_exponentials(int i, int m, int64_t column, float (&e)[kKeys]) {
+    if (i >= maps.count) {
+      for (int n = 0; n < kKeys; n += kLanes) Isa::store(e + n, Isa::zero());
+      return;
+    }
+    float bias[kKeys];
+    const bool biased = maps.mask_kind == MaskKind::kAdditive;
+    for (int n = 0; biased && n < kKeys; n += kCols) mask.bias(row(i), column + n, bias + n);
+    exponentials<kKeys>(i, m, ~uint64_t{0}, biased ? bias : nullptr, e);
+  }
+
+  /// (2) (3): scores to exponentials in place, of all keys whose values are added next: these must
+  /// have one ref. It moves only when a score is far above it: exponentials of up to 2^kAbove are
+  /// as exact as those below 1.
+  template <int kKeys = kCols>
+  void exponentials(int i, int m, uint64_t seen, const float* biases, float* e) {
+    constexpr int kCount = kKeys / kLanes;
     const DecodePart<Isa> part(parts, block.value_dim, i, m);
     const Vec scale = Isa::set1(maps.scale[m]), unseen = Isa::set1(-__builtin_inff());
-    Vec x[kVectors];
+    const auto bits = [&](int h) { return static_cast<uint32_t>(seen >> (h * kLanes)); };
+    Vec x[kCount];
     Vec ref = Isa::set1(part.ref());
     bool near = true;
-#pragma GCC unroll 2
-    for (int h = 0; h < kVectors; ++h) {
+#pragma GCC unroll 4
+    for (int h = 0; h < kCount; ++h) {
       const Vec bias = biases == nullptr ? Isa::zero() : Isa::load(biases + h * kLanes);
       const Vec score = Isa::fma(Isa::load(e + h * kLanes), scale, bias);
-      x[h] = Isa::select(bits >> (h * kLanes), score, unseen);
+      x[h] = Isa::select(bits(h), score, unseen);
       near &= Isa::all_below(Isa::sub(x[h], ref), kAbove);
     }
     if (!near) ref = move_ref(part, x);
     Vec sum = Isa::load(part.l());
-#pragma GCC unroll 2
-    for (int h = 0; h < kVectors; ++h) {
-      const Vec y = Isa::select(bits >> (h * kLanes), Isa::exp2(Isa::sub(x[h], ref)), Isa::zero());
+#pragma GCC unroll 4
+    for (int h = 0; h < kCount; ++h) {
+      const Vec y = Isa::select(bits(h), Isa::exp2(Isa::sub(x[h], ref)), Isa::zero());
       Isa::store(e + h * kLanes, y);
       sum = Isa::add(sum, y);
     }
@@ -420,7 +438,8 @@ struct Decode {
   }
 
   /// To the largest of these scores, if it is larger; O and l of earlier panels follow.
-  [[gnu::noinline]] Vec move_ref(const DecodePart<Isa>& part, const Vec (&x)[kVectors]) {
+  template <int kCount>
+  [[gnu::noinline]] Vec move_ref(const DecodePart<Isa>& part, const Vec (&x)[kCount]) {
     Vec most = Isa::set1(-__builtin_inff());
     for (const Vec& scores : x) most = Isa::max(scores, most);
     const float maximum = Isa::maximum(most);

@@ -17,8 +17,12 @@ struct DecodePart {
   }
   /// From one map or row to the next, in floats.
   static int64_t stride(int64_t value_dim) { return kHeader + width(value_dim); }
+  /// Three rows are worked on as four.
+  static int padded(int rows) { return rows % 4 == 3 ? rows + 1 : rows; }
   /// Floats of all rows and both maps.
-  static int64_t floats(int rows, int64_t value_dim) { return 2 * rows * stride(value_dim); }
+  static int64_t floats(int rows, int64_t value_dim) {
+    return 2 * padded(rows) * stride(value_dim);
+  }
   static constexpr int kHeader = 32;
 
   float* data;

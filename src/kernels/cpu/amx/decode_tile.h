@@ -58,13 +58,12 @@ struct DecodeTile {
     }
   }
 
-  /// out[r][first + n] = q[r] . k[n] for 32 rows of k, `stride` bytes apart. more(j, c) is called
-  /// while elements [c, c + 32) of rows [j, j + 16) are loaded.
+  /// sums[n][r] = q[r] . k[n] for 32 rows of k, `stride` bytes apart. more(j, c) is called while
+  /// elements [c, c + 32) of rows [j, j + 16) are loaded.
   template <class More>
-  static void scores(const uint32_t* q, const void* keys, int64_t stride, int64_t width, int first,
-                     float (&out)[kRows][kTileKeys], const More& more) {
+  static void scores(const uint32_t* q, const void* keys, int64_t stride, int64_t width,
+                     float* sums, const More& more) {
     const char* k = static_cast<const char*>(keys);
-    alignas(64) float sums[kKeys * kRows];
     __atomic_signal_fence(__ATOMIC_SEQ_CST);  // _tile_loadd does not say that it reads memory
     _tile_zero(0);
     _tile_zero(1);
@@ -80,7 +79,11 @@ struct DecodeTile {
     _tile_stored(0, sums, 16);
     _tile_stored(1, sums + 64, 16);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    for (int h = 0; h < 2; ++h) turn_back(sums + h * 64, first + h * 16, out);
+  }
+
+  /// sums [keys][4 rows] to out [row][key].
+  static void turn_back(const float* sums, float (&out)[kRows][kTileKeys]) {
+    for (int n = 0; n < kTileKeys; n += 16) turn_back(sums + n * kRows, n, out);
   }
 
  private:
