@@ -42,13 +42,13 @@ const std::vector<std::string> kIntroduction{
 };
 
 train::RunConfig base_config(const CompareArguments& arguments) {
-  train::RunConfig config;
   if (!arguments.config.empty()) {
-    config = load_run_config(arguments.config, {});
-    if (!arguments.task.empty()) config.set("task", arguments.task);
-  } else {
-    config.set_all(compare::recipe(arguments.task.empty() ? "needle" : arguments.task));
+    std::vector<std::string> overrides = arguments.set;
+    if (!arguments.task.empty()) overrides.insert(overrides.begin(), "task=" + arguments.task);
+    return load_run_config(arguments.config, overrides);
   }
+  train::RunConfig config;
+  config.set_all(compare::recipe(arguments.task.empty() ? "needle" : arguments.task));
   set_overrides(config, arguments.set);
   return config;
 }

@@ -18,7 +18,7 @@
 namespace diffattn::io {
 namespace {
 
-constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
+constexpr std::size_t kMaxWrite = std::size_t{1} << 30;  // bytes in one call; Linux: 0x7ffff000
 // Room for the decoration of the temporary name within the 255 bytes a name may have.
 constexpr std::size_t kMaxKeptBaseName = 200;
 constexpr int kMaxNameAttempts = 1000;
@@ -87,7 +87,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> data)
     throw Error(path_, offset, "expected a file within the system's size limit, got more");
   }
   while (!data.empty()) {
-    const std::size_t piece = std::min(data.size(), kMaxTransfer);
+    const std::size_t piece = std::min(data.size(), kMaxWrite);
     const ssize_t put = ::pwrite(fd_, data.data(), piece, static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) fail("write failed at byte " + std::to_string(offset), errno);

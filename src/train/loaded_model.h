@@ -4,6 +4,7 @@
 #include <string>
 
 #include "diffattn/io/error.h"
+#include "diffattn/io/sharded.h"
 #include "diffattn/ops.h"
 #include "diffattn/train/model_folder.h"
 
@@ -11,13 +12,18 @@ namespace diffattn::train {
 
 /// Throws io::Error where config.json describes a model far larger than the folder's weights,
 /// before memory is taken for it.
-void check_sizes(const std::string& folder, const nn::ModelConfig& config);
+void check_sizes(const std::string& folder, const io::TensorSource& weights,
+                 const nn::ModelConfig& config);
+/// `load_weights` of an open folder.
+void copy_weights(const io::TensorSource& weights, const torch::nn::Module& model,
+                  const nn::ModelConfig& config);
 
 /// A model of `config` with the folder's weights. What no model can be is said of config.json.
 template <class Model>
 Model loaded_model(const std::string& folder, const nn::ModelConfig& config,
                    torch::ScalarType dtype) {
-  check_sizes(folder, config);
+  const auto weights = io::ShardedReader::open(folder);
+  check_sizes(folder, weights, config);
   const auto make = [&] {
     try {
       return Model(config);
@@ -29,7 +35,7 @@ Model loaded_model(const std::string& folder, const nn::ModelConfig& config,
   };
   Model model = make();
   model->to(dtype);
-  load_weights(folder, *model, config);
+  copy_weights(weights, *model, config);
   model->eval();
   return model;
 }

@@ -19,19 +19,23 @@ NamedTensors named_weights(const torch::nn::Module& model) {
 
 void load_weights(const std::string& folder, const torch::nn::Module& model,
                   const nn::ModelConfig& config) {
-  const auto source = io::ShardedReader::open(folder);
+  copy_weights(io::ShardedReader::open(folder), model, config);
+}
+
+void copy_weights(const io::TensorSource& weights, const torch::nn::Module& model,
+                  const nn::ModelConfig& config) {
   // Older files carry the rotary frequencies, and tied models sometimes their head a second time.
   const auto ignored = [&](const std::string& name) {
     return name.ends_with("rotary_emb.inv_freq") ||
            (config.tie_word_embeddings && name == "lm_head.weight");
   };
-  read_tensors_into(source, named_weights(model), ignored);
+  read_tensors_into(weights, named_weights(model), ignored);
 }
 
-void check_sizes(const std::string& folder, const nn::ModelConfig& c) {
+void check_sizes(const std::string& folder, const io::TensorSource& weights,
+                 const nn::ModelConfig& c) {
   constexpr double kSmall = 1 << 24;  // up to here the first wrong tensor is a better message
-  const auto source = io::ShardedReader::open(folder);
-  const std::vector<std::string> names = source.names();
+  const std::vector<std::string> names = weights.names();
   const bool two_stacks = c.kind == nn::ModelKind::kEncoderDecoder;
   const int64_t encoder_layers =
       c.num_encoder_layers > 0 ? c.num_encoder_layers : c.num_hidden_layers;
@@ -46,7 +50,7 @@ void check_sizes(const std::string& folder, const nn::ModelConfig& c) {
   double held = 0.0;
   for (const std::string& name : names) {
     double elements = 1.0;
-    for (const int64_t size : source.at(name).shape) elements *= static_cast<double>(size);
+    for (const int64_t size : weights.at(name).shape) elements *= static_cast<double>(size);
     held += elements;
   }
   const auto product = [](auto... sizes) { return (static_cast<double>(sizes) * ...); };

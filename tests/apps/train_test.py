@@ -368,6 +368,23 @@ class Training(unittest.TestCase):
             self.assertEqual(result.returncode, 2, text)
             self.assertTrue(result.stderr.endswith(expected), result.stderr)
 
+    def test_settings_of_other_tasks_are_named(self):
+        file = self.folder / "two_tasks.toml"
+        file.write_text('task = "needle"\nseed = 5\n[needle]\nlength = 64\n[classify]\nlength = 32\n'
+                        "[curriculum]\nsteps = 0\nlength = 32\n")
+        for task, expected in (("needle", [f"{file}: line 6: classify.length",
+                                           "--set: data.valid_fraction"]),
+                               ("classify", [f"{file}: line 4: needle.length",
+                                             f"{file}: line 8: curriculum.steps",
+                                             f"{file}: line 9: curriculum.length",
+                                             "--set: data.valid_fraction"])):
+            result = program("train", "--config", file, "--out", self.folder / "unread", "--dry-run",
+                             "--set", "data.valid_fraction=0.1", "--set", f"task={task}")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            said = [line for line in result.stderr.splitlines() if "has no effect" in line]
+            self.assertEqual(said, [f'diffattn: {where} has no effect: a run with task = "{task}" '
+                                    "does not read it" for where in expected])
+
     def test_the_run_file_of_a_run_is_of_that_run_and_makes_it_again(self):
         text = (self.whole / "config.toml").read_text()
         self.assertEqual(re.findall(r"(?m)^\[(.*)\]$", text), ["model", "data", "train"])
