@@ -87,7 +87,7 @@ std::vector<std::string> token_labels(const std::vector<int64_t>& ids,
 }  // namespace
 
 AnalyzedTexts::AnalyzedTexts(const TextOptions& options, AnalyzedModel& model)
-    : options_(options), model_(model) {
+    : options_(options), model_(model), config_(task_config()) {
   if (!options.summary.empty() && !model.writes()) {
     throw io::Error("--summary", fmt::format("expected an encoder-decoder, whose decoder reads it; "
                                              "{} has none",
@@ -155,6 +155,15 @@ std::string AnalyzedTexts::run_file() const {
   return "";
 }
 
+train::RunConfig AnalyzedTexts::task_config() const {
+  if (options_.task.empty()) return {};
+  train::RunConfig config = load_run_config(run_file(), {});
+  config.task = options_.task;
+  config.data.train.clear();  // examples are made, whatever the run read
+  set_overrides(config, options_.settings);
+  return config;
+}
+
 KnownText AnalyzedTexts::task_example(int64_t index) const {
   KnownText known = options_.task == "needle" || options_.task == "recall" ? sequence_example(index)
                                                                            : source_example(index);
@@ -164,9 +173,8 @@ KnownText AnalyzedTexts::task_example(int64_t index) const {
 }
 
 KnownText AnalyzedTexts::sequence_example(int64_t index) const {
-  const train::RunConfig config = load_run_config(run_file(), options_.settings);
-  const auto task = options_.task == "needle" ? data::needle_task(config.needle)
-                                              : data::recall_task(config.recall);
+  const auto task = options_.task == "needle" ? data::needle_task(config_.needle)
+                                              : data::recall_task(config_.recall);
   const data::TaskSequence sequence =
       task->example(static_cast<std::uint64_t>(options_.seed), data::Split::kValidation,
                     static_cast<std::uint64_t>(index));
@@ -177,9 +185,9 @@ KnownText AnalyzedTexts::sequence_example(int64_t index) const {
   }
   if (options_.task == "needle") {
     for (const int64_t id : sequence.ids) {
-      known.labels.push_back(data::needle_label(id, config.needle));
+      known.labels.push_back(data::needle_label(id, config_.needle));
     }
-    mark_haystack(known, config.needle);
+    mark_haystack(known, config_.needle);
     return known;
   }
   for (const data::Question& question : sequence.questions) {
@@ -189,9 +197,8 @@ KnownText AnalyzedTexts::sequence_example(int64_t index) const {
 }
 
 KnownText AnalyzedTexts::source_example(int64_t index) const {
-  const train::RunConfig config = load_run_config(run_file(), options_.settings);
-  const auto task = options_.task == "classify" ? data::noisy_text_task(config.classify.text)
-                                                : data::select_task(config.summarize.select);
+  const auto task = options_.task == "classify" ? data::noisy_text_task(config_.classify.text)
+                                                : data::select_task(config_.summarize.select);
   const data::Example example =
       task->example(static_cast<std::uint64_t>(options_.seed), data::Split::kValidation,
                     static_cast<std::uint64_t>(index));

@@ -11,6 +11,7 @@
 #include "diffattn/analysis/report.h"
 #include "diffattn/data/corpus.h"
 #include "diffattn/data/examples.h"
+#include "diffattn/train/run_config.h"
 
 namespace diffattn::app {
 
@@ -54,6 +55,7 @@ class AnalyzedTexts {
   std::string counted() const;
 
  private:
+  train::RunConfig task_config() const;
   KnownText text_of(const std::string& text) const;
   KnownText task_example(int64_t index) const;
   KnownText sequence_example(int64_t index) const;
@@ -66,6 +68,7 @@ class AnalyzedTexts {
 
   const TextOptions options_;
   AnalyzedModel& model_;
+  const train::RunConfig config_;  // of --task
   KnownText shown_;
   std::optional<data::Corpus> corpus_;  // of --data
   data::ExampleSet pairs_;              // the same for an encoder-decoder

@@ -145,6 +145,16 @@ class Analyze(unittest.TestCase):
         self.assertIsNone(part["lambda"][0]["init"])
         self.assertEqual(len(part["maps"]["lambda"]), len(part["queries"]))
 
+    def test_settings_of_a_task_are_read_without_a_run_file(self):
+        alone = self.folder / "alone" / "model"
+        shutil.copytree(self.needle, alone)
+        settings = [part for one in [*NEEDLE[1:], "needle.length=20"] for part in ("--set", one)]
+        result = program("analyze", "--model", alone, "--task", "needle", "--examples", 3, *settings, "--json")
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        longer = self.numbers("--model", self.needle, "--task", "needle")  # needle.length=24
+        self.assertEqual(len(json.loads(result.stdout)["models"][0]["queries"]),
+                         len(longer["models"][0]["queries"]) - 4)
+
     def test_encoder_and_cross_attention(self):
         classifier = self.train("classifier", *SMALL, "task=classify", "classify.backbone=encoder")
         part = self.numbers("--model", classifier, "--task", "classify", "--layer", 0, "--head", 0)["models"][0]

@@ -249,7 +249,7 @@ NaiveBackward Naive<T>::backward() const {
   for (int64_t b = 0; b < s.batch; ++b) {
     for (int64_t h = 0; h < s.heads; ++h) HeadGradients(*this, b, h).run(result);
   }
-  // Sums over the heads of a group, and over what lambda, weight and mask share, end rounded.
+  // Sums over the heads of a group end rounded; those for lambda, weight and mask do not.
   for (std::vector<double>* gradient : {&result.dk1, &result.dk2, &result.dv}) {
     for (double& x : *gradient) x = round(static_cast<float>(x));
   }

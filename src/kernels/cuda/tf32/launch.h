@@ -6,7 +6,7 @@
 #include "kernels/cuda/backward/rows.cuh"
 #include "kernels/cuda/forward.h"
 
-/// Kernels for float32 by tf32 matrix instructions, three for each product: head_dim up to 128,
+/// Kernels for float32 by tf32 matrix instructions, three for each product: head_dim 16 to 128,
 /// on GPUs with enough shared memory for them (forward 135 KiB up to 64 columns, 215 KiB beyond;
 /// backward 203 KiB).
 namespace diffattn::cuda::tf32 {

@@ -33,7 +33,7 @@ inline constexpr int kGroupsOf = kPass == Pass::kValues ? kWarps : kWarps / 2;
 template <Pass kPass>
 struct alignas(16) SmemOf {
   static constexpr int kRows = kGroupsOf<kPass> * kOwnRows;
-  float own1[kRows * kPitch<kD>], own2[kRows * kPitch<kD>];
+  float own1[kRows * kPitch<kD>], own2[kRows * kPitch<kD>];  // together: sums go there at the end
   float own_wide[kPass == Pass::kValues ? 4 : kRows * kPitch<kDv>];
   float x1[kColumns * kPitch<kD>], x2[kColumns * kPitch<kD>];
   float wide[kColumns * kPitch<kDv>];
@@ -295,6 +295,7 @@ struct Wide {
   /// Sums over the other 16 columns of each step are another warp's, handed over in shared memory.
   /// False: this warp gave its own away.
   __device__ bool add_other_columns(Sum (&sums)[2]) {
+    static_assert(kGroups * 32 * kSum <= 2 * kRows * kPitch<kD>, "the sums go to own1 and own2");
     ptx::wait_copies<0>();
     __syncthreads();  // nobody reads or fills shared memory any more
     float4* const from = reinterpret_cast<float4*>(smem.own1) + group * 32 * kSum / 4 + lane;
