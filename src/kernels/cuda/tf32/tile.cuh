@@ -155,8 +155,8 @@ __device__ inline void add(float (&x)[kCount][4], const float (&y)[kCount][4]) {
 
 /// s = x y^T of this warp's 16 rows of x and all rows of y, `width` columns each, and zeros after
 /// them. `x` and `y`: where this lane loads, see row_address and column_address. What the small
-/// parts add has sums of its own, of which nothing is lost that counts; sums of big parts start anew
-/// every kChain steps.
+/// parts add has sums of its own, of which nothing is lost that counts; sums of big parts start
+/// anew every kChain steps.
 template <int kWidth, int kN8>
 __device__ inline void dot_rows(float (&s)[kN8][4], uint32_t x, uint32_t y, int width) {
   constexpr int kChain = 2;
