@@ -146,11 +146,15 @@ TEST(ModelFolder, RoundTripsBitForBitInOneFileAndInShards) {
       EXPECT_EQ(std::filesystem::exists(folder / "model.safetensors.index.json"),
                 shard_bytes == 8192);
       const nn::CausalLM loaded = load_causal_lm(folder.path());
-      const auto weights = named_weights(*model), again = named_weights(*loaded);
+      const nn::CausalLM other(model->config);  // with weights of its own until then
+      load_weights(folder.path(), *other, model->config);
+      const auto weights = named_weights(*model), again = named_weights(*loaded),
+                 copied = named_weights(*other);
       ASSERT_EQ(weights.size(), again.size());
       for (size_t i = 0; i < weights.size(); ++i) {
         EXPECT_EQ(weights[i].first, again[i].first);
         EXPECT_TRUE(torch::equal(weights[i].second, again[i].second)) << weights[i].first;
+        EXPECT_TRUE(torch::equal(weights[i].second, copied[i].second)) << weights[i].first;
       }
     }
   }

@@ -218,6 +218,13 @@ std::vector<Target> half_targets() {
   return list;
 }
 
+bool has_float_matrix_kernels() {
+  constexpr int kNeeded = 215 * 1024;  // the most that any of them takes for a block
+  int bytes = 0;
+  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+  return cuda::usable_capability() >= 80 && bytes >= kNeeded;
+}
+
 std::vector<Target> float_targets() {
   std::vector<Target> list = cuda_targets();
   std::erase_if(list, [](const Target& target) { return target.dtype != Dtype::kFloat32; });

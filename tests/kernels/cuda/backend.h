@@ -16,6 +16,8 @@ namespace diffattn::testing {
 
 /// Compute capability of device 0, 10 * major + minor; 0 where there is none.
 int device_capability();
+/// Does the device have what float32's kernels of matrix instructions ask for?
+bool has_float_matrix_kernels();
 
 /// Throws `Error` with what went wrong.
 void check_cuda(cudaError_t status);

@@ -91,9 +91,8 @@ TEST_P(CudaBackwardTiles, InOrder) {
   for (const auto& [route, calls] : backward_routes()) {
     std::printf("%s: %ld backward calls\n", route.c_str(), static_cast<long>(calls));
   }
-  const bool hopper = cuda::usable_capability() == 90;
-  const char* route = hopper ? "sm90" : "sm80";
-  if (GetParam().dtype == Dtype::kFloat32) route = device_capability() == 90 ? "tf32" : "simt";
+  const char* route = cuda::usable_capability() == 90 ? "sm90" : "sm80";
+  if (GetParam().dtype == Dtype::kFloat32) route = has_float_matrix_kernels() ? "tf32" : "simt";
   EXPECT_GE(backward_routes()[route], tally.cases / 2) << route;
   std::printf("cases %ld, worst share of a bound %.2f, mean error / naive %.2f\n",
               static_cast<long>(tally.cases), tally.worst_share, tally.error / tally.naive_error);
