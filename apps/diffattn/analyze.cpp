@@ -156,22 +156,28 @@ void print_analysis_json(const Analysis& result, bool maps) {
   fmt::print("{}\n", all.dump(1, ' ', false, Json::error_handler_t::replace));
 }
 
+/// At most four decimals, in six characters where they suffice.
+std::string short_number(double value) {
+  if (!std::isfinite(value)) return "-";
+  if (value == 0.0) return "0";
+  const std::string text = fmt::format("{:.4f}", value);
+  return text.size() <= 6 ? text : fmt::format("{:.3f}", value);
+}
+
 void print_statistics(const ModelAttention& model, const HeadIndex& shown) {
   fmt::print("{}: {}\n", model.name, model.description);
-  TextTable table{
-      .lines = {fmt::format("{:>5} {:>5}", "layer", "head")}, .marks = {""}, .columns = {}};
+  TextTable table{.lines = {"layer head"}, .marks = {""}, .columns = {}};
   for (const analysis::Statistic& name : model.statistics.names) {
-    table.columns.push_back({name.key, {}});
+    table.columns.push_back({statistic_heading(name.key), {}});
   }
   for (const analysis::StatisticsTable::Row& row : model.statistics.rows) {
-    table.lines.push_back(fmt::format("{:>5} {:>5}", row.layer, row.head));
-    table.marks.emplace_back(row.layer == shown.layer && row.head == shown.head ? "  *" : "");
+    table.lines.push_back(fmt::format("{:>5} {:>4}", row.layer, row.head));
+    table.marks.emplace_back(row.layer == shown.layer && row.head == shown.head ? " *" : "");
     for (std::size_t i = 0; i < row.values.size(); ++i) {
-      const double value = row.values[i];
-      table.columns[i].cells.push_back(std::isfinite(value) ? fmt::format("{:.4g}", value) : "-");
+      table.columns[i].cells.push_back(short_number(row.values[i]));
     }
   }
-  print_table(table, 9, 1);
+  print_table(table, 6, 1);
 }
 
 void write_tables(const std::string& path, const std::vector<ModelAttention>& models) {
@@ -225,7 +231,7 @@ void check_combinations(const CLI::App& verb) {
   }
   if (given("--summary") && !text) throw CLI::RequiresError("--summary", "--text or --input");
   const bool picture = given("--png") || given("--svg") || given("--ascii");
-  for (const char* name : {"--map", "--theme", "--range", "--linear"}) {
+  for (const char* name : {"--map", "--theme", "--range", "--linear", "--part"}) {
     if (given(name) && !picture) throw CLI::RequiresError(name, "--png, --svg or --ascii");
   }
   for (const std::string& setting : verb.get_option("--set")->results()) {

@@ -132,7 +132,7 @@ std::vector<ModelPart> AnalyzedModel::read(const AnalyzedText& text) {
   std::vector<ModelPart> parts;
   Traces traces;
   nn::ModelInput input;
-  input.ids = tensor_of(text.ids, "text");
+  input.ids = tensor_of(text.ids, text.given_as);
   input.traces = &traces;
   if (!encoder_decoder_) {
     stack_->forward(input);
@@ -162,12 +162,12 @@ int64_t AnalyzedModel::first_written() const {
   return config.decoder_start_token_id.value_or(config.bos_token_id.value_or(0));
 }
 
-std::vector<int64_t> AnalyzedModel::write(const std::vector<int64_t>& ids, int64_t max_tokens) {
-  tensor_of(ids, "text");  // says by name what cannot be read
+std::vector<int64_t> AnalyzedModel::write(const AnalyzedText& text, int64_t max_tokens) {
+  tensor_of(text.ids, text.given_as);  // says by name what cannot be read
   std::vector<int64_t> out = {first_written()};
   const int64_t more = std::min(max_tokens, config.max_position_embeddings) - 1;
   if (more < 1) return out;
-  const auto texts = train::write_texts(*encoder_decoder_, {ids}, {.max_new_tokens = more});
+  const auto texts = train::write_texts(*encoder_decoder_, {text.ids}, {.max_new_tokens = more});
   out.insert(out.end(), texts.front().begin(), texts.front().end());
   return out;
 }

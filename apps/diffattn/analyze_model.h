@@ -19,6 +19,7 @@ namespace diffattn::app {
 struct AnalyzedText {
   std::vector<int64_t> ids = {};
   std::vector<int64_t> written = {};  // what the decoder of an encoder-decoder reads
+  std::string given_as = "text";      // where it comes from, for errors
 };
 
 /// One attention of a model on a text.
@@ -43,7 +44,7 @@ class AnalyzedModel {
 
   bool writes() const { return static_cast<bool>(encoder_decoder_); }
   /// What an encoder-decoder itself writes about a text, its first token included.
-  std::vector<int64_t> write(const std::vector<int64_t>& ids, int64_t max_tokens);
+  std::vector<int64_t> write(const AnalyzedText& text, int64_t max_tokens);
   /// The token that a written text begins with.
   int64_t first_written() const;
 

@@ -121,8 +121,8 @@ std::vector<ModelAttention> attentions_of(AnalyzedModel& model, const AnalyzedTe
 HeadIndex chosen_head(const AnalyzeRequest& request, const ModelAttention& model) {
   const auto check = [&](const char* name, const std::optional<int64_t>& value, int64_t count) {
     if (!value || (*value >= 0 && *value < count)) return;
-    throw io::Error(name, fmt::format("expected a number below {}, as {} has {}, got {}", count,
-                                      model.name, count, *value));
+    throw io::Error(name, fmt::format("expected an integer in [0, {}], as {} has {}, got {}",
+                                      count - 1, model.name, count, *value));
   };
   check("--layer", request.layer, model.layers());
   check("--head", request.head, model.heads());

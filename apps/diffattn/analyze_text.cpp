@@ -97,14 +97,14 @@ AnalyzedTexts::AnalyzedTexts(const TextOptions& options, AnalyzedModel& model)
   if (!options.prompt_ids.empty()) {
     shown_.text.ids = options.prompt_ids;
     shown_.name = "ids";
+    shown_.text.given_as = "--prompt-ids";
     complete(shown_);
   } else if (!options.task.empty()) {
     shown_ = task_example(0);
   } else if (!options.input.empty()) {
-    shown_ = text_of(whole_file(options.input));
-    shown_.name = options.input;
+    shown_ = text_of(whole_file(options.input), options.input);
   } else if (!options.text.empty() || options.data.empty()) {
-    shown_ = text_of(options.text);
+    shown_ = text_of(options.text, "text");
   } else {
     each_of_data([&](const KnownText& known) {
       shown_ = known;
@@ -118,7 +118,7 @@ AnalyzedTexts::AnalyzedTexts(const TextOptions& options, AnalyzedModel& model)
   }
 }
 
-KnownText AnalyzedTexts::text_of(const std::string& text) const {
+KnownText AnalyzedTexts::text_of(const std::string& text, const std::string& name) const {
   if (!model_.tokenizer) {
     throw io::Error(model_.folder, "has no tokenizer.json: give --prompt-ids instead of text");
   }
@@ -128,7 +128,7 @@ KnownText AnalyzedTexts::text_of(const std::string& text) const {
     known.text.written = ids_of(model_.tokenizer->encode(options_.summary));
     known.text.written.insert(known.text.written.begin(), model_.first_written());
   }
-  known.name = "text";
+  known.name = known.text.given_as = name;
   complete(known);
   return known;
 }
@@ -136,7 +136,7 @@ KnownText AnalyzedTexts::text_of(const std::string& text) const {
 /// Labels, and what an encoder-decoder writes when nobody says.
 void AnalyzedTexts::complete(KnownText& known) const {
   if (model_.writes() && known.text.written.empty()) {
-    known.text.written = model_.write(known.text.ids, kMostWritten);
+    known.text.written = model_.write(known.text, kMostWritten);
   }
   if (known.labels.empty()) known.labels = token_labels(known.text.ids, model_.tokenizer);
   if (known.written_labels.empty()) {
@@ -167,7 +167,7 @@ train::RunConfig AnalyzedTexts::task_config() const {
 KnownText AnalyzedTexts::task_example(int64_t index) const {
   KnownText known = options_.task == "needle" || options_.task == "recall" ? sequence_example(index)
                                                                            : source_example(index);
-  known.name = fmt::format("{} {}", options_.task, index);
+  known.name = known.text.given_as = fmt::format("{} {}", options_.task, index);
   complete(known);
   return known;
 }
@@ -215,7 +215,12 @@ KnownText AnalyzedTexts::source_example(int64_t index) const {
 /// Tokens of a data set that are read at a time.
 int64_t AnalyzedTexts::piece_length() const {
   const int64_t most = model_.config.max_position_embeddings;
-  return options_.seq_len > 0 ? std::min(options_.seq_len, most) : most;
+  if (options_.seq_len > most) {
+    throw io::Error("--seq-len",
+                    fmt::format("expected at most {}, the most that {} can read, got {}", most,
+                                model_.folder, options_.seq_len));
+  }
+  return options_.seq_len > 0 ? options_.seq_len : most;
 }
 
 void AnalyzedTexts::read_data() {

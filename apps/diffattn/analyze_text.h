@@ -56,7 +56,7 @@ class AnalyzedTexts {
 
  private:
   train::RunConfig task_config() const;
-  KnownText text_of(const std::string& text) const;
+  KnownText text_of(const std::string& text, const std::string& name) const;
   KnownText task_example(int64_t index) const;
   KnownText sequence_example(int64_t index) const;
   KnownText source_example(int64_t index) const;

@@ -277,7 +277,7 @@ void print_point(const Json& point) {
     ratios.push_back(
         fmt::format("{:.2f}x as fast as plain attention of equal width", plain.get<double>()));
   }
-  if (!ratios.empty()) fmt::print("  fused is {}\n", fmt::join(ratios, ", "));
+  if (!ratios.empty()) fmt::print("  fused is {}\n", fmt::join(ratios, ",\n           "));
 }
 
 void print_csv(const Json& points) {

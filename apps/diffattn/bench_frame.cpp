@@ -29,8 +29,10 @@ int run_sweep(const BenchOutput& output, const BenchSweep& sweep) {
   report["points"] = Json::array();
   const bool quiet = output.json || output.csv;
   if (!quiet) {
-    fmt::print("{}, torch {}; medians of {} interleaved repetitions\n", machine.cpu,
-               DIFFATTN_TORCH_VERSION, output.repeat);
+    fmt::print("{}, torch {}; {}\n", machine.cpu, DIFFATTN_TORCH_VERSION,
+               output.repeat == 1
+                   ? "one repetition"
+                   : fmt::format("medians of {} interleaved repetitions", output.repeat));
   }
   Progress progress("bench", static_cast<int64_t>(sweep.points));
   for (size_t i = 0; i < sweep.points; ++i) {

@@ -184,16 +184,16 @@ void print_step(const Json& point) {
   fmt::print("\ntraining step, {}: {} x {} tokens, {}, {}\n", point["dtype"].get<std::string>(),
              point["batch"].get<int64_t>(), point["seq"].get<int64_t>(),
              thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
-  fmt::print("  {:<26} {:>11} {:>10} {:>19} {:>10} {:>8} {:>9}\n", "attention", "parameters", "ms",
+  fmt::print("  {:<29} {:>10} {:>9} {:>19} {:>9} {:>8} {:>7}\n", "attention", "parameters", "ms",
              "spread", "tokens/s", "TFLOP/s", "MiB");
   for (const Json& row : point["routes"]) {
-    fmt::print("  {:<26} {:>11} {:>10.3f} {:>19} {:>10.0f} {:>8.3f} {:>9.0f}\n",
+    fmt::print("  {:<29} {:>10} {:>9.3f} {:>19} {:>9.0f} {:>8.3f} {:>7.0f}\n",
                row["route"].get<std::string>(), row["parameters"].get<int64_t>(),
                row["ms"].get<double>(), spread_text(row), row["tokens_per_second"].get<double>(),
                row["tflops"].get<double>(), row["peak_memory_mib"].get<double>());
     if (!row.contains("profile")) continue;
     for (const Json& entry : row["profile"]) {
-      fmt::print("    {:>9.2f} ms {:>6} x  {:.90}\n", entry["ms"].get<double>(),
+      fmt::print("    {:>9.2f} ms {:>6} x  {:.72}\n", entry["ms"].get<double>(),
                  entry["calls"].get<int64_t>(), entry["name"].get<std::string>());
     }
   }

@@ -190,8 +190,9 @@ class Classify {
         table.push_back(row);
       }
       metrics["confusion"] = table;
-      fmt::print(stderr, "{} labelled lines: accuracy {:.4f}, macro-F1 {:.4f}\n",
-                 confusion_.total(), confusion_.accuracy(), confusion_.macro_f1());
+      fmt::print(stderr, "{} labelled {}: accuracy {:.4f}, macro-F1 {:.4f}\n", confusion_.total(),
+                 confusion_.total() == 1 ? "line" : "lines", confusion_.accuracy(),
+                 confusion_.macro_f1());
     }
     return results_.finish({{"labels", model_->config.labels}, {"metrics", metrics}});
   }

@@ -166,7 +166,8 @@ Run add_compare(CLI::App& app) {
       ->delimiter(',');
   verb->add_option("--seeds", arguments->seeds,
                    "one run per model and seed (the config's, 11 without)")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(integer_from(0));
   verb->add_option("--learning-rates", arguments->learning_rates,
                    "each model tries these on a seed apart and takes the best for it")
       ->delimiter(',');

@@ -85,17 +85,20 @@ void print_layers(const train::Values& values) {
   }
   if (layers.empty()) return;
   TextTable table{.lines = {fmt::format("{:<8}", "layer")}, .marks = {""}, .columns = {}};
-  for (const std::string& name : statistics) table.columns.push_back({name, {}});
   for (const auto& [layer, row] : layers) {
     table.lines.push_back(fmt::format("{:<8}", layer));
     table.marks.emplace_back();
-    for (TextTable::Column& column : table.columns) {
-      const auto found = row.find(column.name);
+  }
+  for (const std::string& name : statistics) {
+    TextTable::Column column{statistic_heading(name), {}};
+    for (const auto& [layer, row] : layers) {
+      const auto found = row.find(name);
       column.cells.push_back(found == row.end() ? "-" : fmt::format("{:.4f}", found->second));
     }
+    table.columns.push_back(std::move(column));
   }
   fmt::print("\n");
-  print_table(table, 8, 2);
+  print_table(table, 6, 2);
 }
 
 void print_evaluation(const train::Evaluator& evaluator) {
@@ -211,6 +214,12 @@ int run_eval(const EvalOptions& options) {
     throw io::Error(options.model,
                     "has no tokenizer.json: eval reads text (models of generated tasks: diffattn "
                     "compare, diffattn analyze --task)");
+  }
+  if (options.seq_len > config.max_position_embeddings) {
+    fmt::print(
+        stderr,
+        "diffattn: --seq-len: rows of {} tokens, of which the model was made for the first {}\n",
+        options.seq_len, config.max_position_embeddings);
   }
   const bool language = config.kind == nn::ModelKind::kDecoder && config.labels.empty();
   Evaluated evaluated = language ? language_evaluation(options, *tokenizer)

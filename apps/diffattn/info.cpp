@@ -42,17 +42,24 @@ bool refuses(const BackendInfo& info, Dtype dtype) {
 
 /// Why a backend was chosen: what stands in front of it, and why that is not taken.
 std::string reason(const std::string& device, Dtype dtype, const std::string& chosen) {
-  std::string before;
+  const char* limit = std::getenv("DIFFATTN_BACKEND");
+  if (limit != nullptr && *limit != '\0') return fmt::format("DIFFATTN_BACKEND={}", limit);
+  std::vector<std::string> unfit, absent, reasons;
   for (const BackendInfo& backend : backends()) {
     if (backend.device != device) continue;
     if (backend.name == chosen) break;
-    before += (before.empty() ? "" : "; ") + backend.name +
-              (backend.available || refuses(backend, dtype) ? " does not take it"
-                                                            : " is not on this machine");
+    const bool here = backend.available || refuses(backend, dtype);
+    (here ? unfit : absent).push_back(backend.name);
   }
-  const char* limit = std::getenv("DIFFATTN_BACKEND");
-  if (limit != nullptr && *limit != '\0') return fmt::format("DIFFATTN_BACKEND={}", limit);
-  return before.empty() ? "first of the list" : before;
+  if (!unfit.empty()) {
+    reasons.push_back(fmt::format("{} {} not take it", fmt::join(unfit, ", "),
+                                  unfit.size() == 1 ? "does" : "do"));
+  }
+  if (!absent.empty()) {
+    reasons.push_back(fmt::format("{} {} not on this machine", fmt::join(absent, ", "),
+                                  absent.size() == 1 ? "is" : "are"));
+  }
+  return reasons.empty() ? "first of the list" : fmt::format("{}", fmt::join(reasons, "; "));
 }
 
 Json collect() {

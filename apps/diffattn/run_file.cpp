@@ -35,7 +35,7 @@ std::vector<Given> set_each(RunConfig& config, const std::vector<std::string>& o
   std::vector<Given> given;
   for (const std::string& text : overrides) {
     const size_t equals = text.find('=');
-    if (equals == std::string::npos) {
+    if (equals == std::string::npos || equals == 0) {
       throw ConfigError(fmt::format("--set: expected key=value, got '{}'", text));
     }
     config.set(text.substr(0, equals), text.substr(equals + 1));
@@ -47,11 +47,10 @@ std::vector<Given> set_each(RunConfig& config, const std::vector<std::string>& o
 /// A file may hold the sections of several tasks, so what this one does not read is no mistake; but
 /// who writes a key expects it to matter.
 void warn_of_unread(const RunConfig& config, const std::vector<Given>& given) {
-  const std::vector<io::Setting> read = io::parse_settings(config.to_toml(), "");
   const bool turned_off = config.task == "needle" &&
                           std::ranges::find(given, "curriculum.steps", &Given::key) != given.end();
   for (const auto& [key, where] : given) {
-    if (std::ranges::find(read, key, &io::Setting::key) != read.end()) continue;
+    if (config.reads(key)) continue;
     if (turned_off && key.starts_with("curriculum.")) continue;
     fmt::print(stderr,
                "diffattn: {}: {} has no effect: a run with task = \"{}\"{} does not read it\n",

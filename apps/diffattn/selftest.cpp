@@ -169,14 +169,14 @@ void print_line(const Json& line) {
              line["device"].get<std::string>());
   for (const Promise& promise : kPromises) {
     if (!line.contains("types") || !line["types"].contains(promise.name)) {
-      fmt::print(" {:>19}", "-");
+      fmt::print(" {:>17}", "-");
       continue;
     }
     const Json& type = line["types"][promise.name];
-    fmt::print(" {:>19}", fmt::format("{:.1e} / {:.1e}", type["forward_error"].get<double>(),
+    fmt::print(" {:>17}", fmt::format("{:.1e} / {:.1e}", type["forward_error"].get<double>(),
                                       type["backward_error"].get<double>()));
   }
-  fmt::print("   {}\n", line["passed"].get<bool>() ? "ok" : "FAILED");
+  fmt::print("  {}\n", line["passed"].get<bool>() ? "ok" : "FAILED");
   std::fflush(stdout);
 }
 
@@ -185,7 +185,7 @@ int run(bool json) {
   if (!json) {
     fmt::print("Relative error against the reference in double, forward / backward\n");
     fmt::print("  {:<12} {:<6}", "backend", "device");
-    for (const Promise& promise : kPromises) fmt::print(" {:>19}", promise.name);
+    for (const Promise& promise : kPromises) fmt::print(" {:>17}", promise.name);
     fmt::print("\n");
   }
   std::vector<std::vector<Truth>> truths;  // per promise

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 
 #include "terminal.h"
 
@@ -18,14 +19,33 @@ std::size_t longest(const std::vector<std::string>& texts) {
   return most;
 }
 
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+/// What stands in a line of the table, of `heads` lines of names and those of the cells.
+std::string cell_of(const TextTable::Column& column, std::size_t line, std::size_t heads) {
+  if (line >= heads) return column.cells[line - heads];
+  const std::vector<std::string> name = lines_of(column.name);
+  const std::size_t below = heads - line;  // this line and those of the names below it
+  return below > name.size() ? "" : name[name.size() - below];
+}
+
 }  // namespace
 
 void print_table(const TextTable& table, std::size_t width, std::size_t gap) {
   const auto room = static_cast<std::size_t>(
       terminal_columns(STDOUT_FILENO).value_or(std::numeric_limits<int64_t>::max()));
-  const std::size_t ends = longest(table.lines) + longest(table.marks);
+  const std::size_t front = longest(table.lines), ends = front + longest(table.marks);
+  std::size_t heads = 1;
+  for (const TextTable::Column& column : table.columns) {
+    heads = std::max(heads, lines_of(column.name).size());
+  }
   const auto width_of = [&](const TextTable::Column& column) {
-    return std::max({width, column.name.size(), longest(column.cells)});
+    return std::max({width, longest(lines_of(column.name)), longest(column.cells)});
   };
   for (std::size_t first = 0, end = 0; first < table.columns.size(); first = end) {
     std::size_t taken = ends;
@@ -34,16 +54,26 @@ void print_table(const TextTable& table, std::size_t width, std::size_t gap) {
       taken += gap + width_of(table.columns[end++]);
     }
     if (first > 0) fmt::print("\n");
-    for (std::size_t line = 0; line < table.lines.size(); ++line) {
-      std::string text = table.lines[line];
+    for (std::size_t line = 0; line < heads - 1 + table.lines.size(); ++line) {
+      const bool above = line + 1 < heads;  // of a name's last line
+      std::string text = above ? std::string(front, ' ') : table.lines[line + 1 - heads];
       for (std::size_t i = first; i < end; ++i) {
         const TextTable::Column& column = table.columns[i];
-        text += fmt::format("{:{}}{:>{}}", "", gap,
-                            line == 0 ? column.name : column.cells[line - 1], width_of(column));
+        text += fmt::format("{:{}}{:>{}}", "", gap, cell_of(column, line, heads), width_of(column));
       }
-      fmt::print("{}{}\n", text, table.marks[line]);
+      if (!above) text += table.marks[line + 1 - heads];
+      fmt::print("{}\n", text.substr(0, text.find_last_not_of(' ') + 1));
     }
   }
+}
+
+std::string statistic_heading(const std::string& key) {
+  if (key == "sparsity") return "sparse";
+  if (key == "noise_cancelled") return "noise\ncancel";
+  if (key == "similarity") return "similar";
+  std::string heading = key;
+  std::ranges::replace(heading, '_', '\n');
+  return heading;
 }
 
 }  // namespace diffattn::app

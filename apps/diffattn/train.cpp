@@ -200,6 +200,10 @@ int run_train(const TrainOptions& options) {
   train::RunConfig config =
       load_run_config(resumed ? folder + "/config.toml" : options.config, options.set);
   if (options.skip_bad) config.data.skip_bad = true;
+  if (options.skip_bad && !config.reads("data.skip_bad")) {
+    fmt::print(stderr, "diffattn: --skip-bad has no effect: the task {} is generated\n",
+               config.task);
+  }
   const auto task = train::open_task(config);
   const train::TaskData& data = *task;
   if (data.skipped_lines > 0) {

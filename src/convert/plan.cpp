@@ -2,6 +2,7 @@
 #include "convert/plan.h"
 
 #include <algorithm>
+#include <set>
 
 #include "convert/numbers.h"
 #include "diffattn/io/error.h"
@@ -11,10 +12,13 @@ namespace {
 
 using io::in_quotes;
 
-std::string renamed(std::string name, const Options& options) {
+/// The name by `options`; the renames that fit are put into `fitting`.
+std::string renamed(std::string name, const Options& options, std::set<std::string>& fitting) {
   for (const auto& [from, to] : options.renames) {
     const std::size_t at = name.find(from);
-    if (at != std::string::npos) name.replace(at, from.size(), to);
+    if (at == std::string::npos) continue;
+    name.replace(at, from.size(), to);
+    fitting.insert(from);
   }
   return name;
 }
@@ -23,11 +27,18 @@ std::string renamed(std::string name, const Options& options) {
 
 Plan::Plan(const Model& model, const io::TensorSource& source, const Options& options)
     : model_(model), source_(source), options_(options) {
+  std::set<std::string> fitting;
   for (const std::string& name : source.names()) {
-    if (!actual_.emplace(renamed(name, options), name).second) {
+    const std::string known = renamed(name, options, fitting);
+    if (!actual_.emplace(known, name).second) {
       throw io::Error(source.name(), "expected names that differ after renaming, got " +
-                                         in_quotes(renamed(name, options)) + " twice");
+                                         in_quotes(known) + " twice");
     }
+  }
+  for (const auto& [from, to] : options.renames) {
+    if (fitting.contains(from)) continue;
+    throw io::Error(source.name(), "expected a tensor with " + in_quotes(from) +
+                                       " in its name, to be renamed, got none");
   }
 }
 

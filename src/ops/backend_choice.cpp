@@ -30,14 +30,14 @@ bool is_cpu_backend(const std::string& name) {
   return false;
 }
 
-void check_known(const std::string& name) {
+void check_known(const char* argument, const std::string& name) {
   if (name.empty()) return;
   std::string names;
   for (const BackendInfo& backend : backends()) {
     if (name == backend.name) return;
     if (names.find(" " + backend.name) == std::string::npos) names += " " + backend.name;
   }
-  throw_argument_error("backend", "one of:" + names, "'" + name + "'");
+  throw_argument_error(argument, "one of:" + names, "'" + name + "'");
 }
 
 /// A problem of the usual kind, to ask which backend would take it.
@@ -86,7 +86,7 @@ std::string backend_for(torch::Device device, torch::ScalarType dtype) {
 }
 
 void limit_backend(const std::string& name) {
-  check_known(name);
+  check_known("backend", name);
   const std::lock_guard lock(limit().mutex);
   limit().name = name;
 }
@@ -98,7 +98,7 @@ std::string backend_limit() {
   if (!limit().name) {
     const char* value = std::getenv("DIFFATTN_BACKEND");
     const std::string name = value == nullptr ? "" : value;
-    check_known(name);
+    check_known("DIFFATTN_BACKEND", name);
     limit().name = name;
   }
   return *limit().name;

@@ -3,6 +3,8 @@
 
 #include <fmt/core.h>
 
+#include <cmath>
+
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/io/sharded.h"
@@ -22,6 +24,23 @@ void load_weights(const std::string& folder, const torch::nn::Module& model,
   copy_weights(io::ShardedReader::open(folder), model, config);
 }
 
+namespace {
+
+/// What a model with NaN computes looks like a label or a text, and is none.
+void check_finite(const io::TensorSource& weights, const std::string& name,
+                  const torch::Tensor& tensor) {
+  if (tensor.numel() == 0) return;
+  const auto [low, high] = at::aminmax(tensor.detach());
+  for (const double value : {low.item<double>(), high.item<double>()}) {
+    if (std::isfinite(value)) continue;
+    const std::string got = std::isnan(value) ? "NaN" : fmt::format("{}", value);
+    throw io::Error(weights.name(), fmt::format("tensor {}: expected finite numbers, got {}",
+                                                io::in_quotes(name), got));
+  }
+}
+
+}  // namespace
+
 void copy_weights(const io::TensorSource& weights, const torch::nn::Module& model,
                   const nn::ModelConfig& config) {
   // Older files carry the rotary frequencies, and tied models sometimes their head a second time.
@@ -29,7 +48,9 @@ void copy_weights(const io::TensorSource& weights, const torch::nn::Module& mode
     return name.ends_with("rotary_emb.inv_freq") ||
            (config.tie_word_embeddings && name == "lm_head.weight");
   };
-  read_tensors_into(weights, named_weights(model), ignored);
+  const NamedTensors tensors = named_weights(model);
+  read_tensors_into(weights, tensors, ignored);
+  for (const auto& [name, tensor] : tensors) check_finite(weights, name, tensor);
 }
 
 void check_sizes(const std::string& folder, const io::TensorSource& weights,

@@ -142,19 +142,21 @@ std::vector<Field> fields(RunConfig& c) {
   };
 }
 
+/// Letters put in, left out, replaced, or two of them swapped.
 size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
+  std::vector<size_t> before, above(b.size() + 1), row(b.size() + 1);
+  std::iota(above.begin(), above.end(), size_t{0});
   for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = row[0];
     row[0] = i + 1;
     for (size_t j = 0; j < b.size(); ++j) {
-      const size_t above = row[j + 1];
-      row[j + 1] = std::min({above + 1, row[j] + 1, diagonal + (a[i] == b[j] ? 0 : 1)});
-      diagonal = above;
+      row[j + 1] = std::min({above[j + 1] + 1, row[j] + 1, above[j] + (a[i] == b[j] ? 0 : 1)});
+      if (i > 0 && j > 0 && a[i] == b[j - 1] && a[i - 1] == b[j]) {
+        row[j + 1] = std::min(row[j + 1], before[j - 1] + 1);
+      }
     }
+    before = std::exchange(above, row);
   }
-  return row.back();
+  return above.back();
 }
 
 struct KeyParts {
@@ -360,6 +362,11 @@ void RunConfig::resolve() {
     train.seq_len = summarize.select.sentences * (summarize.select.words + 2);
   }
   if (m.max_position_embeddings == 0) m.max_position_embeddings = train.seq_len;
+  require(
+      m.max_position_embeddings >= train.seq_len,
+      fmt::format("model.max_position_embeddings: expected at least the {} tokens of a row, got "
+                  "{}",
+                  train.seq_len, m.max_position_embeddings));
   require(!train.activation_checkpointing ||
               (train.sparsity_weight == 0.0 && train.focus_weight == 0.0),
           "train.activation_checkpointing: expected false with train.sparsity_weight or "
@@ -372,6 +379,11 @@ void RunConfig::resolve() {
           fmt::format("train.lambda_warmup_steps: expected fewer than train.steps ({}), got {}",
                       train.steps, train.lambda_warmup_steps));
   if (train.warmup_steps < 0) train.warmup_steps = std::min<int64_t>(100, train.steps / 20);
+}
+
+bool RunConfig::reads(const std::string& key) const {
+  RunConfig copy = *this;
+  return is_read(*this, field_of(copy, key));
 }
 
 std::string RunConfig::to_toml() const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/train/tensor_file.h"
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "diffattn/io/error.h"
@@ -41,6 +42,13 @@ void write_all(Writer& writer, const NamedTensors& tensors) {
   writer.commit();
 }
 
+/// Whole numbers, as of quantised weights, would be numbers of another model.
+bool holds_numbers(io::Dtype dtype) {
+  return std::ranges::any_of(kTypes, [&](const TypePair& pair) {
+    return pair.file == dtype && c10::isFloatingType(pair.torch);
+  });
+}
+
 using Ignored = std::function<bool(const std::string&)>;
 
 void check_tensors(const io::TensorSource& source, const NamedTensors& tensors,
@@ -49,7 +57,11 @@ void check_tensors(const io::TensorSource& source, const NamedTensors& tensors,
   for (const auto& [name, tensor] : tensors) {
     wanted.insert(name);
     const io::TensorInfo& info = source.at(name);
-    torch_dtype(info.dtype);
+    if (tensor.is_floating_point() && !holds_numbers(info.dtype)) {
+      throw io::Error(source.name(), "tensor " + io::in_quotes(name) +
+                                         ": expected F32, F64, BF16 or F16, got " +
+                                         std::string(io::dtype_name(info.dtype)));
+    }
     if (!std::ranges::equal(info.shape, tensor.sizes())) {
       throw io::Error(source.name(), "tensor " + io::in_quotes(name) + ": expected shape " +
                                          io::shape_text(tensor.sizes()) + ", got " +

@@ -172,7 +172,7 @@ class Analyze(unittest.TestCase):
         for row in cross["maps"]["p1"]:
             self.assertAlmostEqual(sum(row), 1, places=4)
         self.assert_statistics_hold(decoder)
-        self.assert_fails("--model", summarizer, "--task", "summarize", "--part", "middle",
+        self.assert_fails("--model", summarizer, "--task", "summarize", "--part", "middle", "--ascii",
                           says="--part.*encoder, decoder, cross-attention.*'middle'")
         self.writes_no_more_than_it_can_read(summarizer)
 
@@ -216,6 +216,18 @@ class Analyze(unittest.TestCase):
             os.close(outside)
             self.assertEqual(process.returncode, 0)
             self.assertEqual(b"\x1b[48;5;" in text, coloured)
+
+    def test_the_table_has_every_statistic_in_100_columns(self):
+        rows = self.numbers("--model", self.needle, "--task", "needle")["models"][0]["statistics"]
+        table = self.analyze("--model", self.needle, "--task", "needle").splitlines()
+        self.assertLessEqual(max(map(len, table)), 100, "\n".join(table))
+        begin = next(i for i, line in enumerate(table) if line.startswith("layer head")) + 1
+        for row, line in zip(rows, table[begin:begin + len(rows)], strict=True):
+            layer, head, *cells = line.removesuffix(" *").split()
+            self.assertEqual((int(layer), int(head)), (row["layer"], row["head"]))
+            wanted = [row[key] for key in (*STATISTICS, "answer_mass", "noise_mass")]
+            for cell, value in zip(cells, wanted, strict=True):
+                self.assertAlmostEqual(float(cell), value, delta=5.1e-4 if "-" in cell else 5.1e-5)
 
     def test_statistics_take_memory_linear_in_the_text(self):
         model = self.train("long", *SMALL, *NEEDLE, "model.num_hidden_layers=1", "model.max_position_embeddings=8192")
@@ -297,15 +309,20 @@ class Analyze(unittest.TestCase):
         model = ["--model", self.text]
         self.assert_fails(*model, "--text", "x" * 65, says="text: expected at most 64 tokens.*got 65")
         self.assert_fails(*model, "--text", "", says="text: expected at least one token")
-        self.assert_fails(*model, "--prompt-ids", "5,999", says="expected ids below 257.*got 999")
+        self.assert_fails(*model, "--data", self.corpus, "--seq-len", 65,
+                          says="--seq-len: expected at most 64, the most that .* can read, got 65")
+        self.assert_fails(*model, "--prompt-ids", "5,999", says="--prompt-ids: expected ids below 257.*got 999")
         self.assert_fails(*model, "--prompt-ids", "5,-1", says="got -1")
-        self.assert_fails(*model, "--text", "abc", "--layer", 2, says="--layer: expected a number below 2.*got 2")
-        self.assert_fails(*model, "--text", "abc", "--head", 7, says="--head: expected a number below 2.*got 7")
+        self.assert_fails(*model, "--text", "abc", "--layer", 2, says="--layer: expected an integer in .0, 1., .*got 2")
+        self.assert_fails(*model, "--text", "abc", "--head", 7, says="--head: expected an integer in .0, 1., .*got 7")
         self.assert_fails(*model, says="one of --text, --prompt-ids, --input, --task and --data")
         self.assert_fails(*model, "--text", "abc", "--text", "abc", "--prompt-ids", "1", says="text")
         self.assert_fails("--model", self.needle, "--text", "abc", says="no tokenizer.json: give --prompt-ids")
         self.assert_fails("--model", self.folder / "missing", "--text", "abc", says="missing")
         self.assert_fails(*model, "--input", self.folder / "missing.txt", says="missing.txt")
+        (self.folder / "empty.txt").write_text("")
+        self.assert_fails(*model, "--input", self.folder / "empty.txt", says="empty.txt: expected at least one token")
+        self.assert_fails(*model, "--task", "needle", says=r"needle 0: expected at most 64 tokens.*got \d+")
         self.assert_fails(*model, "--task", "needle", "--set", "needle.lenght=3", says="needle.length")
         for option in ("--out", "--csv", "--png", "--svg"):
             self.assert_fails(*model, "--text", "abc", option, self.folder / "no" / "file",
@@ -331,6 +348,7 @@ class Analyze(unittest.TestCase):
                 ([*text, "--seq-len", 8], "--seq-len requires .*--data"),
                 ([*text, "--map", "1"], "--map requires --png, --svg or --ascii"),
                 ([*text, "--theme", "dark"], "--theme requires --png"),
+                ([*text, "--part", "decoder"], "--part requires --png"),
                 ([*text, "--range", 0.2], "--range requires --png"),
                 ([*text, "--linear", "--out", self.folder / "x.html"], "--linear requires --png"),
                 ([*text, "--ascii", "--json"], "--(ascii|json) excludes"),

@@ -106,9 +106,9 @@ class Info(unittest.TestCase):
     def test_types_that_a_backend_never_takes_are_not_blamed_on_the_machine(self):
         info = json.loads(run("info", "--json", env={"DIFFATTN_BACKEND": ""}).stdout)
         why = {c["dtype"]: c["why"] for c in info["choice"] if c["device"] == "cpu"}
-        self.assertIn("amx does not take it", why["float32"])
-        self.assertIn("avx2 does not take it", why["float64"])
-        self.assertNotIn("amx does not take it", why["bfloat16"])
+        self.assertRegex(why["float32"], r"\bamx\b[^;]* not take it")
+        self.assertRegex(why["float64"], r"\bavx2 do not take it")
+        self.assertNotRegex(why["bfloat16"], r"\bamx\b[^;]* not take it")
 
     def test_environment_lowers_the_choice(self):
         info = json.loads(run("info", "--json", env={"DIFFATTN_BACKEND": "composed"}).stdout)
@@ -117,8 +117,7 @@ class Info(unittest.TestCase):
     def test_unknown_backend_is_an_error_that_lists_the_names(self):
         result = run("info", env={"DIFFATTN_BACKEND": "nonsense"})
         self.assertEqual(result.returncode, 1)
-        self.assertIn("nonsense", result.stderr)
-        self.assertIn("reference", result.stderr)
+        self.assertRegex(result.stderr, r"DIFFATTN_BACKEND.*: expected one of: .*reference.*, got 'nonsense'")
 
 
 class Tokenize(unittest.TestCase):
@@ -199,7 +198,7 @@ class Bench(unittest.TestCase):
     def test_table_and_csv(self):
         table = run(*self.ARGUMENTS, "--pass", "forward", "--mask", "full")
         self.assertEqual(table.returncode, 0)
-        self.assertRegex(table.stdout, r"fused is \d+\.\d\dx as fast as the fastest other route \(.+\), \d")
+        self.assertRegex(table.stdout, r"fused is \d+\.\d\dx as fast as the fastest other route \(.+\),\s+\d")
         self.assertNotIn("\033", table.stdout + table.stderr)  # no bar without a terminal
         csv = run(*self.ARGUMENTS, "--pass", "forward", "--mask", "full", "--csv").stdout
         self.assertEqual(len(csv.splitlines()), 10)
@@ -229,6 +228,7 @@ class Bench(unittest.TestCase):
         for arguments in (["step", "--seq", "8"], ["generate", "--prompt", "8", "--new-tokens", "2"]):
             table = run("bench", *arguments, *model).stdout
             self.assertRegex(table, r"(?m)^  transformer .* (\d+\.\d{3}) +\1-\1 ")  # one run is all three
+            self.assertLessEqual(max(map(len, table.splitlines())), 100)
 
     def test_one_kind_of_output_at_a_time(self):
         for verb in ("attention", "module", "step", "generate"):

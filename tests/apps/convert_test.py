@@ -243,7 +243,7 @@ class Transformers(Folder):
         import diffattn.convert
         diffllama(self.folder / "in")
         report = diffattn.convert.convert(self.folder / "in", self.folder / "out", to="microsoft",
-                                          rename={"x.": "y."}, max_shard_mib=1)
+                                          rename={"model.": "model."}, max_shard_mib=1)
         self.assertEqual(len(report["tensors"]), 17)
         with self.assertRaisesRegex(diffattn.convert.ConversionError, "--force"):
             diffattn.convert.convert(self.folder / "in", self.folder / "out", to="microsoft")

@@ -168,6 +168,7 @@ class Compare(unittest.TestCase):
                                 (["--learning-rates", "0.01,0", *settings(*NEEDLE)], "--learning-rates"),
                                 (["--learning-rates", "-1", *settings(*NEEDLE)], "--learning-rates"),
                                 (["--learning-rates", "nan", *settings(*NEEDLE)], "--learning-rates"),
+                                (["--seeds", "3,-1"], "--seeds: expected an integer of at least 0, got '-1'"),
                                 (["--set", "needle.needle=3"], "needle.needles"),
                                 (["--set", "needle.needles=6", "--set", "needle.keys=4"],
                                  "needle.keys")):

@@ -327,6 +327,26 @@ class Training(unittest.TestCase):
                             result.stderr)
             self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
 
+    def test_weights_that_are_no_numbers_are_refused(self):
+        model = self.folder / "damaged"
+        shutil.copytree(self.whole / "model", model)
+        file = model / "model.safetensors"
+        whole = file.read_bytes()
+        size = int.from_bytes(whole[:8], "little")
+        header = json.loads(whole[8:8 + size])
+        name = "model.layers.1.self_attn.q_proj.weight"
+        at = 8 + size + header[name]["data_offsets"][0]
+        other = json.dumps({**header, name: {**header[name], "dtype": "I32"}}).encode()
+        other += b" " * (-len(other) % 8)
+        for data, expected in (
+                (whole[:at] + struct.pack("<f", math.nan) + whole[at + 4:], "finite numbers, got NaN"),
+                (whole[:at] + struct.pack("<f", -math.inf) + whole[at + 4:], "finite numbers, got -inf"),
+                (len(other).to_bytes(8, "little") + other + whole[8 + size:], "F32, F64, BF16 or F16, got I32")):
+            file.write_bytes(data)
+            result = program("generate", "--model", model, "--prompt", "a", "--max-new-tokens", 2)
+            self.assertEqual(result.returncode, 1, result.stdout)
+            self.assertEqual(result.stderr, f"diffattn: {file}: tensor '{name}': expected {expected}\n")
+
     def test_models_of_tasks_far_larger_than_their_weights_are_refused(self):
         for task, change, expected in (
                 ("summarize", {"num_encoder_layers": 60000},
@@ -346,7 +366,8 @@ class Training(unittest.TestCase):
 
     def test_wrong_settings_name_the_key(self):
         for setting, word in (("train.step=5", "train.steps"), ("train.steps=x", "an integer"),
-                              ("train.steps", "key=value"), ("model.attention=nothing", "nothing"),
+                              ("train.steps", "key=value"), ("=5", "key=value"),
+                              ("model.max_position_embeddings=8", "expected at least the 32 tokens"), ("model.attention=nothing", "nothing"),
                               ("data.train=", "data.train"), ("model.hidden_size=33", "hidden_size"),
                               ("data.tokenizer=/nowhere", "/nowhere"),
                               ("train.keep_attention=sums", "train.activation_checkpointing = true"),
@@ -384,6 +405,8 @@ class Training(unittest.TestCase):
             said = [line for line in result.stderr.splitlines() if "has no effect" in line]
             self.assertEqual(said, [f'diffattn: {where} has no effect: a run with task = "{task}" '
                                     "does not read it" for where in expected])
+        result = program("train", "--config", file, "--out", self.folder / "unread", "--dry-run", "--skip-bad")
+        self.assertIn("diffattn: --skip-bad has no effect: the task needle is generated\n", result.stderr)
 
     def test_the_run_file_of_a_run_is_of_that_run_and_makes_it_again(self):
         text = (self.whole / "config.toml").read_text()
@@ -422,13 +445,18 @@ class Training(unittest.TestCase):
         self.assertRegex(result.stdout, r"(?m)^tokens +\d+  \(\d+/s\)$")
         lines = result.stdout.splitlines()
         at = next(i for i, line in enumerate(lines) if line.startswith("layer "))
-        names = lines[at].split()[1:]
+        self.assertLessEqual(max(map(len, lines[at - 1:])), 100)
+        names = ("sparsity", "focus", "mean_abs", "negative_mass", "entropy", "sink_mass", "row_max",
+                 "noise_cancelled", "lambda", "similarity")
         for layer, line in enumerate(lines[at + 1:]):
             number, *values = line.split()
             self.assertEqual(number, str(layer))
             for name, value in zip(names, values, strict=True):
                 self.assertAlmostEqual(float(value), report["attention"][f"layer.{layer}.{name}"], delta=1e-4)
         self.assertEqual(len(lines) - at - 1, 2)
+        result = program("eval", "--model", self.whole / "model", "--data", self.folder / "corpus.txt", "--seq-len", 128)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("rows of 128 tokens, of which the model was made for the first 32", result.stderr)
 
     def test_generation(self):
         model = self.whole / "model"

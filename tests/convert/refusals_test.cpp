@@ -192,7 +192,10 @@ TEST_F(ConvertFolder, NamesMayHaveOtherParts) {
   put_model(folder_, "other", config, renamed);
   Options options = to(Format::kMicrosoft);
   EXPECT_SAYS(error_of([&] { convert(folder_ / "other", out(), options); }), "model.embed_tokens");
-  options.renames = {{"net.", "model."}, {".attn.", ".self_attn."}};
+  options.renames = {{"net.", "model."}, {".attn.", ".self_attn."}, {"x.", "y."}};
+  EXPECT_SAYS(error_of([&] { convert(folder_ / "other", out(), options); }),
+              "expected a tensor with 'x.' in its name, to be renamed, got none");
+  options.renames.pop_back();
   convert(folder_ / "other", out(), options);
   convert(in(), folder_ / "same", to(Format::kMicrosoft));
   EXPECT_EQ(io::testing::slurp(out() + "/model.safetensors"),

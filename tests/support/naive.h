@@ -13,9 +13,11 @@
 ///   a = round(p1 - round(lambda p2));       o = round(a v), products summed in fp32
 ///   norm in fp32, round; times weight, round; times out_scale, round
 ///
-/// and backward what autograd would do with those tensors, each gradient rounded likewise. lambda
-/// and the norm weight are not rounded to T (the paper's code does), which makes it better than the
-/// paper's code and the bound on ours tighter. A row that sees nothing gives 0, not NaN.
+/// and backward what autograd would do with those tensors: dp, ds, dq, the dk and dv of a head and
+/// their sums over a group are rounded, as is every step of the epilogue. lambda, the norm weight,
+/// scale ds, and the sums of rounded terms that are dlambda, dnorm_weight and dmask are not (the
+/// paper's code rounds them too), which makes it better than the paper's code and the bound on ours
+/// tighter. A row that sees nothing gives 0, not NaN.
 namespace diffattn::testing {
 
 struct NaiveForward {

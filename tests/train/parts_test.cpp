@@ -126,6 +126,7 @@ TEST(RunConfig, SetsAndRefuses) {
   EXPECT_EQ(message("x", "5"), "x: no such key");
   EXPECT_EQ(message("sed", "5"), "sed: no such key; the nearest is seed");
   EXPECT_EQ(message("trian.step", "5"), "trian.step: no such key; the nearest is train.steps");
+  EXPECT_EQ(message("train.stpes", "5"), "train.stpes: no such key; the nearest is train.steps");
   EXPECT_EQ(message("model.steps", "5"), "model.steps: no such key; the nearest is train.steps");
   EXPECT_EQ(message("needle.value", "5"),
             "needle.value: no such key; the nearest is needle.values");
@@ -211,6 +212,10 @@ TEST(RunConfig, RunFilesHoldWhatTheRunReads) {
   config.set("task", "classify");
   EXPECT_NE(config.to_toml().find("\nsignal = "), std::string::npos);
   EXPECT_EQ(config.to_toml().find("\nclass_weights = "), std::string::npos);
+  EXPECT_TRUE(config.reads("classify.signal"));
+  EXPECT_FALSE(config.reads("classify.class_weights"));
+  EXPECT_FALSE(config.reads("needle.length"));
+  EXPECT_THROW(config.reads("classify.dance"), ConfigError);
   config.set("data.train", "texts.jsonl");
   EXPECT_EQ(config.to_toml().find("\nsignal = "), std::string::npos);
   EXPECT_NE(config.to_toml().find("\nclass_weights = "), std::string::npos);
@@ -227,6 +232,10 @@ TEST(RunConfig, NamesTheKeysOfTasksThatCannotBe) {
     }
     return std::string("nothing was thrown");
   };
+  EXPECT_EQ(message({{"train.seq_len", "64"}, {"model.max_position_embeddings", "63"}}),
+            "model.max_position_embeddings: expected at least the 64 tokens of a row, got 63");
+  EXPECT_EQ(message({{"train.seq_len", "64"}, {"model.max_position_embeddings", "64"}}),
+            "nothing was thrown");
   EXPECT_TRUE(message({{"task", "needle"}, {"needle.needles", "5000"}, {"needle.length", "100"}})
                   .starts_with("needle.length: expected a number in [10000, "));
   EXPECT_TRUE(message({{"task", "needle"},

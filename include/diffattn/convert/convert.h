@@ -70,7 +70,7 @@ struct Options {
   std::uint64_t max_shard_bytes = std::uint64_t{50} << 30;
   std::uint64_t seed = 0;  // of the second maps that a Llama is given
   /// (part of a source name, what stands there instead): one after another, each where it first
-  /// fits.
+  /// fits. One that fits no name is an error.
   std::vector<std::pair<std::string, std::string>> renames;
   /// Called after each tensor with bytes done and in all. May throw: nothing is left behind then.
   std::function<void(std::uint64_t, std::uint64_t)> progress;

@@ -115,6 +115,9 @@ struct RunConfig {
   /// need no data.
   void resolve();
 
+  /// Whether a run with this task reads `key`; throws ConfigError for one that does not exist.
+  bool reads(const std::string& key) const;
+
   /// A run file with every key that this run reads: loaded again it is the same run.
   std::string to_toml() const;
 };

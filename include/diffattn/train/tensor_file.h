@@ -31,8 +31,8 @@ void write_tensor_folder(const std::string& folder, const NamedTensors& tensors,
                          std::uint64_t max_shard_bytes, const io::Metadata& metadata = {});
 
 /// Copies the file's tensors into `tensors`, converting the type where it differs. Throws io::Error
-/// when one is missing, has another shape, or when the file has one that is not among them and not
-/// `ignored`; nothing has been copied then.
+/// when one is missing, has another shape or whole numbers where others are wanted, or when the
+/// file has one that is not among them and not `ignored`; nothing has been copied then.
 void read_tensors_into(const io::TensorSource& source, const NamedTensors& tensors,
                        const std::function<bool(const std::string&)>& ignored = {});
 
