@@ -27,7 +27,7 @@ function(find_allowed kernel)
   elseif(kernel MATCHES "sm90.*15backward_kernel.*Lb[01]EfEE")
     set(allowed 40)  # float biases beside 128 sums: 36, 12
   elseif(kernel MATCHES "tf32.*15backward_kernel.*Lb1E")
-    set(allowed 24)  # 128 sums a thread: 4; 20 in what runs again for values that are not finite
+    set(allowed 40)  # 128 sums a thread: 40; 20 in what runs again for values that are not finite
   elseif(kernel MATCHES "tf32.*14forward_kernel")
     set(allowed 104)  # none but in what runs again for values that are not finite: 100, 92
   elseif(kernel MATCHES "repair_.*kernel")

@@ -18,6 +18,9 @@
 
 namespace diffattn::cuda {
 
+/// From here on the last place of a lse is more than what a rounding to bf16 would change p by.
+inline constexpr float kEnoughDigits = 0x1p15f;
+
 /// Of one map of a row, base 2: lse = reference + log2(sum).
 struct RowSoftmax {
   float reference = -INFINITY, sum = 0.0f;
@@ -49,10 +52,8 @@ struct MaskedScores {
   Rows<const T> q1, q2, k1, k2;  // [B, M, H, D], [B, N, Hkv, D]
   float scale_log2, scale2_log2;
 
-  /// Is one float too little for this lse (natural)? From here on its last place is more than what
-  /// a rounding to bf16 would change p by.
+  /// Is one float too little for this lse (natural)?
   __device__ static bool is_needed(const Shape& shape, float lse) {
-    constexpr float kEnoughDigits = 0x1p15f;
     return shape.mask.kind == MaskKind::kAdditive && fabsf(lse) > kEnoughDigits &&
            fabsf(lse) < INFINITY;
   }

@@ -22,6 +22,12 @@ struct RowState {
   Rows<float> lse1, lse2, delta1, delta2, lambda, minus_dlambda;
 };
 
+/// Of the float kernels, simt and tf32, which find them in their pass over queries and use them in
+/// those over keys: what p1 is multiplied by, and lambda times what p2 is. See simt::share_of.
+struct RowShares {
+  Rows<float> p1, lambda;  // as in RowState
+};
+
 /// What the sm_90a kernels keep for each unit of 64 rows of a head, see sm90/backward/stats.cuh.
 struct UnitWorkspace {
   char* stats = nullptr;           // [H, units, kStatBytes]
@@ -44,6 +50,7 @@ struct BackwardWorkspace {
   UnitWorkspace units;
   float* dq_sums = nullptr;  // of the portable kernels, see sm80/backward/dq_sums.cuh
   int64_t dq_sum_bytes = 0;
+  RowShares shares;
 
   /// With `memory` null only `bytes` is meaningful.
   BackwardWorkspace(const BackwardParams& params, void* memory);

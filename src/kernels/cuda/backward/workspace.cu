@@ -57,6 +57,7 @@ BackwardWorkspace::BackwardWorkspace(const BackwardParams& params, void* memory)
   dlambda_parts = static_cast<float*>(cutter.take(dlambda_part_bytes(params, params.dlambda)));
   if (!sm90) dq_sum_bytes = sm80::dq_sum_bytes(params);
   if (dq_sum_bytes != 0) dq_sums = static_cast<float*>(cutter.take(dq_sum_bytes));
+  if (!sm90 && !sm80::takes_backward(params)) shares = {row_values(), row_values()};
   if (sm90) {
     const int64_t sum_bytes = 2 * sm90::kUnitRows * params.head_dim * 4;
     units = {.stats = static_cast<char*>(cutter.take(unit_heads * sm90::kStatBytes)),

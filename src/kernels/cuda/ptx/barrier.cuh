@@ -48,7 +48,19 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-/// The same for a thread that has nothing to do meanwhile: polled rarely.
+/// Whether it has completed; does not wait.
+__device__ inline bool barrier_completed(uint32_t barrier, uint32_t parity) {
+  uint32_t completed;
+  asm volatile(
+      "{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}\n"
+      : "=r"(completed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return completed != 0;
+}
+
+/// `barrier_wait` for a thread that has nothing to do meanwhile: polled rarely.
 __device__ inline void barrier_wait_idle(uint32_t barrier, uint32_t parity) {
   constexpr uint32_t kNanoseconds = 10000;
   asm volatile(

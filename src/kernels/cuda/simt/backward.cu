@@ -41,13 +41,11 @@ template <class T>
 void backward_of(const BackwardParams& params, const BackwardWorkspace& workspace,
                  cudaStream_t stream) {
   const BackwardArguments<T> args = backward_arguments<T>(params, workspace);
+  launch<T>(backward_queries_kernel<T>, "simt backward over queries", args, params.heads,
+            params.seq_q, params, stream);
   if (params.dk1 || params.dk2 || params.dv) {
     launch<T>(backward_keys_kernel<T>, "simt backward over keys", args, params.kv_heads,
               params.seq_k, params, stream);
-  }
-  if (params.dq1 || params.dq2) {
-    launch<T>(backward_queries_kernel<T>, "simt backward over queries", args, params.heads,
-              params.seq_q, params, stream);
   }
 }
 

@@ -3,16 +3,19 @@
 // Backward in float, for float32 and for heads too wide for the matrix kernels. The same two passes
 // as the matrix kernels make, and the same order of sums, so no atomics:
 //
-//   over keys: a block owns 32 keys of a (batch entry, kv head), over the group's heads and queries
 //   over queries: a block owns 32 rows of a (batch entry, head), over the keys they may see
+//   over keys: a block owns 32 keys of a (batch entry, kv head), over the group's heads and queries
 //
 // Each step, with rows the owned ones and columns the others:
 //   (1) s1, s2, dp: dot products of rows and columns
-//   (2) p = exp2(scale log2(e) s + mask - lse);
+//   (2) p = exp2(scale log2(e) s + mask - lse), over keys times its row's share;
 //       ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
 //   (3) sums of the owned rows += weights times the columns' rows
+//
+// The pass over queries also sums p, see share_of.
 #pragma once
 
+#include "kernels/cuda/backward/row_softmax.cuh"
 #include "kernels/cuda/backward/rows.cuh"
 #include "kernels/cuda/mask.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
@@ -27,6 +30,7 @@ struct BackwardArguments {
   Rows<const T> v;               // [B, N, Hkv, Dv]
   Rows<const T> d_o;             // [B, M, H, Dv]
   RowState state;
+  RowShares shares;
   float scale, scale2, scale_log2, scale2_log2;
   Rows<T> dq1, dq2, dk1, dk2;  // [B, M, H, D], [B, N, Hkv, D]
   Rows<T> dv;                  // [B, N, Hkv, Dv]
@@ -43,6 +47,7 @@ BackwardArguments<T> backward_arguments(const BackwardParams& params,
           .v = rows_of<const T>(params.v),
           .d_o = rows_of<const T>(workspace.d_o),
           .state = workspace.state,
+          .shares = workspace.shares,
           .scale = static_cast<float>(params.scale),
           .scale2 = static_cast<float>(params.scale2),
           .scale_log2 = static_cast<float>(params.scale * kLog2E),
@@ -54,8 +59,24 @@ BackwardArguments<T> backward_arguments(const BackwardParams& params,
           .dv = rows_of<T>(params.dv)};
 }
 
+/// exp2(scale s + bias - lse). Without a bias the product is not rounded before lse is taken off.
+__device__ inline float probability(float s, float scale, float bias, float lse) {
+  if (bias == 0.0f) return ptx::probability(fmaf(s, scale, -lse));
+  return ptx::probability(fmaf(s, scale, bias) - lse);
+}
+
+/// What p of a row must be multiplied by for their sum, which is `sum`, to be 1. It is not, since
+/// lse is one float: of a lse of 300 the last place is 3e-5, which all p of the row are then off
+/// by, relatively. Rows whose p the pass over rows gave another sum on purpose keep it (`lse1`: of
+/// map 1, for the shares of both), and so do rows of nothing.
+__device__ inline float share_of(float sum, float lse1, const Shape& shape) {
+  if (shape.mask.kind == MaskKind::kAdditive && fabsf(lse1) > kEnoughDigits) return 1.0f;
+  return sum > 0.0f ? 1.0f / sum : 1.0f;
+}
+
 /// Gradients of one pair (m, n).
 struct PairGradient {
+  float p1, p2;       // before their shares
   float a, ds1, ds2;  // p1 - lambda p2, and of both scores; 0 where m may not see n
 };
 
@@ -73,6 +94,8 @@ struct Backward {
   float* const a_smem = y_smem + kBlock * pitch;  // [32, kScorePitch] each
   float* const ds1_smem = a_smem + kBlock * kScorePitch;
   float* const ds2_smem = ds1_smem + kBlock * kScorePitch;
+
+  float sum1[2] = {0.0f, 0.0f}, sum2[2] = {0.0f, 0.0f};  // of p1 and p2 here, rows ty + 16 i
 
   __device__ void load_queries(float* tile, const Rows<const T>& rows, int h, int m0, int width) {
     load_tile(tile, rows.at(b, seq.q_begin + m0, h), rows.seq_stride, 0, seq.seq_q - m0, width,
@@ -107,8 +130,9 @@ struct Backward {
       for (int j = 0; j < 2; ++j) {
         const int row = at.ty + 16 * i, column = at.tx + 16 * j;
         const PairGradient pair =
-            pair_gradient(mask, h, m0 + (keys_own ? column : row), n0 + (keys_own ? row : column),
-                          s1[i][j], s2[i][j], dp[i][j]);
+            pair_gradient(mask, keys_own, h, m0 + (keys_own ? column : row),
+                          n0 + (keys_own ? row : column), s1[i][j], s2[i][j], dp[i][j]);
+        sum1[i] += pair.p1, sum2[i] += pair.p2;
         a[i][j] = pair.a, ds1[i][j] = pair.ds1, ds2[i][j] = pair.ds2;
       }
     }
@@ -118,24 +142,27 @@ struct Backward {
     __syncthreads();  // the weights are there
   }
 
-  __device__ PairGradient pair_gradient(const HeadMask& mask, int h, int m, int n, float s1,
-                                        float s2, float dp) const {
+  __device__ PairGradient pair_gradient(const HeadMask& mask, bool keys_own, int h, int m, int n,
+                                        float s1, float s2, float dp) const {
     const float bias = mask.bias(m, n);
-    if (bias == -INFINITY) return {0.0f, 0.0f, 0.0f};
+    if (bias == -INFINITY) return {};
     const int64_t l = seq.q_begin + m;
-    const float lambda = *args.state.lambda.at(b, l, h);
-    const float p1 = ptx::probability(s1 * args.scale_log2 + bias - *args.state.lse1.at(b, l, h));
-    const float p2 = ptx::probability(s2 * args.scale2_log2 + bias - *args.state.lse2.at(b, l, h));
-    return {p1 - lambda * p2, p1 * (dp - *args.state.delta1.at(b, l, h)),
-            -lambda * p2 * (dp - *args.state.delta2.at(b, l, h))};
+    const float p1 = probability(s1, args.scale_log2, bias, *args.state.lse1.at(b, l, h));
+    const float p2 = probability(s2, args.scale2_log2, bias, *args.state.lse2.at(b, l, h));
+    const float share1 = keys_own ? *args.shares.p1.at(b, l, h) : 1.0f;
+    const float weight1 = share1 * p1;
+    const float weight2 = *(keys_own ? args.shares.lambda : args.state.lambda).at(b, l, h) * p2;
+    return {p1, p2, weight1 - weight2, weight1 * (dp - *args.state.delta1.at(b, l, h)),
+            -weight2 * (dp - *args.state.delta2.at(b, l, h))};
   }
 
-  __device__ void store(const Rows<T>& out, Wide& sum, float scale, int64_t begin, int row0,
-                        int end_row, int h, int width) const {
+  /// scale: of rows ty and ty + 16.
+  __device__ void store(const Rows<T>& out, Wide& sum, const float (&scale)[2], int64_t begin,
+                        int row0, int end_row, int h, int width) const {
     if (out.data == nullptr) return;
     for_each_column(sum, width, [&](int i, int column, float x) {
       const int row = row0 + at.ty + 16 * i;
-      if (row < end_row) out.at(b, begin + row, h)[column] = narrow<T>(x * scale);
+      if (row < end_row) out.at(b, begin + row, h)[column] = narrow<T>(x * scale[i]);
     });
   }
 
@@ -161,9 +188,10 @@ struct Backward {
         }
       }
     }
-    store(args.dv, dv_reg, 1.0f, seq.k_begin, n0, seq.seq_k, g, args.shape.value_dim);
-    store(args.dk1, dk1_reg, args.scale, seq.k_begin, n0, seq.seq_k, g, width);
-    store(args.dk2, dk2_reg, args.scale2, seq.k_begin, n0, seq.seq_k, g, width);
+    const float scale1[2] = {args.scale, args.scale}, scale2[2] = {args.scale2, args.scale2};
+    store(args.dv, dv_reg, {1.0f, 1.0f}, seq.k_begin, n0, seq.seq_k, g, args.shape.value_dim);
+    store(args.dk1, dk1_reg, scale1, seq.k_begin, n0, seq.seq_k, g, width);
+    store(args.dk2, dk2_reg, scale2, seq.k_begin, n0, seq.seq_k, g, width);
   }
 
   __device__ void run_queries(int h, int tile) {
@@ -181,8 +209,26 @@ struct Backward {
       accumulate(dq1_reg, ds1_smem, y_smem, width, pitch);  // (3)
       accumulate(dq2_reg, ds2_smem, x_smem, width, pitch);
     }
-    store(args.dq1, dq1_reg, args.scale, seq.q_begin, m0, seq.seq_q, h, width);
-    store(args.dq2, dq2_reg, args.scale2, seq.q_begin, m0, seq.seq_q, h, width);
+    float scale1[2], scale2[2];
+    finish_shares(h, m0, scale1, scale2);
+    store(args.dq1, dq1_reg, scale1, seq.q_begin, m0, seq.seq_q, h, width);
+    store(args.dq2, dq2_reg, scale2, seq.q_begin, m0, seq.seq_q, h, width);
+  }
+
+  /// Shares of rows ty and ty + 16, kept for the pass over keys, and the scales of their dq.
+  __device__ void finish_shares(int h, int m0, float (&scale1)[2], float (&scale2)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int m = m0 + at.ty + 16 * i;
+      const int64_t l = seq.q_begin + min(m, seq.seq_q - 1);
+      const float lse1 = *args.state.lse1.at(b, l, h);
+      const float share1 = share_of(row_sum(sum1[i]), lse1, args.shape);
+      const float share2 = share_of(row_sum(sum2[i]), lse1, args.shape);
+      scale1[i] = args.scale * share1, scale2[i] = args.scale2 * share2;
+      if (m >= seq.seq_q || at.tx != 0) continue;
+      *args.shares.p1.at(b, l, h) = share1;
+      *args.shares.lambda.at(b, l, h) = *args.state.lambda.at(b, l, h) * share2;
+    }
   }
 };
 

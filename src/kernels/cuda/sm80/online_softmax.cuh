@@ -6,6 +6,7 @@
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/problem.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
+#include "kernels/cuda/quad.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
 
 namespace diffattn::cuda::sm80 {
@@ -38,9 +39,7 @@ struct OnlineSoftmax {
         float top = -INFINITY;
 #pragma unroll
         for (int j = 0; j < kN8; ++j) top = fmaxf(top, fmaxf(s[i][j][2 * r], s[i][j][2 * r + 1]));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        m_new[i][r] = fmaxf(m[i][r], top * factor);
+        m_new[i][r] = fmaxf(m[i][r], quad_max(top) * factor);
         outgrown |= m_new[i][r] > m[i][r] + kSlack;
       }
     }
@@ -68,10 +67,7 @@ struct OnlineSoftmax {
   /// Completes l over the quad.
   __device__ void finish() {
     for (int i = 0; i < kM; ++i) {
-      for (int r = 0; r < 2; ++r) {
-        l[i][r] += __shfl_xor_sync(0xffffffffu, l[i][r], 1);
-        l[i][r] += __shfl_xor_sync(0xffffffffu, l[i][r], 2);
-      }
+      for (int r = 0; r < 2; ++r) l[i][r] = quad_sum(l[i][r]);
     }
   }
 

@@ -2,14 +2,17 @@
 //
 // Backward for float32, two passes without atomics:
 //
-//   over keys: a block owns 128 keys of a (batch entry, kv head), over its heads and queries
 //   over queries: a block owns 128 rows of a (batch entry, head), over the keys they may see
+//   over keys: a block owns 128 keys of a (batch entry, kv head), over its heads and queries
 //
 // A warp owns 16 of the 128. Each step takes 32 of the others, columns here:
 //   (1) s1, s2, dp: dot products of rows and columns                    [16, 32]
-//   (2) p = exp2(scale log2(e) s + mask - lse);
+//   (2) p = exp2(scale log2(e) s + mask - lse), over keys times its row's share;
 //       ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
 //   (3) sums of the owned rows += weights times the columns' rows
+//
+// The pass over queries also sums p: what is missing to 1 is lse's rounding, which dq gets back at
+// its end and the pass over keys through shares.
 //
 // A block whose sums are not finite anywhere runs once more, carefully, see tile.cuh.
 
@@ -72,31 +75,24 @@ struct Backward {
   }
 
   /// (1)
+  template <bool kKeys>
   __device__ void dots(const Side<kColumns, kD, kDv>& side, Tile& s1, Tile& s2, Tile& dp) {
-    dot<kD>(s1, smem.own.x1, side.x1, args.shape.head_dim);
-    dot<kD>(s2, smem.own.x2, side.x2, args.shape.head_dim);
-    dot<kDv>(dp, smem.own.wide, side.wide, args.shape.value_dim);
+    dot<kD, kKeys>(s1, smem.own.x1, side.x1, args.shape.head_dim);
+    dot<kD, kKeys>(s2, smem.own.x2, side.x2, args.shape.head_dim);
+    dot<kDv, kKeys>(dp, smem.own.wide, side.wide, args.shape.value_dim);
   }
-  template <int kWidth>
+  template <int kWidth, bool kKeys>
   __device__ void dot(Tile& s, const float* own, const float* other, int width) {
     const float* const rows = own + threadIdx.x / 32 * kOwnRows * kPitch<kWidth>;
-    dot_rows<kWidth>(s[0], row_address<kWidth>(rows), column_address<kWidth>(other), width);
+    dot_rows<kWidth, kKeys>(s[0], row_address<kWidth>(rows), column_address<kWidth>(other), width);
     if (kCareful) again_dots<kWidth>(s[0], rows, other, width);
-  }
-
-  template <class F>
-  __device__ static void for_each_entry(F f) {
-#pragma unroll
-    for (int j = 0; j < kColumns8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) f(j, e);
-    }
   }
 
   /// Rows of `sum` to those of `out`, if there is such a tensor.
   template <int kWidth>
-  __device__ void store(const Rows<float>& out, const float (&sum)[1][kWidth / 8][4], float scale,
-                        int64_t begin, int end_row, int width, bool is_aligned) const {
+  __device__ void store(const Rows<float>& out, const float (&sum)[1][kWidth / 8][4],
+                        const float (&scale)[2], int64_t begin, int end_row, int width,
+                        bool is_aligned) const {
     float* const row0 = out.at_or_null(block.b, begin + warp_row, block.h);
     const OutputRows rows{row0, out.seq_stride, end_row - warp_row, width, is_aligned};
     if (!store_sums<kWidth>(rows, sum, scale)) block.again = 1;
@@ -131,14 +127,15 @@ struct Backward {
       }
     }
     const int d = args.shape.head_dim, end = seq.seq_k;
-    store<kDv>(args.dv, dv, 1.0f, seq.k_begin, end, args.shape.value_dim, aligned.dkeys);
-    store<kD>(args.dk1, dk1, args.scale, seq.k_begin, end, d, aligned.dkeys);
-    store<kD>(args.dk2, dk2, args.scale2, seq.k_begin, end, d, aligned.dkeys);
+    const float scale1[2] = {args.scale, args.scale}, scale2[2] = {args.scale2, args.scale2};
+    store<kDv>(args.dv, dv, {1.0f, 1.0f}, seq.k_begin, end, args.shape.value_dim, aligned.dkeys);
+    store<kD>(args.dk1, dk1, scale1, seq.k_begin, end, d, aligned.dkeys);
+    store<kD>(args.dk2, dk2, scale2, seq.k_begin, end, d, aligned.dkeys);
   }
 
   __device__ void load_stage(Stage& stage, int h, int m0) {
     load_queries(stage.side, h, m0);
-    load_stats_of_columns(stage.stats, args.state, block, h, m0);
+    load_stats_of_columns(stage.stats, args, block, h, m0);
   }
 
   /// May any of 32 queries from m0 see any of this warp's keys, before any mask?
@@ -153,7 +150,7 @@ struct Backward {
     Tile s1 = {}, s2 = {}, dp = {};  // so they take fewer registers
     const bool seen = are_keys_seen(m0);
     if (seen) {
-      dots(stage.side, s1, s2, dp);  // (1)
+      dots<true>(stage.side, s1, s2, dp);  // (1)
       const HeadMask mask{args.shape, seq, block.b, h};
       const bool all = m0 + kColumns <= seq.seq_q &&
                        mask.all_visible(m0, m0 + kColumns, warp_row, warp_row + kOwnRows);
@@ -162,9 +159,9 @@ struct Backward {
         to_gradients(s1[0][j][e], s2[0][j][e], dp[0][j][e], row, args, bias);
       };
       if (all) {
-        for_each_entry([&](int j, int e) { gradient(j, e, 0.0f); });
+        for_each_entry<kColumns8>([&](int j, int e) { gradient(j, e, 0.0f); });
       } else {
-        for_each_entry([&](int j, int e) {
+        for_each_entry<kColumns8>([&](int j, int e) {
           gradient(j, e,
                    mask.bias(m0 + 8 * j + lane % 4 * 2 + e % 2, warp_row + lane / 4 + e / 2 * 8));
         });
@@ -198,23 +195,20 @@ struct Backward {
     if (begin < end) load_keys(smem.stage[0].side, block.kv_h, begin);
     ptx::commit_copies();
     RowStats rows[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t at = seq.q_begin + min(warp_row + lane / 4 + 8 * i, seq.seq_q - 1);
-      const auto stat = [&](const Rows<float>& from) { return *from.at(block.b, at, block.h); };
-      rows[i] = {stat(args.state.lse1), stat(args.state.lse2), stat(args.state.delta1),
-                 stat(args.state.delta2), stat(args.state.lambda)};
-    }
+    RowSums sums;
+    load_stats_of_rows(rows, args.state, block, warp_row);
     for (int n0 = begin, stage = 0; n0 < end; n0 += kColumns, stage ^= 1) {
       ptx::wait_copies<0>();
       __syncthreads();  // this stage is there, and nobody reads the other
       if (n0 + kColumns < end) load_keys(smem.stage[stage ^ 1].side, block.kv_h, n0 + kColumns);
       ptx::commit_copies();
-      step_queries(smem.stage[stage].side, n0, rows, dq1, dq2);
+      step_queries(smem.stage[stage].side, n0, rows, sums, dq1, dq2);
     }
+    DqScales scales;
+    if (!finish_shares(scales, sums, rows, args, block, warp_row)) block.again = 1;
     const int d = args.shape.head_dim;
-    store<kD>(args.dq1, dq1, args.scale, seq.q_begin, seq.seq_q, d, aligned.dqueries);
-    store<kD>(args.dq2, dq2, args.scale2, seq.q_begin, seq.seq_q, d, aligned.dqueries);
+    store<kD>(args.dq1, dq1, scales.dq1, seq.q_begin, seq.seq_q, d, aligned.dqueries);
+    store<kD>(args.dq2, dq2, scales.dq2, seq.q_begin, seq.seq_q, d, aligned.dqueries);
   }
 
   /// May any of this warp's rows see any of 32 keys from n0, before any mask?
@@ -225,21 +219,23 @@ struct Backward {
   }
 
   __device__ void step_queries(Side<kColumns, kD, kDv>& side, int n0, const RowStats (&rows)[2],
-                               float (&dq1)[1][kD / 8][4], float (&dq2)[1][kD / 8][4]) {
+                               RowSums& sums, float (&dq1)[1][kD / 8][4],
+                               float (&dq2)[1][kD / 8][4]) {
     Tile s1 = {}, s2 = {}, dp = {};  // so they take fewer registers
     const bool seen = are_queries_seeing(n0);
     if (seen) {
-      dots(side, s1, s2, dp);  // (1)
+      dots<false>(side, s1, s2, dp);  // (1)
       const HeadMask mask{args.shape, seq, block.b, block.h};
       const bool all = warp_row + kOwnRows <= seq.seq_q &&
                        mask.all_visible(warp_row, warp_row + kOwnRows, n0, n0 + kColumns);
       const auto gradient = [&](int j, int e, float bias) {  // (2)
-        to_gradients(s1[0][j][e], s2[0][j][e], dp[0][j][e], rows[e / 2], args, bias);
+        sums.add(e / 2,
+                 to_gradients(s1[0][j][e], s2[0][j][e], dp[0][j][e], rows[e / 2], args, bias));
       };
       if (all) {
-        for_each_entry([&](int j, int e) { gradient(j, e, 0.0f); });
+        for_each_entry<kColumns8>([&](int j, int e) { gradient(j, e, 0.0f); });
       } else {
-        for_each_entry([&](int j, int e) {
+        for_each_entry<kColumns8>([&](int j, int e) {
           gradient(j, e,
                    mask.bias(warp_row + lane / 4 + e / 2 * 8, n0 + 8 * j + lane % 4 * 2 + e % 2));
         });
@@ -314,11 +310,9 @@ void backward(const BackwardParams& params, const BackwardWorkspace& workspace,
   const BackwardArguments<float> args = simt::backward_arguments<float>(params, workspace);
   const Aligned aligned = alignment_of(params, workspace);
   if (!is_narrow(params)) return wide_backward(params, args, aligned, stream);
+  launch<false>("tf32 backward over queries", params, args, aligned, stream);
   if (params.dk1 || params.dk2 || params.dv) {
     launch<true>("tf32 backward over keys", params, args, aligned, stream);
-  }
-  if (params.dq1 || params.dq2) {
-    launch<false>("tf32 backward over queries", params, args, aligned, stream);
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/quad.cuh"
 #include "kernels/cuda/simt/backward.cuh"
 #include "kernels/cuda/tf32/tile.cuh"
 
@@ -25,47 +26,113 @@ inline Aligned alignment_of(const BackwardParams& params, const BackwardWorkspac
       .dkeys = has_rows_of_4(params.dk1) && has_rows_of_4(params.dk2) && has_rows_of_4(params.dv)};
 }
 
-/// What a row of queries has beside q and dO.
+/// What a row of queries has beside q and dO. `share1` belongs to p1, and lambda has p2's in it,
+/// see simt::share_of; the pass over queries, which finds them, has 1 and plain lambda.
 struct RowStats {
-  float lse1, lse2, delta1, delta2, lambda;
+  float lse1, lse2, delta1, delta2, lambda, share1;
 };
-inline constexpr int kStats = 5;
+inline constexpr int kStats = 6;
 using ColumnStats = float[kStats][kColumns];
 
 /// Fills `stats` for 32 queries from m0 of head h, asynchronously.
-__device__ inline void load_stats_of_columns(ColumnStats& stats, const RowState& state,
+__device__ inline void load_stats_of_columns(ColumnStats& stats,
+                                             const BackwardArguments<float>& args,
                                              const BlockFacts& block, int h, int m0) {
   const int thread = ptx::reread_thread(), which = thread / kColumns, m = m0 + thread % kColumns;
   if (which >= kStats) return;
-  const Rows<float>& rows = which == 0   ? state.lse1
-                            : which == 1 ? state.lse2
-                            : which == 2 ? state.delta1
-                            : which == 3 ? state.delta2
-                                         : state.lambda;
+  const Rows<float>& rows = which == 0   ? args.state.lse1
+                            : which == 1 ? args.state.lse2
+                            : which == 2 ? args.state.delta1
+                            : which == 3 ? args.state.delta2
+                            : which == 4 ? args.shares.lambda
+                                         : args.shares.p1;
   const bool exists = m < block.seq.seq_q;
   ptx::copy_4_or_zero(ptx::smem_address(&stats[which][thread % kColumns]),
                       exists ? rows.at(block.b, block.seq.q_begin + m, h) : rows.data, exists);
 }
 
 __device__ inline RowStats stats_of_column(const ColumnStats& stats, int column) {
-  return {stats[0][column], stats[1][column], stats[2][column], stats[3][column], stats[4][column]};
+  return {stats[0][column], stats[1][column], stats[2][column],
+          stats[3][column], stats[4][column], stats[5][column]};
 }
 
-__device__ inline float probability(float s, float scale, float bias, float lse) {
-  if (bias == 0.0f) return ptx::probability(fmaf(s, scale, -lse));
-  return ptx::probability(fmaf(s, scale, bias) - lse);
+/// Of this lane's rows g and g + 8 of 16 queries from `warp_row` on.
+__device__ inline void load_stats_of_rows(RowStats (&rows)[2], const RowState& state,
+                                          const BlockFacts& block, int warp_row) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row =
+        min(warp_row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * i, block.seq.seq_q - 1);
+    const auto stat = [&](const Rows<float>& from) {
+      return *from.at(block.b, block.seq.q_begin + row, block.h);
+    };
+    rows[i] = {stat(state.lse1),   stat(state.lse2),   stat(state.delta1),
+               stat(state.delta2), stat(state.lambda), 1.0f};
+  }
 }
+
+/// f(j, e) for every entry of a lane's part of a tile of scores.
+template <int kN8, class F>
+__device__ inline void for_each_entry(F f) {
+#pragma unroll
+  for (int j = 0; j < kN8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) f(j, e);
+  }
+}
+
+/// p1 and p2 of one pair, before their shares.
+struct Probabilities {
+  float p1, p2;
+};
 
 /// For one pair: s1 becomes ds1, s2 ds2 and dp p1 - lambda p2, 0 where the query may not see the
-/// key. Without a bias the product with the scale is not rounded before lse is taken off.
-__device__ inline void to_gradients(float& s1, float& s2, float& dp, const RowStats& row,
-                                    const BackwardArguments<float>& args, float bias) {
-  const float p1 = probability(s1, args.scale_log2, bias, row.lse1);
-  const float p2 = __fmul_rn(row.lambda, probability(s2, args.scale2_log2, bias, row.lse2));
+/// key.
+__device__ inline Probabilities to_gradients(float& s1, float& s2, float& dp, const RowStats& row,
+                                             const BackwardArguments<float>& args, float bias) {
+  Probabilities found{simt::probability(s1, args.scale_log2, bias, row.lse1),
+                      simt::probability(s2, args.scale2_log2, bias, row.lse2)};
+  const float p1 = __fmul_rn(row.share1, found.p1), p2 = __fmul_rn(row.lambda, found.p2);
   s1 = p1 * (dp - row.delta1);
   s2 = -p2 * (dp - row.delta2);
   dp = p1 - p2;
-  if (bias == -INFINITY) s1 = s2 = dp = 0.0f;  // even if they are NaN
+  if (bias == -INFINITY) s1 = s2 = dp = found.p1 = found.p2 = 0.0f;  // even if they are NaN
+  return found;
+}
+
+/// This lane's parts of the sums of p1 and p2 over rows g and g + 8.
+struct RowSums {
+  float p1[2] = {0.0f, 0.0f}, p2[2] = {0.0f, 0.0f};
+
+  __device__ void add(int i, const Probabilities& p) { p1[i] += p.p1, p2[i] += p.p2; }
+};
+
+/// What sums of dq are multiplied by, rows g and g + 8.
+struct DqScales {
+  float dq1[2], dq2[2];
+};
+
+/// Shares from the lanes' sums, kept for the passes over keys. False: a sum is NaN.
+__device__ inline bool finish_shares(DqScales& scales, const RowSums& sums,
+                                     const RowStats (&rows)[2],
+                                     const BackwardArguments<float>& args, const BlockFacts& block,
+                                     int warp_row) {
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float sum1 = quad_sum(sums.p1[i]), sum2 = quad_sum(sums.p2[i]);
+    const float share1 = simt::share_of(sum1, rows[i].lse1, args.shape);
+    const float share2 = simt::share_of(sum2, rows[i].lse1, args.shape);
+    scales.dq1[i] = args.scale * share1, scales.dq2[i] = args.scale2 * share2;
+    const int row = warp_row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * i;
+    if (row >= block.seq.seq_q) continue;
+    finite = finite && sum1 == sum1 && sum2 == sum2;
+    if (threadIdx.x % 4 != 0) continue;
+    const int64_t at = block.seq.q_begin + row;
+    *args.shares.p1.at(block.b, at, block.h) = share1;
+    *args.shares.lambda.at(block.b, at, block.h) = rows[i].lambda * share2;
+  }
+  return finite;
 }
 
 /// Rows of a gradient from a warp's first one on; null: not wanted.
@@ -77,10 +144,11 @@ struct OutputRows {
   bool aligned;  // 16-byte stores are allowed
 };
 
-/// Rows of `sum`, as add_weighted leaves them, times `scale` to those of `out`. Are all finite?
+/// Rows of `sum`, as add_weighted leaves them, times `scale` of rows g and g + 8 to those of `out`.
+/// Are all finite?
 template <int kWidth>
 __device__ inline bool store_sums(const OutputRows& out, const float (&sum)[1][kWidth / 8][4],
-                                  float scale) {
+                                  const float (&scale)[2]) {
   if (out.row0 == nullptr) return true;
   const int lane = threadIdx.x % 32;
   bool finite = true;
@@ -96,7 +164,7 @@ __device__ inline bool store_sums(const OutputRows& out, const float (&sum)[1][k
         float x[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          x[j] = sum[0][4 * c + j][2 * i + e] * scale;
+          x[j] = sum[0][4 * c + j][2 * i + e] * scale[i];
           finite = finite && fabsf(x[j]) < INFINITY;
         }
         if (row >= out.rows) continue;

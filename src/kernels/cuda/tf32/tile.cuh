@@ -156,8 +156,8 @@ __device__ inline void add(float (&x)[kCount][4], const float (&y)[kCount][4]) {
 /// s = x y^T of this warp's 16 rows of x and all rows of y, `width` columns each, and zeros after
 /// them. `x` and `y`: where this lane loads, see row_address and column_address. What the small
 /// parts add has sums of its own, of which nothing is lost that counts; sums of big parts start
-/// anew every kChain steps.
-template <int kWidth, int kN8>
+/// anew every kChain steps. With kTransposed s has the same bits as y x^T without.
+template <int kWidth, bool kTransposed = false, int kN8>
 __device__ inline void dot_rows(float (&s)[kN8][4], uint32_t x, uint32_t y, int width) {
   constexpr int kChain = 2;
   float small[kN8][4] = {};
@@ -178,8 +178,9 @@ __device__ inline void dot_rows(float (&s)[kN8][4], uint32_t x, uint32_t y, int 
         Split<2> b;
         b.set(0, __uint_as_float(words[j % 2 * 2]));
         b.set(1, __uint_as_float(words[j % 2 * 2 + 1]));
+        if (kTransposed) ptx::mma_m16n8k8_tf32(small[j], a.big, b.small);
         ptx::mma_m16n8k8_tf32(small[j], a.small, b.big);
-        ptx::mma_m16n8k8_tf32(small[j], a.big, b.small);
+        if (!kTransposed) ptx::mma_m16n8k8_tf32(small[j], a.big, b.small);
         ptx::mma_m16n8k8_tf32(big[j], a.big, b.big);
       }
     }

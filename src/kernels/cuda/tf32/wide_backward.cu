@@ -3,9 +3,10 @@
 // Backward for float32 with heads wider than 64 or values wider than 128. Sums of one pass over
 // keys, dk1, dk2 and dv, do not fit the registers, so there are three passes, without atomics:
 //
-//   values: a block owns 128 keys, a warp 16 of them with all 32 columns of a step
-//   keys: a block owns 64 keys, a warp 16 of them with 16 of the columns
-//   queries: the same with 64 rows of queries, columns are keys
+//   queries: a block owns 64 rows of queries, a warp 16 of them with 16 of the columns of a step,
+//   which are keys; it also sums p for the shares of the others, see backward.cu
+//   values: a block owns 128 keys, a warp 16 of them with all 32 columns
+//   keys: a block owns 64 keys, otherwise as queries
 //
 // Each step takes 32 of the other side, columns here, and two tiles of them, `x` (q1, q2 or k1, k2)
 // and `wide` (dO or v). A step needs one of them before the other, so that each is loaded while the
@@ -84,7 +85,8 @@ struct Wide {
     step.c = begin;
     Sum sums[2] = {};
     RowStats rows[2];
-    if (!kOwnsKeys) load_stats(rows);
+    RowSums row_sums;
+    if (!kOwnsKeys) load_stats_of_rows(rows, args.state, block, warp_row);
     load_own();
     if (step.h < end_h) load_first(step);
     ptx::commit_copies();
@@ -97,26 +99,16 @@ struct Wide {
       load_second(step);
       ptx::commit_copies();
       const bool seen = is_seen(step.c);
-      if (seen) begin_step(step, rows, s1, s2, dp);
+      if (seen) begin_step(step, rows, row_sums, s1, s2, dp);
       ptx::wait_copies<0>();
       __syncthreads();  // the second is there, and nobody reads the first
       if (next.h < end_h) load_first(next);
       ptx::commit_copies();
-      if (kPass != Pass::kValues && seen) to_weights(step, rows, s1, s2, dp);
+      if (kPass != Pass::kValues && seen) to_weights(step, rows, row_sums, s1, s2, dp);
       add_sums(sums, seen, s1, s2, dp);
       step = next;
     }
-    finish(sums);
-  }
-
-  __device__ void load_stats(RowStats (&rows)[2]) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t at = seq.q_begin + min(warp_row + lane / 4 + 8 * i, seq.seq_q - 1);
-      const auto stat = [&](const Rows<float>& from) { return *from.at(block.b, at, block.h); };
-      rows[i] = {stat(args.state.lse1), stat(args.state.lse2), stat(args.state.delta1),
-                 stat(args.state.delta2), stat(args.state.lambda)};
-    }
+    finish(sums, rows, row_sums);
   }
 
   template <int kCount, int kWidth>
@@ -165,7 +157,7 @@ struct Wide {
     if (kOwnsKeys) {
       load_queries<kColumns, kD>(smem.x1, args.q1, step.h, step.c, d);
       load_queries<kColumns, kD>(smem.x2, args.q2, step.h, step.c, d);
-      load_stats_of_columns(smem.stats, args.state, block, step.h, step.c);
+      load_stats_of_columns(smem.stats, args, block, step.h, step.c);
     } else {
       load_keys<kColumns, kD>(smem.x1, args.k1, block.kv_h, step.c, d);
       load_keys<kColumns, kD>(smem.x2, args.k2, block.kv_h, step.c, d);
@@ -188,23 +180,24 @@ struct Wide {
   __device__ void dot(Tile& s, const float* own, const float* other, int width) const {
     const float* const rows = own + group * kOwnRows * kPitch<kWidth>;
     const float* const columns = other + column0 * kPitch<kWidth>;
-    dot_rows<kWidth>(s[0], row_address<kWidth>(rows), column_address<kWidth>(columns), width);
+    dot_rows<kWidth, kOwnsKeys>(s[0], row_address<kWidth>(rows), column_address<kWidth>(columns),
+                                width);
     if (kCareful) again_dots<kWidth>(s[0], rows, columns, width);
   }
 
-  __device__ void begin_step(const Step& step, const RowStats (&rows)[2], Tile& s1, Tile& s2,
-                             Tile& dp) const {
+  __device__ void begin_step(const Step& step, const RowStats (&rows)[2], RowSums& row_sums,
+                             Tile& s1, Tile& s2, Tile& dp) const {
     if (kPass == Pass::kValues) {
       clear(dp[0]);
-      to_weights(step, rows, s1, s2, dp);
+      to_weights(step, rows, row_sums, s1, s2, dp);
     } else {
       dot<kDv>(dp, smem.own_wide, smem.wide, args.shape.value_dim);
     }
   }
 
   /// From dp and x: s1 becomes ds1, s2 ds2 and dp p1 - lambda p2.
-  __device__ void to_weights(const Step& step, const RowStats (&rows)[2], Tile& s1, Tile& s2,
-                             Tile& dp) const {
+  __device__ void to_weights(const Step& step, const RowStats (&rows)[2], RowSums& row_sums,
+                             Tile& s1, Tile& s2, Tile& dp) const {
     dot<kD>(s1, smem.own1, smem.x1, args.shape.head_dim);
     dot<kD>(s2, smem.own2, smem.x2, args.shape.head_dim);
     const int c = step.c + column0;
@@ -214,23 +207,16 @@ struct Wide {
     const auto gradient = [&](int j, int e, float bias) {
       const int column = column0 + 8 * j + lane % 4 * 2 + e % 2;
       const RowStats row = kOwnsKeys ? stats_of_column(smem.stats, column) : rows[e / 2];
-      to_gradients(s1[0][j][e], s2[0][j][e], dp[0][j][e], row, args, bias);
+      const Probabilities p = to_gradients(s1[0][j][e], s2[0][j][e], dp[0][j][e], row, args, bias);
+      if (!kOwnsKeys) row_sums.add(e / 2, p);
     };
     if (end_m <= seq.seq_q && mask.all_visible(m0, end_m, n0, end_n)) {
-      for_each_entry([&](int j, int e) { gradient(j, e, 0.0f); });
+      for_each_entry<kN8>([&](int j, int e) { gradient(j, e, 0.0f); });
     } else {
-      for_each_entry([&](int j, int e) {
+      for_each_entry<kN8>([&](int j, int e) {
         const int row = lane / 4 + e / 2 * 8, column = 8 * j + lane % 4 * 2 + e % 2;
         gradient(j, e, mask.bias(m0 + (kOwnsKeys ? column : row), n0 + (kOwnsKeys ? row : column)));
       });
-    }
-  }
-  template <class F>
-  __device__ static void for_each_entry(F f) {
-#pragma unroll
-    for (int j = 0; j < kN8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) f(j, e);
     }
   }
 
@@ -264,10 +250,13 @@ struct Wide {
     add_weighted<1, kSum, kRowPitch>(sums[1], w2, y2, width2);
   }
 
-  __device__ void finish(Sum (&sums)[2]) {
+  __device__ void finish(Sum (&sums)[2], const RowStats (&rows)[2], RowSums& row_sums) {
+    DqScales scales;
+    bool finite = true;
     if (kGroups < kWarps) {
-      if (!add_other_columns(sums)) return;
+      if (!add_other_columns(sums, row_sums)) return;
     }
+    if (!kOwnsKeys) finite = finish_shares(scales, row_sums, rows, args, block, warp_row);
     const auto output = [&](const Rows<float>& to, int column, int width) {
       const bool keys = kOwnsKeys;
       const int64_t begin = keys ? seq.k_begin : seq.q_begin;
@@ -277,29 +266,32 @@ struct Wide {
                         to.seq_stride, (keys ? seq.seq_k : seq.seq_q) - warp_row, width,
                         keys ? aligned.dkeys : aligned.dqueries};
     };
-    bool finite = true;
     if (kPass == Pass::kValues) {
       const int dv = args.shape.value_dim;
-      finite = store_sums<kSum>(output(args.dv, 0, dv), sums[0], 1.0f);
-      finite = store_sums<kSum>(output(args.dv, kSum, dv - kSum), sums[1], 1.0f) && finite;
+      finite = store_sums<kSum>(output(args.dv, 0, dv), sums[0], {1.0f, 1.0f});
+      finite = store_sums<kSum>(output(args.dv, kSum, dv - kSum), sums[1], {1.0f, 1.0f}) && finite;
     } else {
       const int d = args.shape.head_dim;
       const Rows<float>& to1 = kOwnsKeys ? args.dk1 : args.dq1;
       const Rows<float>& to2 = kOwnsKeys ? args.dk2 : args.dq2;
-      finite = store_sums<kSum>(output(to1, 0, d), sums[0], args.scale);
-      finite = store_sums<kSum>(output(to2, 0, d), sums[1], args.scale2) && finite;
+      if (kOwnsKeys) scales = {{args.scale, args.scale}, {args.scale2, args.scale2}};
+      finite = store_sums<kSum>(output(to1, 0, d), sums[0], scales.dq1) && finite;
+      finite = store_sums<kSum>(output(to2, 0, d), sums[1], scales.dq2) && finite;
     }
     if (!finite) block.again = 1;
   }
 
   /// Sums over the other 16 columns of each step are another warp's, handed over in shared memory.
   /// False: this warp gave its own away.
-  __device__ bool add_other_columns(Sum (&sums)[2]) {
-    static_assert(kGroups * 32 * kSum <= 2 * kRows * kPitch<kD>, "the sums go to own1 and own2");
+  __device__ bool add_other_columns(Sum (&sums)[2], RowSums& row_sums) {
+    constexpr int kFloats = kSum + 4;  // of a lane
+    static_assert(kGroups * 32 * kFloats <= 2 * kRows * kPitch<kD>, "they go to own1 and own2");
     ptx::wait_copies<0>();
     __syncthreads();  // nobody reads or fills shared memory any more
-    float4* const from = reinterpret_cast<float4*>(smem.own1) + group * 32 * kSum / 4 + lane;
+    float4* const from = reinterpret_cast<float4*>(smem.own1) + group * 32 * kFloats / 4 + lane;
+    float4& rows = from[32 * kSum / 4];
     if (column0 != 0) {
+      rows = {row_sums.p1[0], row_sums.p1[1], row_sums.p2[0], row_sums.p2[1]};
 #pragma unroll
       for (int i = 0; i < kSum / 4; ++i) {
         const float(&x)[4] = sums[i % 2][0][i / 2];
@@ -314,6 +306,8 @@ struct Wide {
       float(&sum)[4] = sums[i % 2][0][i / 2];
       sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
     }
+    const float4 x = rows;
+    row_sums.p1[0] += x.x, row_sums.p1[1] += x.y, row_sums.p2[0] += x.z, row_sums.p2[1] += x.w;
     return true;
   }
 };
@@ -359,12 +353,10 @@ bool takes_wide_backward(const BackwardParams& params) {
 
 void wide_backward(const BackwardParams& params, const BackwardArguments<float>& args,
                    const Aligned& aligned, cudaStream_t stream) {
+  launch<Pass::kQueries>("tf32 backward: dq", params, args, aligned, stream);
   if (params.dv) launch<Pass::kValues>("tf32 backward: dv", params, args, aligned, stream);
   if (params.dk1 || params.dk2) {
     launch<Pass::kKeys>("tf32 backward: dk", params, args, aligned, stream);
-  }
-  if (params.dq1 || params.dq2) {
-    launch<Pass::kQueries>("tf32 backward: dq", params, args, aligned, stream);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/problem.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
+#include "kernels/cuda/quad.cuh"
 #include "kernels/cuda/sm80/forward/arguments.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
 
@@ -93,10 +94,7 @@ struct PairState {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        l[i][r] += __shfl_xor_sync(0xffffffffu, l[i][r], 1);
-        l[i][r] += __shfl_xor_sync(0xffffffffu, l[i][r], 2);
-      }
+      for (int r = 0; r < 2; ++r) l[i][r] = quad_sum(l[i][r]);
     }
   }
 
@@ -110,10 +108,7 @@ struct PairState {
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float best = top[i][r];
-        best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
-        best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
-        const float m_new = fmaxf(m[i][r], best);
+        const float m_new = fmaxf(m[i][r], quad_max(top[i][r]));
         const float factor = ptx::exp2(m[i][r] - finite_or_zero(m_new));
         m[i][r] = m_new;
         l[i][r] *= factor;
@@ -220,9 +215,7 @@ struct FinishPair {
           squares += o1[j][e] * o1[j][e];  // padding of v is 0
         }
       }
-      squares += __shfl_xor_sync(0xffffffffu, squares, 1);
-      squares += __shfl_xor_sync(0xffffffffu, squares, 2);
-      const float rstd = args.epilogue.rstd(squares, args.shape.value_dim);
+      const float rstd = args.epilogue.rstd(quad_sum(squares), args.shape.value_dim);
       if (exists && args.whole_rows) store_whole(o1, o2, r, at, dead ? 0.0f : rstd);
       if (!args.whole_rows) store_slowly(o1, o2, r, dead);
     }

@@ -18,6 +18,7 @@ struct ForwardArguments {
   float scale, scale2;            // scores have been multiplied by these
   bool shared_k;                  // k1 and k2 are the same memory: load it once
   bool packed;
+  bool plain;           // out is all that is wanted, without a norm
   int blocks;           // of kItemRows rows, per head; packed: places for them
   int heads;            // all of the batch's; packed: of one entry
   int heads_at_a_time;  // worked on together, so that their k and v stay in the second-level cache

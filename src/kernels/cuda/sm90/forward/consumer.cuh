@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/ptx/descriptor.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/sm90/bias_pieces.cuh"
 #include "kernels/cuda/sm90/forward/schedule.cuh"
@@ -93,22 +94,34 @@ struct ConsumerItem {
 
   /// Waits for item `count`; false when there are no more.
   __device__ __forceinline__ bool open() {
-    ptx::barrier_wait(smem + Config::kQFull + 8 * slot(), count / kQBuffers & 1);
-    if (uniform(ptx::load_smem_int(item(count))) < 0) return false;
-    const KeyRange found = KeyRange::of<kN>(sequence(), first_row(), origin());
-    pipe = uniform(pipe);
-    q_smem = uniform(smem + Config::kQ + slot() * Config::kQBytes);
-    if constexpr (kLower) skip(uniform(found.begin));
-    range = {kLower ? uniform(found.begin) : 0, uniform(found.clear_begin - found.begin),
-             kWords || kBiases ? 0 : uniform(found.clear_end - found.begin),
-             uniform(found.end - found.begin), uniform(found.last_columns)};
+    KeyRange found;
+    if (!find(count, found)) return false;
+    enter(found);
     return true;
+  }
+  /// Waits for item `number` and finds which tiles this consumer's rows of it see; false when there
+  /// are no more.
+  __device__ __forceinline__ bool find(int number, KeyRange& found) const {
+    ptx::barrier_wait(smem + Config::kQFull + 8 * slot(number), number / kQBuffers & 1);
+    if (uniform(ptx::load_smem_int(item(number))) < 0) return false;
+    const KeyRange all = KeyRange::of<kN>(sequence(number), first_row(number), origin(number));
+    found = {kLower ? uniform(all.begin) : 0, uniform(all.clear_begin - all.begin),
+             kWords || kBiases ? 0 : uniform(all.clear_end - all.begin),
+             uniform(all.end - all.begin), uniform(all.last_columns)};
+    return true;
+  }
+  /// Begins item `count`, which sees `found`.
+  __device__ __forceinline__ void enter(const KeyRange& found) {
+    pipe = uniform(pipe);
+    q_smem = uniform(smem + Config::kQ + slot(count) * Config::kQBytes);
+    if constexpr (kLower) skip(found.begin);
+    range = found;
   }
 
   /// After the last scores of the item: q is free, `pipe` goes to the next item's tiles. Returns
   /// tile j's number.
   __device__ __forceinline__ int close(int j) {
-    if (ptx::elect_lane()) ptx::barrier_arrive(smem + Config::kQEmpty + 8 * slot());
+    if (ptx::elect_lane()) ptx::barrier_arrive(smem + Config::kQEmpty + 8 * slot(count));
     const int last = pipe + j;
     pipe = last + 1;
     skip(uniform(tiles() - (kLower ? range.begin : 0) - range.end));
@@ -134,7 +147,7 @@ struct ConsumerItem {
       if (place.x < 0) return;  // no item
       const MaskBiases& all = args.biases;
       next_biases = all.data + place.z * all.batch_stride + place.y * all.head_stride +
-                    (place.x / MaskBiases::kRows + warp()) * all.row_stride + lane;
+                    (place.x / MaskBiases::kRows + strip(count)) * all.row_stride + lane;
       load_next_biases();
     }
   }
@@ -159,8 +172,8 @@ struct ConsumerItem {
     } else if constexpr (kBiases) {
       return {};
     } else {
-      const int column = origin() + (kLower ? range.begin + j : j) * kN + 2 * (lane % 4);
-      return RowLimits<kLower>::of(sequence(), row(0), column);
+      const int column = origin(count) + (kLower ? range.begin + j : j) * kN + 2 * (lane % 4);
+      return RowLimits<kLower>::of(sequence(count), row(0), column);
     }
   }
 
@@ -176,32 +189,38 @@ struct ConsumerItem {
     }
   }
 
-  __device__ __forceinline__ int slot() const { return 2 * (count % kQBuffers) + consumer; }
+  __device__ __forceinline__ int slot(int number) const {
+    return 2 * (number % kQBuffers) + consumer;
+  }
   __device__ __forceinline__ uint32_t item(int number) const {
     return smem + Config::kItems + number % 2 * kItemBytes;
   }
 
   // What is known of the item is read where it is used, so that it does not stay in registers.
-  __device__ __forceinline__ Sequence sequence() const {
-    const uint32_t at = item(count);
+  __device__ __forceinline__ Sequence sequence(int number) const {
+    const uint32_t at = item(number);
     return sequence_of(args, ptx::load_smem_int4(at), ptx::load_smem_int4(at + 32));
   }
   /// The first column of the ring's first tile.
-  __device__ __forceinline__ int origin() const {
-    return kLower ? ptx::load_smem_int(item(count) + 24) : 0;
+  __device__ __forceinline__ int origin(int number) const {
+    return kLower ? ptx::load_smem_int(item(number) + 24) : 0;
   }
   __device__ __forceinline__ int tiles() const { return ptx::load_smem_int(item(count) + 28); }
-  __device__ __forceinline__ int first_row() const {
-    return ptx::load_smem_int(item(count)) + consumer * kConsumerRows;
+  __device__ __forceinline__ int first_row(int number) const {
+    return ptx::load_smem_int(item(number)) + consumer_half(consumer, number) * kConsumerRows;
   }
   __device__ __forceinline__ int row(int r) const {
-    return ptx::load_smem_int(item(count)) + 16 * warp() + lane / 4 + 8 * r;
+    return ptx::load_smem_int(item(count)) + 16 * strip(count) + lane / 4 + 8 * r;
   }
   __device__ __forceinline__ int warp() const { return 4 * consumer + threadIdx.x / 32 % 4; }
+  /// Which 16 rows of item `number` are this warp's.
+  __device__ __forceinline__ int strip(int number) const {
+    return 4 * consumer_half(consumer, number) + threadIdx.x / 32 % 4;
+  }
   /// This warp's rows of item `number`.
   __device__ __forceinline__ WarpRows rows(int number) const {
     const int4 place = ptx::load_smem_int4(item(number));
-    return {place.x + 16 * warp(), place.w, ptx::load_smem_int(item(number) + 16), place.z,
+    return {place.x + 16 * strip(number), place.w, ptx::load_smem_int(item(number) + 16), place.z,
             place.y};
   }
   /// Where its rows wait for the copy engine.
@@ -223,11 +242,13 @@ struct ConsumerItem {
   __device__ __forceinline__ unsigned parity(int j) const {
     return static_cast<unsigned>(pipe + j) / kStages & 1;
   }
-  __device__ __forceinline__ void wait_k(int j) const {
-    ptx::barrier_wait(smem + Config::kKFull + 8 * stage(j), parity(j));
+  __device__ __forceinline__ void wait_k(int j) const { wait(Config::kKFull, j); }
+  __device__ __forceinline__ void wait_v(int j) const { wait(Config::kVFull, j); }
+  __device__ __forceinline__ void wait(int barriers, int j) const {
+    ptx::barrier_wait(smem + barriers + 8 * stage(j), parity(j));
   }
-  __device__ __forceinline__ void wait_v(int j) const {
-    ptx::barrier_wait(smem + Config::kVFull + 8 * stage(j), parity(j));
+  __device__ __forceinline__ bool is_there(int barriers, int j) const {
+    return ptx::barrier_completed(smem + barriers + 8 * stage(j), parity(j));
   }
   __device__ __forceinline__ void release(int barriers, int j) const {
     if (ptx::elect_lane()) ptx::barrier_arrive(smem + barriers + 8 * stage(j));
@@ -247,10 +268,11 @@ struct ForwardProducts {
   __device__ static __forceinline__ void issue_scores(float (&s)[kN / 2], uint32_t smem,
                                                       uint32_t q_smem, bool shared_k,
                                                       unsigned stage) {
-    const uint32_t base = smem + ptx::opaque_zero();
-    const uint32_t k_map = kMap == 0 || shared_k ? 0 : Config::kKMap;
-    const uint64_t q = ptx::smem_descriptor(q_smem + ptx::opaque_zero() + kMap * Config::kQMap);
-    const uint64_t k = ptx::smem_descriptor(base + Config::kK + stage * 2 * Config::kKMap + k_map);
+    const uint32_t zero = ptx::opaque_zero();  // addresses are in units of 16 bytes from here on
+    const uint32_t k_map = kMap == 0 || shared_k ? 0 : Config::kKMap / 16;
+    const uint64_t q = ptx::swizzled_descriptor(q_smem / 16 + zero + kMap * Config::kQMap / 16);
+    const uint64_t k = ptx::swizzled_descriptor(smem / 16 + zero + Config::kK / 16 + k_map +
+                                                stage * (2 * Config::kKMap / 16));
     using ptx::Major;
     ptx::pin(s);
     ptx::wgmma_fence();
@@ -272,8 +294,9 @@ struct ForwardProducts {
   __device__ static __forceinline__ void issue_output(float (&o)[kDv / 2],
                                                       const uint32_t (&p)[kN / 4], uint32_t smem,
                                                       unsigned stage) {
-    const uint64_t v = ptx::smem_descriptor(
-        smem + ptx::opaque_zero() + Config::kV + stage * Config::kVBytes, kN * kSwizzledRow);
+    const uint64_t v = ptx::swizzled_descriptor(
+        smem / 16 + ptx::opaque_zero() + Config::kV / 16 + stage * (Config::kVBytes / 16),
+        kN * kSwizzledRow);
     ptx::pin(o);
     ptx::wgmma_fence();
 #pragma unroll

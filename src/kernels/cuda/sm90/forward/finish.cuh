@@ -85,25 +85,47 @@ __device__ __forceinline__ void send_out(const ForwardArguments<T>& args, Sender
   sender.send(args.out_map, args.out, [&](int i) { return o[i] * factor[i / 2 % 2]; });
 }
 
-/// out = o1 factor1 + o2 factor2, where neither a norm nor o is wanted: fewer instructions than
-/// `finish_rows` takes otherwise, in one piece. `sums`: what must be finite besides.
+/// The end of an item where neither a norm nor o is wanted: out = o1 factor1 + o2 factor2. Fewer
+/// instructions than `finish_rows` takes otherwise, in one piece.
 template <class T, int kDv, int kOutStages>
-__device__ __forceinline__ void finish_plain(const ForwardArguments<T>& args, const WarpRows& rows,
-                                             char* stages, int item, const float (&o1)[kDv / 2],
-                                             const float (&o2)[kDv / 2], const float (&factor1)[2],
-                                             const float (&factor2)[2], const float (&sums)[2]) {
-  uint32_t largest[2] = {0, 0};
-  RowSender<T, kDv, kOutStages> sender{rows, stages, 16 * kDv * 2, args.packed, 0, item};
-  sender.send_pairs(args.out_map, args.out, [&](int k) {
-    const int r = k % 2;
-    const uint32_t pair = pack<T>(fmaf(o2[2 * k], factor2[r], o1[2 * k] * factor1[r]),
-                                  fmaf(o2[2 * k + 1], factor2[r], o1[2 * k + 1] * factor1[r]));
-    largest[r] = ptx::larger_pair<T>(largest[r], pair);
-    return pair;
-  });
-  const auto size = [&](int r) { return any_non_finite<T>(largest[r]) ? INFINITY : sums[r]; };
-  check_rows(args, rows, size(0), size(1));
-}
+struct PlainFinish {
+  const ForwardArguments<T>& args;
+  const WarpRows rows;
+  float factor1[2], factor2[2];  // the second one yet without -lambda
+
+  /// What needs no sums over v, beside the last of them. A factor is NaN where a sum is not finite.
+  __device__ __forceinline__ void prepare(RowState& state1, RowState& state2) {
+    const float scale = args.epilogue.out_scale;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      state1.sum[r] = quad_sum(state1.sum[r]);
+      state2.sum[r] = quad_sum(state2.sum[r]);
+      factor1[r] = state1.sum[r] == 0.0f ? 0.0f : __fdividef(scale, state1.sum[r]);
+      factor2[r] = __fdividef(scale, state2.sum[r]);
+      if (!(state1.sum[r] + state2.sum[r] < INFINITY)) factor1[r] = NAN;
+    }
+    store_lse(args, rows, state1, state2);
+  }
+
+  __device__ __forceinline__ void send(char* stages, int item, const float (&o1)[kDv / 2],
+                                       const float (&o2)[kDv / 2], const float (&lambda)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // a row that sees nothing is 0, even if lambda is infinite
+      factor2[r] = factor1[r] == 0.0f ? 0.0f : -lambda[r] * factor2[r];
+    }
+    uint32_t largest[2] = {0, 0};
+    RowSender<T, kDv, kOutStages> sender{rows, stages, 16 * kDv * 2, args.packed, 0, item};
+    sender.send_pairs(args.out_map, args.out, [&](int k) {
+      const int r = k % 2;
+      const uint32_t pair = pack<T>(fmaf(o2[2 * k], factor2[r], o1[2 * k] * factor1[r]),
+                                    fmaf(o2[2 * k + 1], factor2[r], o1[2 * k + 1] * factor1[r]));
+      largest[r] = ptx::larger_pair<T>(largest[r], pair);
+      return pair;
+    });
+    const auto size = [&](int r) { return any_non_finite<T>(largest[r]) ? INFINITY : 0.0f; };
+    check_rows(args, rows, size(0), size(1));
+  }
+};
 
 /// o1 becomes O and what comes of it. `lambda`: of this thread's two rows; `item`: how many came
 /// before.
@@ -113,6 +135,11 @@ __device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, con
                                             float (&o1)[kDv / 2], float (&o2)[kDv / 2],
                                             RowState& state1, RowState& state2,
                                             const float (&lambda)[2]) {
+  if (args.plain) {
+    PlainFinish<T, kDv, kOutStages> plain{args, rows};
+    plain.prepare(state1, state2);
+    return plain.send(stages, item, o1, o2, lambda);
+  }
   float inverse1[2], inverse2[2], weight2[2], squares[2] = {0.0f, 0.0f};
   bool dead[2];  // sees nothing: O = 0, even if lambda is infinite
 #pragma unroll
@@ -128,14 +155,6 @@ __device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, con
   const bool has_o = args.o.data != nullptr, has_o2 = args.o2.data != nullptr;
   const bool has_rest = args.o_rest.data != nullptr, has_rest2 = args.o2_rest.data != nullptr;
   const int sends = 1 + has_o + has_o2 + has_rest + has_rest2;
-  if (sends == 1 && !args.epilogue.norm) {
-    const float scale = args.epilogue.out_scale;
-    const float factor1[2] = {inverse1[0] * scale, inverse1[1] * scale};
-    const float factor2[2] = {weight2[0] * scale, weight2[1] * scale};
-    const float sums[2] = {state1.sum[0] + state2.sum[0], state1.sum[1] + state2.sum[1]};
-    return finish_plain<T, kDv, kOutStages>(args, rows, stages, item, o1, o2, factor1, factor2,
-                                            sums);
-  }
 #pragma unroll
   for (int i = 0; i < kDv / 2; ++i) {
     const int r = i / 2 % 2;

@@ -27,7 +27,8 @@
 
 namespace diffattn::cuda::sm90 {
 
-template <class T, class Config, bool kLower, class Seen>
+/// kPlain: out alone is wanted, without a norm.
+template <class T, class Config, bool kLower, class Seen, bool kPlain>
 struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   using Base = ConsumerItem<T, Config, kLower, Seen>;
   using Products = ForwardProducts<T, Config>;
@@ -35,10 +36,18 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   using typename Base::Limits;
   static constexpr int kDv = Config::kValueDim, kN = Config::kBlockN;
   static constexpr bool kEarly = Config::kQBuffers > 1;  // is the next item's q there in time?
+  static_assert(kEarly || !kPlain);
+  // May P be large until its tile is done? Half precision could not hold it, under biases
+  // references move in ways of their own, and two instances have no registers left for it.
+  static constexpr bool kLate = __is_same(T, bfloat16) && !Base::kWords && !Base::kBiases &&
+                                !(kLower && Config::kHeadDim == 128);
 
   float o1[kDv / 2], o2[kDv / 2], s[kN / 2];
   uint32_t p[kN / 4];
   RowState state1, state2;
+  bool far = false;  // has a tile's sum passed its bound? (kLate)
+  KeyRange next;     // of the item after this one, known before its last tile is done,
+  bool has_next;     // if there is one
 
   __device__ __forceinline__ void run() {
     bool more = this->open();
@@ -92,6 +101,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   __device__ __forceinline__ int attend() {
     for (int i = 0; i < kDv / 2; ++i) o1[i] = o2[i] = 0.0f;
     state2.reset();
+    if constexpr (kLate) this->wait_v(0);
     int j = 0;
     if constexpr (kLower) {
 #pragma unroll 1
@@ -112,12 +122,17 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     float lambda[2];
     load_lambda(lambda, this->rows(count - 1));
     const int last_columns = range.last_columns;
-    const bool more = this->open();
-    if (more) this->wait_k(0);
+    const bool more = has_next;
+    if (more) {
+      this->enter(next);
+      this->wait_k(0);
+    }
     issue_scores<0>(0);  // of no item where there is no more: dropped
     issue_last<1>(last - pipe, last_columns);
     this->load_first_biases();
     const Limits limits = this->limits(0);
+    PlainFinish<T, kDv, Config::kOutStages> plain{args, this->rows(count - 1)};
+    if constexpr (kPlain) plain.prepare(state1, state2);
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     RowState next1;
@@ -126,7 +141,12 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     ptx::pin(o2);
     this->release(Config::kVEmpty, last - pipe);
     round_rows<T>(p, s);
-    finish_item(lambda);
+    if constexpr (kPlain) {
+      plain.send(this->stages(), count - 1, o1, o2, lambda);
+      this->release_item(count - 1);
+    } else {
+      finish_item(lambda);
+    }
     state1 = next1;
     return more;
   }
@@ -154,11 +174,12 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   __device__ __forceinline__ void step(int j, bool fresh) {
     first_half<kMasked>(j, fresh);
     second_half<kMasked>(j);
+    if (kLate && far) move_references();
   }
 
   template <bool kMasked, bool kLast = false>
   __device__ __forceinline__ void first_half(int j, bool fresh) {
-    this->wait_v(j);
+    if constexpr (!kLate) this->wait_v(j);
     issue_scores<1>(j);  // (3)
     if constexpr (kLast) {
       issue_last<0>(j, range.last_columns);
@@ -166,10 +187,11 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
       issue_output<0>(j);
     }
     const auto limits = kMasked ? this->limits(j) : Limits{};
+    if constexpr (kLast && kEarly) has_next = this->find(count + 1, next);
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     this->release(Config::kKEmpty, j);
-    softmax_step<1, kMasked>(j, fresh, limits);  // (4)
+    softmax_step<1, kMasked>(j, fresh, limits, kLast ? kNothing : Config::kKFull, j + 1);  // (4)
     if constexpr (!kLast) this->load_next_biases();
     ptx::wgmma_wait<0>();
     ptx::pin(o1);
@@ -178,13 +200,13 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
 
   template <bool kMasked>
   __device__ __forceinline__ void second_half(int j) {
-    this->wait_k(j + 1);
+    if constexpr (!kLate) this->wait_k(j + 1);
     issue_scores<0>(j + 1);  // (5)
     issue_output<1>(j);
     const auto limits = kMasked ? this->limits(j + 1) : Limits{};
     ptx::wgmma_wait<1>();
     ptx::pin(s);
-    softmax_step<0, kMasked>(j + 1, false, limits);  // (6)
+    softmax_step<0, kMasked>(j + 1, false, limits, Config::kVFull, j + 1);  // (6)
     ptx::wgmma_wait<0>();
     ptx::pin(o2);
     this->release(Config::kVEmpty, j);
@@ -212,25 +234,61 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     }
   }
 
+  static constexpr int kNothing = -1;
+
   /// Scores of tile j to P, not yet rounded. `fresh`: the first tile, which every row sees whole.
+  /// kLate: waits for stage `next_tile` of `next_barriers` too, which the next products read. That
+  /// it is there is asked before the exponentials and acted on after them, in one branch with what
+  /// else happens rarely: each branch and each answer that is waited for would lengthen the chain
+  /// of instructions between two products, which is what the tensor cores wait for.
   template <int kMap, bool kMasked>
-  __device__ __forceinline__ void softmax_step(int j, bool fresh, const Limits& limits) {
+  __device__ __forceinline__ void softmax_step(int j, bool fresh, const Limits& limits,
+                                               int next_barriers, int next_tile) {
     RowState& state = kMap == 0 ? state1 : state2;
     const float c = kMap == 0 ? args.scale_log2 : args.scale2_log2;
     float factor[2];
-    bool moved;
     if constexpr (kMasked && Base::kBiases) {
-      moved = biased_step<kMap>(state, c, factor);
-    } else {
-      if constexpr (kMasked) {
-        this->template mask<kMap>(s, j, limits);
-        state.take_missing(s);
-      } else {
-        if (fresh) state.take_first(s);
-      }
-      moved = state.template exponentiate<T, kMasked>(s, c, factor);
+      if (biased_step<kMap>(state, c, factor)) multiply_rows(output<kMap>(), factor);
+      return;
     }
-    if (moved) multiply_rows(output<kMap>(), factor);
+    if constexpr (kMasked) {
+      this->template mask<kMap>(s, j, limits);
+      state.take_missing(s);
+    } else {
+      if (fresh) state.take_first(s);
+    }
+    if constexpr (kLate) {
+      const bool there = next_barriers == kNothing || this->is_there(next_barriers, next_tile);
+      float tile_sum[2];
+      RowState::exponentials<kMasked>(s, c, state.reference, tile_sum);
+      const bool passed = !(fmaxf(tile_sum[0], tile_sum[1]) < kSumBound<T>);
+      if (__any_sync(0xffffffffu, passed || !there)) {
+        far = far || __any_sync(0xffffffffu, passed);
+        if (next_barriers != kNothing) this->wait(next_barriers, next_tile);
+      }
+      state.sum[0] += tile_sum[0];
+      state.sum[1] += tile_sum[1];
+    } else if (state.template exponentiate<T, kMasked>(s, c, factor)) {
+      multiply_rows(output<kMap>(), factor);
+    }
+  }
+
+  /// Between two tiles: references move so that sums are near 1, and with them what was summed
+  /// relative to the old ones: o1, o2, and P1 of the next tile.
+  __device__ __forceinline__ void move_references() {
+    far = false;
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) factor[r] = state2.move(r, args.scale2_log2, state2.sum[r]);
+    multiply_rows(o2, factor);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) factor[r] = state1.move(r, args.scale_log2, state1.sum[r]);
+    multiply_rows(o1, factor);
+#pragma unroll
+    for (int i = 0; i < kN / 4; ++i) {
+      const float2 pair = unpack<T>(p[i]);
+      p[i] = pack<T>(pair.x * factor[i % 2], pair.y * factor[i % 2]);
+    }
   }
 
   template <int kMap>
@@ -267,7 +325,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   }
 };
 
-template <class T, class Config, bool kLower, class Seen = NoLimits>
+template <class T, class Config, bool kLower, class Seen = NoLimits, bool kPlain = false>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardArguments<T> args) {
   extern __shared__ __align__(1024) char memory[];
@@ -283,7 +341,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::grow_registers<Config::kConsumerRegisters>();
-    Consumer<T, Config, kLower, Seen>{{args, smem, warpgroup - 1}}.run();
+    Consumer<T, Config, kLower, Seen, kPlain>{{args, smem, warpgroup - 1}}.run();
   }
 }
 

@@ -18,6 +18,11 @@ namespace diffattn::cuda::sm90 {
 inline bool has_words(const Problem& problem) { return problem.mask.kind == MaskKind::kBoolean; }
 inline bool has_biases(const Problem& problem) { return problem.mask.kind == MaskKind::kAdditive; }
 
+/// Is out all that is wanted, without a norm?
+inline bool wants_plain(const ForwardParams& params) {
+  return !params.epilogue.norm && !params.o && !params.o2 && !params.o_rest && !params.o2_rest;
+}
+
 template <class T, class Config>
 ForwardArguments<T> forward_arguments(const ForwardParams& params, const ForwardWorkspace& work) {
   const auto map = [&](const BoxedTensor& tensor, int rows) {
@@ -44,6 +49,7 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const Forward
           .scale2 = static_cast<float>(params.scale2 * before),
           .shared_k = shares_k(params),
           .packed = packed,
+          .plain = wants_plain(params),
           .blocks = static_cast<int>(tile_places(params, kItemRows)),
           .heads = static_cast<int>(heads),
           .heads_at_a_time = heads_at_a_time(params, heads),
@@ -65,9 +71,10 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const Forward
 template <class T, int kD, int kDv>
 struct ForwardChoice {
   using Config = ForwardConfig<kD, kDv>;
-  static auto kernel(bool lower, bool words) {
+  static auto kernel(bool lower, bool words, bool plain) {
     if constexpr (kD == 64 && kDv == 128) {
       if (words) return forward_kernel<T, Config, false, SeenWords>;
+      if (plain && !lower) return forward_kernel<T, Config, false, NoLimits, true>;
     }
     return lower ? forward_kernel<T, Config, true> : forward_kernel<T, Config, false>;
   }
@@ -75,7 +82,7 @@ struct ForwardChoice {
 template <class T>
 struct ForwardChoice<T, 128, 256> {
   using Config = WideConfig;
-  static auto kernel(bool lower, bool /*words*/) {
+  static auto kernel(bool lower, bool /*words*/, bool /*plain*/) {
     return lower ? wide_forward_kernel<T, true> : wide_forward_kernel<T, false>;
   }
 };
@@ -125,8 +132,8 @@ void launch_forward(const ForwardParams& params, void* workspace, cudaStream_t s
     if (has_biases(params)) return launch_biased<T>(params, workspace, stream);
   }
   launch_items<T, kD, kDv, typename Choice::Config>(
-      Choice::kernel(has_lower_limit(params), has_words(params)), params, params, workspace,
-      stream);
+      Choice::kernel(has_lower_limit(params), has_words(params), wants_plain(params)), params,
+      params, workspace, stream);
 }
 
 template <class T, int kD, int kDv>

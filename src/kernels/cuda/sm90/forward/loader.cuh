@@ -76,7 +76,7 @@ struct Loader {
     ptx::barrier_wait_idle(smem + Config::kQEmpty + 8 * slot, (count / kQBuffers & 1) ^ 1);
     if (place.x < 0) return ptx::barrier_arrive(full);
     ptx::barrier_arrive_expect(full, Config::kQBytes);
-    const int row = q_begin + place.x + consumer * kConsumerRows;
+    const int row = q_begin + place.x + consumer_half(consumer, count) * kConsumerRows;
     ptx::load_box(q_smem, args.q1, full, 0, place.y, row, 0, batch);
     ptx::load_box(q_smem + Config::kQMap, args.q2, full, 0, place.y, row, 0, batch);
   }

@@ -28,6 +28,10 @@ struct alignas(16) Item {
 };
 static_assert(sizeof(Item) == kItemBytes);
 
+/// Which half of item `number`'s rows a consumer has. They change places from item to item: the
+/// second half may see a tile more.
+__device__ inline int consumer_half(int consumer, int number) { return consumer ^ (number & 1); }
+
 template <int kBlockN>
 __device__ inline int tiles_down(int columns) {
   return static_cast<int>(static_cast<unsigned>(max(0, columns)) / kBlockN);

@@ -116,18 +116,25 @@ struct RowState {
   template <class T, bool kMissing, int kN>
   __device__ __forceinline__ bool exponentiate(float (&s)[kN], float c, float (&factor)[2],
                                                const float (&origin)[2]) {
+    float tile_sum[2];
+    exponentials<kMissing>(s, c, origin, tile_sum);
+    return add_sums<T>(s, c, factor, tile_sum);
+  }
+  template <bool kMissing, int kN>
+  __device__ static __forceinline__ void exponentials(float (&s)[kN], float c,
+                                                      const float (&origin)[2],
+                                                      float (&tile_sum)[2]) {
     float offset[2] = {origin[0] * c, origin[1] * c};
     if constexpr (kMissing) {
       if (origin[0] == -INFINITY) offset[0] = 0.0f;
       if (origin[1] == -INFINITY) offset[1] = 0.0f;
     }
-    float tile_sum[2] = {0.0f, 0.0f};
+    tile_sum[0] = tile_sum[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
       s[i] = ptx::exp2(fmaf(s[i], c, -offset[i / 2 % 2]));
       tile_sum[i / 2 % 2] += s[i];
     }
-    return add_sums<T>(s, c, factor, tile_sum);
   }
 
   /// Are all of the warp's references 0?
@@ -158,16 +165,20 @@ struct RowState {
     const bool far = !(fmaxf(tile_sum[0], tile_sum[1]) < kSumBound<T>);
     if (!__any_sync(0xffffffffu, far)) return false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      // By a whole power of 2, the quad's sum rounded down. Overflow becomes NaN for good.
-      const int bits = __float_as_int(fmaxf(quad_sum(tile_sum[r]), 1.0f));
-      const int exponent = (bits >> 23) - 127;
-      factor[r] = exponent < 127 ? __int_as_float((127 - exponent) << 23) : NAN;
-      if (exponent > 0) reference[r] += __fdividef(static_cast<float>(exponent), c);
-      sum[r] *= factor[r];
-    }
+    for (int r = 0; r < 2; ++r) factor[r] = move(r, c, tile_sum[r]);
     multiply_rows(s, factor);
     return true;
+  }
+
+  /// Moves row r's reference by a whole power of 2, the quad's `size` rounded down, and returns
+  /// what this multiplies its sums by. Overflow becomes NaN for good.
+  __device__ __forceinline__ float move(int r, float c, float size) {
+    const int bits = __float_as_int(fmaxf(quad_sum(size), 1.0f));
+    const int exponent = (bits >> 23) - 127;
+    const float factor = exponent < 127 ? __int_as_float((127 - exponent) << 23) : NAN;
+    if (exponent > 0) reference[r] += __fdividef(static_cast<float>(exponent), c);
+    sum[r] *= factor;
+    return factor;
   }
 
   template <class T, bool kMissing, int kN>
