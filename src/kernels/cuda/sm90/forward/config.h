@@ -34,6 +34,9 @@ struct ForwardConfig {
   static constexpr int kCluster = 1;                  // blocks
   static constexpr int kQBuffers = kD == 64 ? 2 : 1;  // two where there is room
   static constexpr int kOutStages = kD == 64 ? 2 : 1;
+  // Items known at a time. With two, what is known of the next but one item would wait for the end
+  // of this one, which is too late where items are short.
+  static constexpr int kItemSlots = 4;
   static constexpr int kThreads = 3 * kWarpgroup;
   // What 65536 registers allow: 128 threads of 24 and 256 of 240.
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
@@ -49,18 +52,18 @@ struct ForwardConfig {
   static constexpr int kQ = kV + kStages * kVBytes;          // [buffer][consumer][map][64, kD]
   static constexpr int kOut = kQ + kQBuffers * 2 * kQBytes;  // [warp][stage][16, kDv]
   static constexpr int kGains = kOut + 8 * kOutStages * kStageWarp;  // float [kDv]
-  static constexpr int kItems = kGains + 4 * kDv;                    // [2] Item
+  static constexpr int kItems = kGains + 4 * kDv;                    // [slot] Item
   // Barriers, 8 bytes each. "full": the copies' bytes are in. "empty": every consumer warp that
   // reads it is done.
-  static constexpr int kKFull = kItems + 2 * kItemBytes;         // [stage]
-  static constexpr int kKEmpty = kKFull + 8 * kStages;           // [stage], 8 warps, after S2
-  static constexpr int kVFull = kKEmpty + 8 * kStages;           // [stage]
-  static constexpr int kVEmpty = kVFull + 8 * kStages;           // [stage], 8 warps, after O2
-  static constexpr int kQFull = kVEmpty + 8 * kStages;           // [buffer][consumer]
-  static constexpr int kQEmpty = kQFull + 8 * 2 * kQBuffers;     // [buffer][consumer], 4 warps
-  static constexpr int kItemFull = kQEmpty + 8 * 2 * kQBuffers;  // [2], the scheduler
-  static constexpr int kItemEmpty = kItemFull + 16;              // [2], 8 warps, at an item's end
-  static constexpr int kTake = kItemEmpty + 16;                  // the loader, near an item's end
+  static constexpr int kKFull = kItems + kItemSlots * kItemBytes;  // [stage]
+  static constexpr int kKEmpty = kKFull + 8 * kStages;             // [stage], 8 warps, after S2
+  static constexpr int kVFull = kKEmpty + 8 * kStages;             // [stage]
+  static constexpr int kVEmpty = kVFull + 8 * kStages;             // [stage], 8 warps, after O2
+  static constexpr int kQFull = kVEmpty + 8 * kStages;             // [buffer][consumer]
+  static constexpr int kQEmpty = kQFull + 8 * 2 * kQBuffers;       // [buffer][consumer], 4 warps
+  static constexpr int kItemFull = kQEmpty + 8 * 2 * kQBuffers;    // [slot], the scheduler
+  static constexpr int kItemEmpty = kItemFull + 8 * kItemSlots;    // [slot], 8 warps, at its end
+  static constexpr int kTake = kItemEmpty + 8 * kItemSlots;        // the loader, near an item's end
   static constexpr int kSmemBytes = kTake + 8;
   static_assert(kBlockN % 16 == 0 && kSmemBytes <= kMaxSmem);
 };

@@ -193,7 +193,7 @@ struct ConsumerItem {
     return 2 * (number % kQBuffers) + consumer;
   }
   __device__ __forceinline__ uint32_t item(int number) const {
-    return smem + Config::kItems + number % 2 * kItemBytes;
+    return smem + Config::kItems + number % Config::kItemSlots * kItemBytes;
   }
 
   // What is known of the item is read where it is used, so that it does not stay in registers.
@@ -254,7 +254,8 @@ struct ConsumerItem {
     if (ptx::elect_lane()) ptx::barrier_arrive(smem + barriers + 8 * stage(j));
   }
   __device__ __forceinline__ void release_item(int number) const {
-    if (ptx::elect_lane()) ptx::barrier_arrive(smem + Config::kItemEmpty + 8 * (number % 2));
+    const uint32_t empty = smem + Config::kItemEmpty + 8 * (number % Config::kItemSlots);
+    if (ptx::elect_lane()) ptx::barrier_arrive(empty);
     __syncwarp();
   }
 };

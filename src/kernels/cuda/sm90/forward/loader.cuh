@@ -23,7 +23,7 @@ __device__ inline void prepare_smem(const ForwardArguments<T>& args, char* memor
       ptx::barrier_init(smem + Config::kQFull + 8 * i, 1);
       ptx::barrier_init(smem + Config::kQEmpty + 8 * i, 4);
     }
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < Config::kItemSlots; ++i) {
       ptx::barrier_init(smem + Config::kItemFull + 8 * i, 1);
       ptx::barrier_init(smem + Config::kItemEmpty + 8 * i, 8);
     }
@@ -48,8 +48,9 @@ struct Loader {
   __device__ __forceinline__ void run() {
     unsigned tile = 0;
     for (int count = 0;; ++count) {
-      const uint32_t item = smem + Config::kItems + count % 2 * kItemBytes;
-      ptx::barrier_wait_idle(smem + Config::kItemFull + 8 * (count % 2), count / 2 & 1);
+      const int slot = count % Config::kItemSlots;
+      const uint32_t item = smem + Config::kItems + slot * kItemBytes;
+      ptx::barrier_wait_idle(smem + Config::kItemFull + 8 * slot, count / Config::kItemSlots & 1);
       const int4 place = ptx::load_smem_int4(item);       // row, head, batch, seq_q
       const int4 begin = ptx::load_smem_int4(item + 16);  // q_begin, k_begin, first_column, tiles
       const int kv_head = ptx::load_smem_int(item + 44);

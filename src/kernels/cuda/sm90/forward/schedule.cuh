@@ -111,14 +111,15 @@ __device__ inline Sequence sequence_of(const ForwardArguments<T>& args, int4 pla
 template <class T, class Config>
 struct Scheduler {
   const ForwardArguments<T>& args;
-  Item* const items;  // [2]
+  Item* const items;  // [kItemSlots]
   const uint32_t smem;
 
   __device__ __forceinline__ void run() {
     int index = static_cast<int>(blockIdx.x) / Config::kCluster;
     for (int count = 0;; ++count) {
-      const int slot = count % 2;
-      ptx::barrier_wait_idle(smem + Config::kItemEmpty + 8 * slot, (count / 2 & 1) ^ 1);
+      constexpr int kSlots = Config::kItemSlots;
+      const int slot = count % kSlots;
+      ptx::barrier_wait_idle(smem + Config::kItemEmpty + 8 * slot, (count / kSlots & 1) ^ 1);
       // Not sooner: what a block takes early others cannot take when it turns out long.
       if (count > 0) {
         ptx::barrier_wait_idle(smem + Config::kTake, (count - 1) & 1);
@@ -167,7 +168,7 @@ struct Scheduler {
     }
     item.batch = batch;
     item.head = h;
-    item.kv_head = args.shape.kv_head(h);
+    item.kv_head = args.shape.heads == args.shape.kv_heads ? h : args.shape.kv_head(h);
     const Sequence seq = args.shape.sequence(batch);
     const int row = block * kItemRows;
     if (row >= seq.seq_q) return false;

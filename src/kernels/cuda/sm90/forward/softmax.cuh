@@ -3,9 +3,10 @@
 // The softmax of the wgmma kernels keeps no running maximum: at 64 channels one costs 12 % of the
 // time on an H200. A row's exponents are relative to one of its own first scores. P, its sum and O
 // carry one common factor, which the division at the end removes, and floating point keeps their
-// relative precision. Only when a thread's sum over one tile passes a bound is the reference moved.
-// What overflows nevertheless (a score 2^127 above its row's reference, base 2, within one tile)
-// ends as an infinite or NaN sum, and the tile is computed again by another kernel.
+// relative precision. Only when a thread's sum over one tile passes a bound is the reference moved,
+// before the tile is multiplied with v or after it. What overflows nevertheless (a score so far
+// above its row's reference within one tile that P or P v reaches 2^128) ends as an infinite or NaN
+// sum, and the tile is computed again by another kernel.
 #pragma once
 
 #include <cmath>
