@@ -156,10 +156,16 @@ void print_analysis_json(const Analysis& result, bool maps) {
   fmt::print("{}\n", all.dump(1, ' ', false, Json::error_handler_t::replace));
 }
 
-/// At most four decimals, in six characters where they suffice.
+/// At most four decimals, or two digits and an exponent, in six characters where they suffice.
 std::string short_number(double value) {
   if (!std::isfinite(value)) return "-";
   if (value == 0.0) return "0";
+  if (std::abs(value) < 1e-3) {
+    const int decimals = value < 0.0 || value < 1e-9 ? 0 : 1;
+    std::string text = fmt::format("{:.{}e}", value, decimals);
+    if (const std::size_t at = text.find("e-0"); at != std::string::npos) text.erase(at + 2, 1);
+    return text;
+  }
   const std::string text = fmt::format("{:.4f}", value);
   return text.size() <= 6 ? text : fmt::format("{:.3f}", value);
 }

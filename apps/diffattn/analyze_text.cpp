@@ -214,16 +214,16 @@ KnownText AnalyzedTexts::source_example(int64_t index) const {
 
 /// Tokens of a data set that are read at a time.
 int64_t AnalyzedTexts::piece_length() const {
+  return options_.seq_len > 0 ? options_.seq_len : model_.config.max_position_embeddings;
+}
+
+void AnalyzedTexts::read_data() {
   const int64_t most = model_.config.max_position_embeddings;
   if (options_.seq_len > most) {
     throw io::Error("--seq-len",
                     fmt::format("expected at most {}, the most that {} can read, got {}", most,
                                 model_.folder, options_.seq_len));
   }
-  return options_.seq_len > 0 ? options_.seq_len : most;
-}
-
-void AnalyzedTexts::read_data() {
   if (!model_.tokenizer) {
     throw io::Error(model_.folder, "has no tokenizer.json: --data needs one");
   }
@@ -241,6 +241,7 @@ void AnalyzedTexts::read_data() {
 void AnalyzedTexts::each_of_data(const std::function<bool(const KnownText&)>& use) const {
   for (const data::Example& example : pairs_.examples) {
     KnownText known;
+    known.text.given_as = options_.data;
     known.text.ids = ids_of(example.source);
     known.text.written = ids_of(example.target);
     known.text.written.insert(known.text.written.begin(), model_.first_written());
@@ -255,6 +256,7 @@ void AnalyzedTexts::each_of_data(const std::function<bool(const KnownText&)>& us
                                             document.end - begin));
       corpus_->read(begin, tokens);
       KnownText known;
+      known.text.given_as = options_.data;
       known.text.ids = ids_of(tokens);
       if (!use(known)) return;
     }

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <sstream>
 
 #include "terminal.h"
 
@@ -19,19 +18,11 @@ std::size_t longest(const std::vector<std::string>& texts) {
   return most;
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
 /// What stands in a line of the table, of `heads` lines of names and those of the cells.
 std::string cell_of(const TextTable::Column& column, std::size_t line, std::size_t heads) {
   if (line >= heads) return column.cells[line - heads];
-  const std::vector<std::string> name = lines_of(column.name);
   const std::size_t below = heads - line;  // this line and those of the names below it
-  return below > name.size() ? "" : name[name.size() - below];
+  return below > column.heading.size() ? "" : column.heading[column.heading.size() - below];
 }
 
 }  // namespace
@@ -42,10 +33,10 @@ void print_table(const TextTable& table, std::size_t width, std::size_t gap) {
   const std::size_t front = longest(table.lines), ends = front + longest(table.marks);
   std::size_t heads = 1;
   for (const TextTable::Column& column : table.columns) {
-    heads = std::max(heads, lines_of(column.name).size());
+    heads = std::max(heads, column.heading.size());
   }
   const auto width_of = [&](const TextTable::Column& column) {
-    return std::max({width, longest(lines_of(column.name)), longest(column.cells)});
+    return std::max({width, longest(column.heading), longest(column.cells)});
   };
   for (std::size_t first = 0, end = 0; first < table.columns.size(); first = end) {
     std::size_t taken = ends;
@@ -67,13 +58,16 @@ void print_table(const TextTable& table, std::size_t width, std::size_t gap) {
   }
 }
 
-std::string statistic_heading(const std::string& key) {
-  if (key == "sparsity") return "sparse";
-  if (key == "noise_cancelled") return "noise\ncancel";
-  if (key == "similarity") return "similar";
-  std::string heading = key;
-  std::ranges::replace(heading, '_', '\n');
-  return heading;
+std::vector<std::string> statistic_heading(const std::string& key) {
+  if (key == "sparsity") return {"sparse"};
+  if (key == "noise_cancelled") return {"noise", "cancel"};
+  if (key == "similarity") return {"similar"};
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = key.find('_', begin);
+    lines.push_back(key.substr(begin, end - begin));
+  }
+  return lines;
 }
 
 }  // namespace diffattn::app

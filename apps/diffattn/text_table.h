@@ -9,7 +9,7 @@ namespace diffattn::app {
 /// A table with many columns of numbers.
 struct TextTable {
   struct Column {
-    std::string name;  // in lines below each other, where it has several
+    std::vector<std::string> heading;  // lines below each other
     std::vector<std::string> cells;
   };
   std::vector<std::string> lines;  // how each line begins, the names' last first; equally wide
@@ -21,8 +21,8 @@ struct TextTable {
 /// between them. On a terminal that is too narrow the columns stand in blocks below each other.
 void print_table(const TextTable& table, std::size_t width, std::size_t gap);
 
-/// The name of a statistic of attention above its column: short enough for all of them in 100
-/// columns.
-std::string statistic_heading(const std::string& key);
+/// The name of a statistic of attention above its column, in lines: short enough for all of them in
+/// 100 columns.
+std::vector<std::string> statistic_heading(const std::string& key);
 
 }  // namespace diffattn::app

@@ -10,6 +10,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <utility>
 #include <variant>
 
 #include "diffattn/nn/presets.h"

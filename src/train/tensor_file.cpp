@@ -43,7 +43,7 @@ void write_all(Writer& writer, const NamedTensors& tensors) {
 }
 
 /// Whole numbers, as of quantised weights, would be numbers of another model.
-bool holds_numbers(io::Dtype dtype) {
+bool is_floating(io::Dtype dtype) {
   return std::ranges::any_of(kTypes, [&](const TypePair& pair) {
     return pair.file == dtype && c10::isFloatingType(pair.torch);
   });
@@ -57,11 +57,12 @@ void check_tensors(const io::TensorSource& source, const NamedTensors& tensors,
   for (const auto& [name, tensor] : tensors) {
     wanted.insert(name);
     const io::TensorInfo& info = source.at(name);
-    if (tensor.is_floating_point() && !holds_numbers(info.dtype)) {
+    if (tensor.is_floating_point() && !is_floating(info.dtype)) {
       throw io::Error(source.name(), "tensor " + io::in_quotes(name) +
                                          ": expected F32, F64, BF16 or F16, got " +
                                          std::string(io::dtype_name(info.dtype)));
     }
+    torch_dtype(info.dtype);
     if (!std::ranges::equal(info.shape, tensor.sizes())) {
       throw io::Error(source.name(), "tensor " + io::in_quotes(name) + ": expected shape " +
                                          io::shape_text(tensor.sizes()) + ", got " +

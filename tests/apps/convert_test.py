@@ -243,12 +243,14 @@ class Transformers(Folder):
         import diffattn.convert
         diffllama(self.folder / "in")
         report = diffattn.convert.convert(self.folder / "in", self.folder / "out", to="microsoft",
-                                          rename={"model.": "model."}, max_shard_mib=1)
+                                          max_shard_mib=1)
         self.assertEqual(len(report["tensors"]), 17)
         with self.assertRaisesRegex(diffattn.convert.ConversionError, "--force"):
             diffattn.convert.convert(self.folder / "in", self.folder / "out", to="microsoft")
         with self.assertRaisesRegex(diffattn.convert.ConversionError, "for --seed"):
             diffattn.convert.convert(self.folder / "in", self.folder / "new", to="microsoft", seed=3)
+        with self.assertRaisesRegex(diffattn.convert.ConversionError, "'x.' in its name"):
+            diffattn.convert.convert(self.folder / "in", self.folder / "new", to="microsoft", rename={"x.": "y."})
 
 
 if __name__ == "__main__":

@@ -446,6 +446,9 @@ class Training(unittest.TestCase):
         lines = result.stdout.splitlines()
         at = next(i for i, line in enumerate(lines) if line.startswith("layer "))
         self.assertLessEqual(max(map(len, lines[at - 1:])), 100)
+        self.assertEqual([line.split() for line in lines[at - 1:at + 1]], [
+            "mean negative sink row noise".split(),
+            "layer sparse focus abs mass entropy mass max cancel lambda similar".split()])
         names = ("sparsity", "focus", "mean_abs", "negative_mass", "entropy", "sink_mass", "row_max",
                  "noise_cancelled", "lambda", "similarity")
         for layer, line in enumerate(lines[at + 1:]):

@@ -32,7 +32,8 @@ nn::EncoderDecoder load_encoder_decoder(const std::string& folder,
                                         torch::ScalarType dtype = torch::kFloat32);
 
 /// Copies a folder's weights into any module with the same parameters. Throws io::Error when one is
-/// missing, has another shape, or is too many; nothing has been copied then.
+/// missing, has another shape or type, or is too many, nothing having been copied then; or when one
+/// is not finite, which is seen after copying.
 void load_weights(const std::string& folder, const torch::nn::Module& model,
                   const nn::ModelConfig& config);
 

@@ -253,8 +253,8 @@ TEST_P(CudaPeakedFloat32, NoWorseThanNaive) {
   }
   std::printf("all: mean error / naive %.2f\n", error / naive_error);
   const ErrorsOfPeaked& dv = std::end(list)[-1];
-  EXPECT_LE(dv.error, kBackwardMaxRatio * dv.naive_error);  // probabilities and little else
-  EXPECT_LE(error, kBackwardMaxRatio * naive_error);
+  EXPECT_LE(dv.error, kBackwardMeanRatio * dv.naive_error);  // probabilities and little else
+  EXPECT_LE(error, kBackwardMeanRatio * naive_error);
 }
 
 /// Many tiles that add to the same rows at the same time.

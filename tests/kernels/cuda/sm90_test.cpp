@@ -145,6 +145,39 @@ TEST_P(CudaSm90, LargeScores) {
   }
 }
 
+/// A key of the last tile far above all before it, up to where exponents relative to the first ones
+/// end: sums of 2^126 and more are still finite, their inverses are not to be had.
+TEST_P(CudaSm90, OneScoreFarAbove) {
+  Tally tally{.yardstick = false};
+  for (const Widths& widths : kWidths) {
+    for (const double top :
+         {20.0, 60.0, 87.0, 87.5, 88.0, 88.5, 89.0, 120.0}) {  // exact in bfloat16
+      for (const bool all_outputs : {false, true}) {
+        Spec spec = base_spec(widths, 126);
+        spec.scale = spec.scale2 = 1.0;
+        spec.save_o = spec.norm = all_outputs;
+        Case c(spec, GetParam().dtype);
+        const auto put = [&](std::vector<double>& x, int64_t row, double value) {
+          x[static_cast<size_t>(row * widths.head_dim)] = value;
+        };
+        for (auto* x : {&c.values.q1, &c.values.q2, &c.values.k1, &c.values.k2}) {
+          std::fill(x->begin(), x->end(), 0.0);
+        }
+        const int64_t rows = spec.batch * spec.seq_q * spec.heads;
+        for (int64_t row = 0; row < rows; ++row) put(c.values.q1, row, 1.0);
+        for (int64_t row = 0; row < rows; ++row) put(c.values.q2, row, 1.0);
+        // [B, N, H, D] or [B, H, N, D]: there is one kv head.
+        for (int64_t b = 0; b < spec.batch; ++b) {
+          put(c.values.k2, (b + 1) * spec.seq_k - 1, top);
+          put(c.values.k1, (b + 1) * spec.seq_k - 3, top / 2);
+        }
+        c.store();
+        if (!check_case(c, tally)) return;
+      }
+    }
+  }
+}
+
 /// Any options that these kernels take, in sizes of up to several tiles.
 TEST_P(CudaSm90, Random) {
   Tally tally{.yardstick = false};

@@ -29,9 +29,9 @@ void recompute_outputs(const BackwardParams& params, const BackwardWorkspace& wo
 
 void run_portable(const BackwardParams& params, const BackwardWorkspace& workspace,
                   cudaStream_t stream) {
-  if (sm80::takes_backward(params)) {
-    sm80::backward(params, workspace, stream);
-  } else if (tf32::takes_backward(params)) {
+  if (sm80::takes_backward(params)) return sm80::backward(params, workspace, stream);
+  if (!params.dq1 && !params.dq2 && !params.dk1 && !params.dk2 && !params.dv) return;
+  if (tf32::takes_backward(params)) {
     tf32::backward(params, workspace, stream);
   } else {
     simt::backward(params, workspace, stream);

@@ -68,9 +68,11 @@ __device__ inline float probability(float s, float scale, float bias, float lse)
 /// What p of a row must be multiplied by for their sum, which is `sum`, to be 1. It is not, since
 /// lse is one float: of a lse of 300 the last place is 3e-5, which all p of the row are then off
 /// by, relatively. Rows whose p the pass over rows gave another sum on purpose keep it (`lse1`: of
-/// map 1, for the shares of both), and so do rows of nothing.
+/// map 1, for the shares of both), and so do rows of nothing. Those rows have an lse beyond
+/// kEnoughDigits, which is 1.44 times that in base 2, as here; what is kept of them is less by the
+/// logarithm of their keys' number.
 __device__ inline float share_of(float sum, float lse1, const Shape& shape) {
-  if (shape.mask.kind == MaskKind::kAdditive && fabsf(lse1) > kEnoughDigits) return 1.0f;
+  if (shape.mask.kind == MaskKind::kAdditive && fabsf(lse1) > 1.4f * kEnoughDigits) return 1.0f;
   return sum > 0.0f ? 1.0f / sum : 1.0f;
 }
 

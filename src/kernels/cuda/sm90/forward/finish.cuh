@@ -85,6 +85,9 @@ __device__ __forceinline__ void send_out(const ForwardArguments<T>& args, Sender
   sender.send(args.out_map, args.out, [&](int i) { return o[i] * factor[i / 2 % 2]; });
 }
 
+/// Of a number from here on `__fdividef` makes the inverse 0.
+inline constexpr float kLargestSum = 0x1p126f;
+
 /// The end of an item where neither a norm nor o is wanted: out = o1 factor1 + o2 factor2. Fewer
 /// instructions than `finish_rows` takes otherwise, in one piece.
 template <class T, int kDv, int kOutStages>
@@ -93,7 +96,7 @@ struct PlainFinish {
   const WarpRows rows;
   float factor1[2], factor2[2];  // the second one yet without -lambda
 
-  /// What needs no sums over v, beside the last of them. A factor is NaN where a sum is not finite.
+  /// What needs no sums over v, beside the last of them. A factor is NaN where a sum is too large.
   __device__ __forceinline__ void prepare(RowState& state1, RowState& state2) {
     const float scale = args.epilogue.out_scale;
 #pragma unroll
@@ -102,7 +105,7 @@ struct PlainFinish {
       state2.sum[r] = quad_sum(state2.sum[r]);
       factor1[r] = state1.sum[r] == 0.0f ? 0.0f : __fdividef(scale, state1.sum[r]);
       factor2[r] = __fdividef(scale, state2.sum[r]);
-      if (!(state1.sum[r] + state2.sum[r] < INFINITY)) factor1[r] = NAN;
+      if (!(state1.sum[r] + state2.sum[r] < kLargestSum)) factor1[r] = NAN;
     }
     store_lse(args, rows, state1, state2);
   }
@@ -161,8 +164,10 @@ __device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, con
     o1[i] = fmaf(o2[i], weight2[r], o1[i] * inverse1[r]);
     squares[r] = fmaf(o1[i], o1[i], squares[r]);
   }
-  check_rows(args, rows, squares[0] + state1.sum[0] + state2.sum[0],
-             squares[1] + state1.sum[1] + state2.sum[1]);
+  const auto size = [&](int r) {
+    return state1.sum[r] + state2.sum[r] < kLargestSum ? squares[r] : INFINITY;
+  };
+  check_rows(args, rows, size(0), size(1));
 
   RowSender<T, kDv, kOutStages> sender{rows, stages, 16 * kDv * 2, args.packed, 0, sends * item};
   const auto o_value = [&](int i) { return o1[i]; };

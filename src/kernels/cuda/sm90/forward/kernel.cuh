@@ -37,6 +37,10 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   static constexpr int kDv = Config::kValueDim, kN = Config::kBlockN;
   static constexpr bool kEarly = Config::kQBuffers > 1;  // is the next item's q there in time?
   static_assert(kEarly || !kPlain);
+  // The two halves' rows differ by one tile at most, at one end alone: q of the next item is waited
+  // for while the last tile's k is kept, and its first tiles are passed over while v is.
+  static_assert(!kEarly || kN >= kConsumerRows);
+  static_assert(!(kEarly && kLower) || kN > kConsumerRows || Config::kStages > 2);
   // May P be large until its tile is done? Half precision could not hold it, under biases
   // references move in ways of their own, and two instances have no registers left for it.
   static constexpr bool kLate = __is_same(T, bfloat16) && !Base::kWords && !Base::kBiases &&
@@ -101,6 +105,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   __device__ __forceinline__ int attend() {
     for (int i = 0; i < kDv / 2; ++i) o1[i] = o2[i] = 0.0f;
     state2.reset();
+    far = false;
     if constexpr (kLate) this->wait_v(0);
     int j = 0;
     if constexpr (kLower) {

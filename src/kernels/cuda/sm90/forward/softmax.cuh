@@ -5,8 +5,8 @@
 // carry one common factor, which the division at the end removes, and floating point keeps their
 // relative precision. Only when a thread's sum over one tile passes a bound is the reference moved,
 // before the tile is multiplied with v or after it. What overflows nevertheless (a score so far
-// above its row's reference within one tile that P or P v reaches 2^128) ends as an infinite or NaN
-// sum, and the tile is computed again by another kernel.
+// above its row's reference within one tile that a sum of P reaches 2^126, or P v 2^128) is marked,
+// and the tile is computed again by another kernel.
 #pragma once
 
 #include <cmath>

@@ -16,7 +16,7 @@ struct WideConfig {
   static constexpr int kStages = 2;
   static constexpr int kCluster = 2;
   static constexpr int kQBuffers = 2;
-  static constexpr int kItemSlots = 2;
+  static constexpr int kItemSlots = 2;  // the plan below and wide/kernel.cuh count on it
   static constexpr int kThreads = 3 * kWarpgroup;
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
