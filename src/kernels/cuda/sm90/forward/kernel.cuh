@@ -49,7 +49,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   float o1[kDv / 2], o2[kDv / 2], s[kN / 2];
   uint32_t p[kN / 4];
   RowState state1, state2;
-  bool far = false;  // has a tile's sum passed its bound? (kLate)
+  bool far = false;  // has a sum passed its bound? (kLate)
   KeyRange next;     // of the item after this one, known before its last tile is done,
   bool has_next;     // if there is one
 
@@ -105,7 +105,6 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   __device__ __forceinline__ int attend() {
     for (int i = 0; i < kDv / 2; ++i) o1[i] = o2[i] = 0.0f;
     state2.reset();
-    far = false;
     if constexpr (kLate) this->wait_v(0);
     int j = 0;
     if constexpr (kLower) {
@@ -266,28 +265,27 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
       const bool there = next_barriers == kNothing || this->is_there(next_barriers, next_tile);
       float tile_sum[2];
       RowState::exponentials<kMasked>(s, c, state.reference, tile_sum);
-      const bool passed = !(fmaxf(tile_sum[0], tile_sum[1]) < kSumBound<T>);
+      state.sum[0] += tile_sum[0];
+      state.sum[1] += tile_sum[1];
+      const bool passed = state.template is_far<T>();
       if (__any_sync(0xffffffffu, passed || !there)) {
         far = far || __any_sync(0xffffffffu, passed);
         if (next_barriers != kNothing) this->wait(next_barriers, next_tile);
       }
-      state.sum[0] += tile_sum[0];
-      state.sum[1] += tile_sum[1];
     } else if (state.template exponentiate<T, kMasked>(s, c, factor)) {
       multiply_rows(output<kMap>(), factor);
     }
   }
 
-  /// Between two tiles: references move so that sums are near 1, and with them what was summed
-  /// relative to the old ones: o1, o2, and P1 of the next tile.
+  /// Between two tiles: references of rows with large sums move, and with them what was summed
+  /// relative to the old ones: o1, o2, and P1 of the next tile. `far` may be left from the item
+  /// before, so it does not say which rows.
   __device__ __forceinline__ void move_references() {
     far = false;
     float factor[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = state2.move(r, args.scale2_log2, state2.sum[r]);
+    state2.template move_far<T>(args.scale2_log2, factor);
     multiply_rows(o2, factor);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = state1.move(r, args.scale_log2, state1.sum[r]);
+    state1.template move_far<T>(args.scale_log2, factor);
     multiply_rows(o1, factor);
 #pragma unroll
     for (int i = 0; i < kN / 4; ++i) {

@@ -166,20 +166,35 @@ struct RowState {
     const bool far = !(fmaxf(tile_sum[0], tile_sum[1]) < kSumBound<T>);
     if (!__any_sync(0xffffffffu, far)) return false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = move(r, c, tile_sum[r]);
+    for (int r = 0; r < 2; ++r) factor[r] = move(r, c, quad_sum(tile_sum[r]));
     multiply_rows(s, factor);
     return true;
   }
 
-  /// Moves row r's reference by a whole power of 2, the quad's `size` rounded down, and returns
-  /// what this multiplies its sums by. Overflow becomes NaN for good.
+  /// Moves row r's reference by a whole power of 2, `size` rounded down, and returns what this
+  /// multiplies its sums by. Overflow becomes NaN for good.
   __device__ __forceinline__ float move(int r, float c, float size) {
-    const int bits = __float_as_int(fmaxf(quad_sum(size), 1.0f));
+    const int bits = __float_as_int(fmaxf(size, 1.0f));
     const int exponent = (bits >> 23) - 127;
     const float factor = exponent < 127 ? __int_as_float((127 - exponent) << 23) : NAN;
     if (exponent > 0) reference[r] += __fdividef(static_cast<float>(exponent), c);
     sum[r] *= factor;
     return factor;
+  }
+
+  /// Has one of this thread's sums passed the bound?
+  template <class T>
+  __device__ __forceinline__ bool is_far() const {
+    return !(fmaxf(sum[0], sum[1]) < kSumBound<T>);
+  }
+  /// Moves the references of rows for which a thread says so, and no others.
+  template <class T>
+  __device__ __forceinline__ void move_far(float c, float (&factor)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float top = quad_max(sum[r]), size = quad_sum(sum[r]);
+      factor[r] = move(r, c, top < kSumBound<T> ? 1.0f : size);
+    }
   }
 
   template <class T, bool kMissing, int kN>
