@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# CUDA is found, not required. Sets DIFFATTN_HAS_CUDA.
+# CUDA is optional. Sets DIFFATTN_HAS_CUDA and, where it is ON, enables the language.
 set(DIFFATTN_HAS_CUDA OFF)
 set(DIFFATTN_CUDA_MINIMUM 12.8)
 if(NOT DIFFATTN_CUDA STREQUAL "OFF")
@@ -21,4 +21,13 @@ if(NOT DIFFATTN_CUDA STREQUAL "OFF")
   if(DIFFATTN_CUDA STREQUAL "ON" AND NOT DIFFATTN_HAS_CUDA)
     message(FATAL_ERROR "DIFFATTN_CUDA=ON needs nvcc ${DIFFATTN_CUDA_MINIMUM} or later")
   endif()
+endif()
+if(DIFFATTN_HAS_CUDA)
+  enable_language(CUDA)
+  find_package(CUDAToolkit REQUIRED)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc 13 has it
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  endif()
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
 endif()

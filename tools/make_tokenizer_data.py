@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tests/data/tokenizer: small tokenizers of each style, and what the `tokenizers` library
+"""Writes tests/fixtures/tokenizer: small tokenizers of each style, and what the `tokenizers` library
 makes of some thousand strings.
 
     pip install tokenizers==0.23.3 unicodedata2==16.0.0
@@ -22,7 +22,7 @@ import unicodedata2 as ucd
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers import pre_tokenizers, processors, trainers
 
-FOLDER = pathlib.Path(__file__).resolve().parent.parent / "tests/data/tokenizer"
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / "tests/fixtures/tokenizer"
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"

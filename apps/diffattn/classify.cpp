@@ -11,9 +11,9 @@
 #include "diffattn/data/metrics.h"
 #include "diffattn/ops.h"
 #include "diffattn/train/classifier.h"
-#include "line_items.h"
-#include "option_checks.h"
-#include "verbs.h"
+#include "apps/diffattn/options/line_items.h"
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {

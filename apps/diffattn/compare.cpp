@@ -2,7 +2,7 @@
 //
 // diffattn compare: DIFF and its variants beside the Transformer of equal size.
 
-#include "diffattn/compare/compare.h"
+#include "compare/compare.h"
 
 #include <fmt/ranges.h>
 #include <torch/torch.h>
@@ -11,16 +11,16 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "diffattn/compare/recipes.h"
-#include "diffattn/compare/results.h"
+#include "compare/recipes.h"
+#include "compare/results.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "diffattn/train/stop_signal.h"
-#include "machine.h"
-#include "option_checks.h"
-#include "progress.h"
-#include "run_file.h"
-#include "verbs.h"
+#include "train/stop_signal.h"
+#include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/progress.h"
+#include "apps/diffattn/options/run_file.h"
+#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {

@@ -12,10 +12,10 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "diffattn/train/stop_signal.h"
-#include "option_checks.h"
-#include "progress.h"
-#include "verbs.h"
+#include "train/stop_signal.h"
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/progress.h"
+#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {

@@ -12,15 +12,15 @@
 #include <nlohmann/json.hpp>
 
 #include "diffattn/io/tokenizer.h"
-#include "diffattn/train/evaluator.h"
-#include "diffattn/train/language_data.h"
-#include "diffattn/train/model_folder.h"
+#include "train/tasks/evaluator.h"
+#include "train/language_data.h"
+#include "diffattn/models/model_folder.h"
 #include "diffattn/train/task_data.h"
-#include "machine.h"
-#include "option_checks.h"
-#include "progress.h"
-#include "text_table.h"
-#include "verbs.h"
+#include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/progress.h"
+#include "apps/diffattn/terminal/text_table.h"
+#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {
@@ -158,7 +158,7 @@ struct Evaluated {
 };
 
 Evaluated language_evaluation(const EvalOptions& options, const io::Tokenizer& tokenizer) {
-  nn::CausalLM model = train::load_causal_lm(options.model);
+  nn::CausalLM model = models::load_causal_lm(options.model);
   data::ReadReport report;
   const data::Corpus corpus = data::read_corpus(
       options.data, tokenizer, {.skip_bad = options.skip_bad, .progress = {}}, &report);
@@ -200,7 +200,7 @@ Evaluated example_evaluation(const EvalOptions& options, const nn::ModelConfig& 
     return classes ? train::classification_batch(part) : train::summarization_batch(part, begin);
   };
   auto model = classes ? train::classifier_model(train::load_classifier(options.model))
-                       : train::summarizer_model(train::load_encoder_decoder(options.model));
+                       : train::summarizer_model(models::load_encoder_decoder(options.model));
   return {std::move(model),
           next,
           (size + per_batch - 1) / per_batch,
@@ -208,7 +208,7 @@ Evaluated example_evaluation(const EvalOptions& options, const nn::ModelConfig& 
 }
 
 int run_eval(const EvalOptions& options) {
-  const nn::ModelConfig config = train::read_model_config(options.model);
+  const nn::ModelConfig config = models::read_model_config(options.model);
   const auto tokenizer = io::tokenizer_in(options.model);
   if (!tokenizer) {
     throw io::Error(options.model,

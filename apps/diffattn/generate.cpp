@@ -14,11 +14,11 @@
 #include "diffattn/io/file.h"
 #include "diffattn/io/tokenizer.h"
 #include "diffattn/nn/generate.h"
-#include "diffattn/train/model_folder.h"
+#include "diffattn/models/model_folder.h"
 #include "diffattn/train/run_config.h"
-#include "option_checks.h"
-#include "stop_text.h"
-#include "verbs.h"
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/options/stop_text.h"
+#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {
@@ -178,12 +178,12 @@ void check_sampling(const GenerateOptions& o) {
 
 int run_generate(const GenerateOptions& options) {
   check_sampling(options);
-  if (!train::read_model_config(options.model).labels.empty()) {
+  if (!models::read_model_config(options.model).labels.empty()) {
     throw io::Error(options.model,
                     "expected a causal language model, got a classifier (diffattn classify)");
   }
   const auto dtype = options.dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32;
-  nn::CausalLM model = train::load_causal_lm(options.model, dtype);
+  nn::CausalLM model = models::load_causal_lm(options.model, dtype);
   model->to(torch::Device(options.device));
   const auto tokenizer = io::tokenizer_in(options.model);
   if (!options.stop.empty() && !tokenizer) {

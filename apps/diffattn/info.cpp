@@ -12,8 +12,8 @@
 
 #include "diffattn/kernels/backend.h"
 #include "diffattn/ops.h"
-#include "machine.h"
-#include "verbs.h"
+#include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "diffattn/train/run_config.h"
-#include "verbs.h"
+#include "apps/diffattn/verbs.h"
 
 namespace {
 

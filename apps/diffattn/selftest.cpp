@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "diffattn/ops.h"
-#include "verbs.h"
+#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {

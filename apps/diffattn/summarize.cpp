@@ -9,12 +9,12 @@
 #include <nlohmann/json.hpp>
 
 #include "diffattn/data/metrics.h"
-#include "diffattn/train/model_folder.h"
+#include "diffattn/models/model_folder.h"
 #include "diffattn/train/run_config.h"
 #include "diffattn/train/summarizer.h"
-#include "line_items.h"
-#include "option_checks.h"
-#include "verbs.h"
+#include "apps/diffattn/options/line_items.h"
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {
@@ -32,7 +32,7 @@ class Summarize {
  public:
   explicit Summarize(const SummarizeOptions& options)
       : options_(options),
-        model_(train::load_encoder_decoder(options.model)),
+        model_(models::load_encoder_decoder(options.model)),
         tokenizer_(io::tokenizer_in(options.model)),
         results_(options.json, options.truncate) {
     model_->to(torch::Device(options.device));

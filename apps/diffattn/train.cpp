@@ -11,15 +11,15 @@
 #include <nlohmann/json.hpp>
 
 #include "diffattn/io/tokenizer.h"
-#include "diffattn/train/new_model.h"
+#include "train/new_model.h"
 #include "diffattn/train/run.h"
-#include "diffattn/train/stop_signal.h"
+#include "train/stop_signal.h"
 #include "diffattn/train/task_data.h"
-#include "heap.h"
-#include "machine.h"
-#include "progress.h"
-#include "run_file.h"
-#include "verbs.h"
+#include "apps/diffattn/machine/heap.h"
+#include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/terminal/progress.h"
+#include "apps/diffattn/options/run_file.h"
+#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {

@@ -18,7 +18,7 @@
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/cpu.h"
 #include "diffattn/kernels/half.h"
-#include "peak.h"
+#include "benchmarks/cpu/peak.h"
 
 namespace diffattn::bench {
 namespace {

@@ -3,7 +3,7 @@
 // Loops of independent multiply-adds on zeros (a sum that grew or became denormal would change the
 // speed). Written as assembly, so that this file needs no instruction-set flags.
 
-#include "peak.h"
+#include "benchmarks/cpu/peak.h"
 
 #include <algorithm>
 #include <chrono>

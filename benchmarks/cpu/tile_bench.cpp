@@ -10,8 +10,8 @@
 #include <string>
 
 #include "diffattn/kernels/backend.h"
-#include "peak.h"
-#include "tile_loops.h"
+#include "benchmarks/cpu/peak.h"
+#include "benchmarks/cpu/tile_loops.h"
 
 namespace diffattn::bench {
 namespace {

@@ -3,7 +3,7 @@
 // Compiled once for each instruction set, with DIFFATTN_ISA its name and DIFFATTN_ISA_HEADER its
 // policy.
 
-#include "tile_loops.h"
+#include "benchmarks/cpu/tile_loops.h"
 
 #include DIFFATTN_ISA_HEADER
 

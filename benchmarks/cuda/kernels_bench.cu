@@ -4,8 +4,8 @@
 // between events, and TFLOP/s by the count of useful work: per visible (query, key) pair
 // 4 D + 4 Dv forward (both maps' scores, and P1 v and P2 v), 12 D + 4 Dv backward.
 //
-// cuda_kernels_bench [text] [capability]: only lines with this text; no kernels for later GPUs than
-// that compute capability (80: the portable ones).
+// cuda_kernels_bench [text] [capability]: runs only the lines that contain the text, without
+// kernels for GPUs newer than that compute capability (80: the sm80 kernels).
 
 #include <cuda_runtime.h>
 
@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/cuda/random_data.cuh"
 #include "diffattn/kernels/cuda.h"
-#include "random_data.cuh"
 
 namespace diffattn::cuda {
 namespace {
@@ -103,8 +103,8 @@ void time_and_print(const Setting& s, double work, Launch launch) {
   std::fflush(stdout);
 }
 
-/// Only settings whose line contains this are run.
-std::string wanted;
+std::string wanted;  // runs only settings whose line contains this text
+int max_capability = kNoCapabilityLimit;
 
 void run(const Setting& s) {
   if (label_of(s).find(wanted) == std::string::npos) return;
@@ -125,6 +125,7 @@ void run(const Setting& s) {
   f.lambda = {lambda.data, 0, 0, 1};
   f.scale = f.scale2 = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   f.causal = s.causal;
+  f.max_capability = max_capability;
   f.window = s.window;
   f.epilogue.norm = s.norm;
   f.epilogue.norm_eps = 1e-5;
@@ -186,7 +187,7 @@ void run(const Setting& s) {
 
 int main(int argc, char** argv) {
   if (argc > 1) diffattn::cuda::wanted = argv[1];
-  if (argc > 2) diffattn::cuda::limit_capability(std::atoi(argv[2]));
+  if (argc > 2) diffattn::cuda::max_capability = std::atoi(argv[2]);
   using diffattn::Dtype;
   using diffattn::kNoWindow;
   using diffattn::MaskKind;

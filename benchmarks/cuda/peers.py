@@ -31,7 +31,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from triton.testing import do_bench
 
 LAMBDA = 0.5
-OURS = ("diffattn", "layer", "plain")
+OURS = ("diffattn", "layer", "plain", "plain fa4")
 Route = Callable[[List[Tensor]], Tensor]
 Times = Dict[str, List[Optional[float]]]  # forward, backward, ms
 
@@ -196,6 +196,36 @@ def flex_routes(shape: Shape) -> Dict[str, Route]:
     return {"flex x 2": two} if shape.dim * shape.wide <= 128 else {"flex x 4": four}
 
 
+def fa4() -> Optional[Callable[..., Tensor]]:
+    """FlashAttention-4's call on [B, H, N, width], or None where its package is not installed."""
+    try:
+        from flash_attn.cute import flash_attn_func
+    except ImportError:
+        return None
+
+    def call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        out = flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), causal=causal)
+        return (out[0] if isinstance(out, (tuple, list)) else out).transpose(1, 2)
+    return call
+
+
+def fa4_routes(shape: Shape) -> Dict[str, Route]:
+    """Two calls with the wide V (forward only: the backward does not fit) and four with its halves."""
+    call = fa4()
+    if call is None or shape.shared:
+        return {}
+
+    def two(x: List[Tensor]) -> Tensor:
+        return (call(x[0], x[2], x[4], shape.causal) -
+                LAMBDA * call(x[1], x[3], x[4], shape.causal))
+
+    def four(x: List[Tensor]) -> Tensor:
+        halves = [v.transpose(1, 2).contiguous().transpose(1, 2) for v in x[4].chunk(2, -1)]
+        return torch.cat([two([*x[:4], v]) for v in halves], -1)
+
+    return {"fa4 x 2": two, "fa4 x 4": four}
+
+
 def reference(shape: Shape, x: List[Tensor], gradient: Tensor) -> Tuple[Tensor, List[Tensor]]:
     """Output and gradients of the last group of heads in float64, its last sequence."""
     begin = shape.seq - shape.lengths[-1] if shape.lengths else 0
@@ -235,21 +265,26 @@ class Contest:
         self.want, self.slopes = reference(shape, self.x, self.gradient)
 
     def add(self, name: str, run: Route, check: bool = False) -> None:
+        out, found = None, None
         try:
             out = run(self.x)
             found = torch.autograd.grad(out, leaves(self.shape, self.x), self.gradient,
                                         retain_graph=True)
-        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as reason:
-            self.errors[name] = "skipped: " + str(reason).strip().splitlines()[0][:90]
-            return
+        except Exception as reason:  # every library has its own types for "not supported"
+            why = str(reason).strip().splitlines() or [type(reason).__name__]
+            self.errors[name] = "skipped: " + why[0][:90]
+            if out is None:
+                return
         error = [distance(self.shape, self.want, out)]
         if check:
             error.append(max(distance(self.shape, *p) for p in zip(self.slopes, found)))
-        self.errors[name] = " ".join(f"{e:.1e}" for e in error)
+        self.errors[name] = " ".join(f"{e:.1e}" for e in error) + ("" if found else " no backward")
         if not max(error) < 3e-2:
             self.errors[name] = "wrong: " + self.errors[name]
             return
         self.forward[name] = lambda: run(self.x)
+        if found is None:
+            return
         self.backward[name] = lambda: torch.autograd.grad(
             out, leaves(self.shape, self.x), self.gradient, retain_graph=True)
 
@@ -270,11 +305,15 @@ class Contest:
         s = self.shape
         x = [torch.randn(s.batch, s.seq, s.heads * s.wide, s.dim, device="cuda",
                          dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)]
-        call = sdpa(SDPBackend.CUDNN_ATTENTION, s.causal)
-        out = call(*x)
-        gradient = torch.randn_like(out)
-        self.forward["plain"] = lambda: call(*x)
-        self.backward["plain"] = lambda: torch.autograd.grad(out, x, gradient, retain_graph=True)
+        calls = {"plain": sdpa(SDPBackend.CUDNN_ATTENTION, s.causal)}
+        if fa4() is not None:
+            calls["plain fa4"] = lambda q, k, v: fa4()(q, k, v, s.causal)
+        for name, call in calls.items():
+            out = call(*x)
+            gradient = torch.randn_like(out)
+            self.forward[name] = lambda call=call: call(*x)
+            self.backward[name] = lambda out=out, gradient=gradient: torch.autograd.grad(
+                out, x, gradient, retain_graph=True)
 
 
 def measure(forward: Dict[str, Callable[[], object]], backward: Dict[str, Callable[[], object]],
@@ -289,9 +328,11 @@ def measure(forward: Dict[str, Callable[[], object]], backward: Dict[str, Callab
                 ms = do_bench((forward, backward)[i][name], warmup=4, rep=16,
                               return_mode="median")
             found.setdefault((name, i), []).append(ms)
-        best = [min((min(found[n, i]) for n in peers), default=0) for i in range(2)]
+        best = [min((min(found[n, i]) for n in peers if (n, i) in found), default=0)
+                for i in range(2)]
         steps = [(n, i) for n, i in steps if n not in peers or min(found[n, i]) < 1.5 * best[i]]
-    return {n: [statistics.median(found[n, i]) for i in range(2)] for n in forward}
+    return {n: [statistics.median(found[n, i]) if (n, i) in found else None for i in range(2)]
+            for n in forward}
 
 
 def compare(name: str, shape: Shape, flex: bool, rounds: int) -> None:
@@ -302,23 +343,26 @@ def compare(name: str, shape: Shape, flex: bool, rounds: int) -> None:
     if flex:
         for route, run in flex_routes(shape).items():
             contest.add(route, run)
+    for route, run in fa4_routes(shape).items():
+        contest.add(route, run)
     contest.add_layer()
     contest.add_plain()
     peers = [r for r in contest.forward if r not in OURS]
     times = measure(contest.forward, contest.backward, peers, rounds)
-    fastest = [min(times[r][i] for r in peers) for i in range(2)]
+    fastest = [min(times[r][i] for r in peers if times[r][i]) for i in range(2)]
     for route, error in contest.errors.items():
         if route not in times:
             print(f"| {name} | {route} | {error} |")
     for route, (fwd, bwd) in times.items():
         flops = [shape.flops(False), shape.flops(True)]
-        if route == "plain":
+        if route.startswith("plain"):
             flops = [shape.pairs() * shape.wide * shape.dim * n for n in (4, 10)]
-        print(f"| {name} | {route} | {fwd:.3f} | {flops[0] / fwd / 1e9:.0f} | {bwd:.3f} | "
-              f"{flops[1] / bwd / 1e9:.0f} | {fastest[0] / fwd:.2f} / {fastest[1] / bwd:.2f} | "
+        back = (f"{bwd:.3f} | {flops[1] / bwd / 1e9:.0f} | {fastest[0] / fwd:.2f} / "
+                f"{fastest[1] / bwd:.2f}") if bwd else f"- | - | {fastest[0] / fwd:.2f} / -"
+        print(f"| {name} | {route} | {fwd:.3f} | {flops[0] / fwd / 1e9:.0f} | {back} | "
               f"{contest.errors.get(route, '')} |")
     cost = sum(times["layer"]) / sum(times["plain"])
-    print(f"{name}: fastest of torch / ours {fastest[0] / times['diffattn'][0]:.2f} forward, "
+    print(f"{name}: fastest other route / ours {fastest[0] / times['diffattn'][0]:.2f} forward, "
           f"{fastest[1] / times['diffattn'][1]:.2f} backward"
           + (f"; layer / plain {cost:.3f}" if shape.wide == 2 else ""), flush=True)
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Differential attention as one operator, and a small model trained with it.
+// Calls differential attention as one operator, then trains a small model that uses it.
 
 #include <cstdio>
 
@@ -12,7 +12,7 @@ namespace {
 
 using torch::Tensor;
 
-/// (softmax(q1 k1^T) - lambda softmax(q2 k2^T)) v with gradients, and its size.
+/// Computes (softmax(q1 k1^T) - lambda softmax(q2 k2^T)) v and returns the gradient of lambda.
 double attend() {
   const auto random = [](int64_t heads, int64_t width) {
     return torch::randn({1, 128, heads, width}).requires_grad_();
@@ -27,7 +27,7 @@ double attend() {
   return lambda.grad().item<double>();
 }
 
-/// Random tokens; the answer at each place is the token three places before it.
+/// Random tokens. The label of each position is the token three positions before it.
 class Echo : public diffattn::train::BatchSource {
  public:
   diffattn::train::Batch next() override {
@@ -36,7 +36,7 @@ class Echo : public diffattn::train::BatchSource {
     batch.labels = torch::constant_pad_nd(batch.ids.slice(1, 0, 32 - kBack), {kBack, 0}, -100);
     return batch;
   }
-  std::string position() const override { return "{}"; }  // every batch is new: nothing to resume
+  std::string position() const override { return "{}"; }  // batches are random: nothing to resume
   void seek(const std::string&) override {}
 
   static constexpr int64_t kTokens = 16, kBack = 3;
@@ -66,7 +66,7 @@ int main() {
   run.train.steps = 150;
   run.train.learning_rate = 3e-3;
   run.train.seq_len = 32;
-  run.train.peak_tflops = 1.0;  // known: no need to measure it
+  run.train.peak_tflops = 1.0;  // given, so that the trainer does not measure it
   run.resolve();
   diffattn::train::Trainer trainer(diffattn::nn::CausalLM(model), run);
   Echo data;

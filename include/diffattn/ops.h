@@ -100,4 +100,18 @@ std::string backend_for(torch::Device device, torch::ScalarType dtype);
 /// all. The environment variable DIFFATTN_BACKEND sets the start value. Throws for unknown names.
 void limit_backend(const std::string& name);
 
+/// What activation checkpointing keeps of an attention call between the forward pass and its second
+/// run in the backward pass.
+enum class KeepAttention {
+  /// Nothing: the second run computes everything.
+  kNothing,
+  /// lse1, lse2 and map 2's output where a kernel can use them, else nothing. The second run then
+  /// does 2/3 (Dv = 2 D) or 3/4 (Dv = D) of the work. Such kernels exist for sm_90 with 16-bit
+  /// types, D 64 or 128, Dv up to 128 and no mask tensor.
+  kSums,
+  /// Everything that the backward pass reads. The second run computes nothing, and the gradients
+  /// have the same bits as without checkpointing.
+  kResults,
+};
+
 }  // namespace diffattn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/compare/compare.h"
+#include "compare/compare.h"
 
 #include <ATen/Parallel.h>
 #include <fmt/core.h>
@@ -17,8 +17,8 @@
 
 #include "compare/measure.h"
 #include "diffattn/io/file.h"
-#include "diffattn/train/checkpoints.h"
-#include "diffattn/train/evaluator.h"
+#include "train/checkpoints.h"
+#include "train/tasks/evaluator.h"
 #include "diffattn/train/summarizer.h"
 
 namespace diffattn::compare {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "diffattn/compare/compare.h"
+#include "compare/compare.h"
 #include "diffattn/nn/presets.h"
 #include "diffattn/train/task_data.h"
 

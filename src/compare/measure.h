@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "diffattn/compare/compare.h"
+#include "compare/compare.h"
 #include "diffattn/train/task_data.h"
 #include "diffattn/train/task_model.h"
 #include "diffattn/train/trainer.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/compare/recipes.h"
+#include "compare/recipes.h"
 
 #include "diffattn/train/run_config.h"
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <set>
 
-#include "diffattn/compare/results.h"
+#include "compare/results.h"
 #include "diffattn/io/file.h"
 
 namespace diffattn::compare {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/compare/results.h"
+#include "compare/results.h"
 
 #include <fmt/core.h>
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "diffattn/convert/convert.h"
-#include "diffattn/io/sharded.h"
+#include "io/safetensors/sharded.h"
 
 namespace diffattn::convert {
 

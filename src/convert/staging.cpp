@@ -15,7 +15,7 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "diffattn/io/sharded.h"
+#include "io/safetensors/sharded.h"
 
 namespace diffattn::convert {
 namespace {

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "diffattn/io/error.h"
-#include "diffattn/io/hash.h"
-#include "split.h"
+#include "io/hash.h"
+#include "data/split.h"
 
 namespace diffattn::data {
 namespace {

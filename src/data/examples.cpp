@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "diffattn/io/error.h"
-#include "position.h"
-#include "split.h"
+#include "data/position.h"
+#include "data/split.h"
 
 namespace diffattn::data {
 namespace {

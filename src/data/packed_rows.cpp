@@ -6,7 +6,7 @@
 
 #include "diffattn/data/random.h"
 #include "diffattn/io/error.h"
-#include "position.h"
+#include "data/position.h"
 
 namespace diffattn::data {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "position.h"
+#include "data/position.h"
 
 #include <nlohmann/json.hpp>
 

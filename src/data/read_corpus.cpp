@@ -5,7 +5,7 @@
 
 #include "diffattn/data/corpus.h"
 #include "diffattn/io/error.h"
-#include "diffattn/io/text.h"
+#include "io/text.h"
 
 namespace diffattn::data {
 namespace {

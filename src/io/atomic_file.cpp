@@ -11,7 +11,7 @@
 #include <system_error>
 #include <utility>
 
-#include "diffattn/io/checked.h"
+#include "io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/io/cgroup.h"
+#include "io/cgroup.h"
 
 #include <algorithm>
 #include <charconv>

@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "diffattn/io/checked.h"
+#include "io/checked.h"
 #include "diffattn/io/error.h"
 
 namespace diffattn::io {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/io/hash.h"
+#include "io/hash.h"
 
 #include <algorithm>
 #include <bit>

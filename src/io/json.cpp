@@ -7,7 +7,7 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "json_events.h"
+#include "io/json_events.h"
 
 namespace diffattn::io {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "json_events.h"
+#include "io/json_events.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/io/settings.h"
+#include "io/settings.h"
 
 #include <cstdint>
 #include <set>

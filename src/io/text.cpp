@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/io/text.h"
+#include "io/text.h"
 
 #include <algorithm>
 #include <span>

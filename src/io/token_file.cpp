@@ -9,8 +9,9 @@
 #include <cerrno>
 #include <cstring>
 
-#include "diffattn/io/checked.h"
 #include "diffattn/io/error.h"
+#include "io/checked.h"
+#include "io/hash.h"
 
 namespace diffattn::io {
 namespace {
@@ -105,12 +106,14 @@ std::uint64_t TokenFileHeader::ends_begin() const {
 
 TokenFileWriter::TokenFileWriter(const std::string& path, std::uint64_t vocab_size,
                                  std::uint64_t tokenizer_hash)
-    : file_(path) {
+    : file_(path), hash_(std::make_unique<Hash64>()) {
   header_.token_bytes = vocab_size <= 65536 ? 2 : 4;
   header_.vocab_size = vocab_size;
   header_.tokenizer_hash = tokenizer_hash;
   file_.append(std::span<const std::byte>(std::array<std::byte, TokenFileHeader::kBytes>{}));
 }
+
+TokenFileWriter::~TokenFileWriter() = default;
 
 void TokenFileWriter::append(std::span<const TokenId> tokens) {
   std::vector<std::uint16_t> narrow;
@@ -126,7 +129,7 @@ void TokenFileWriter::append(std::span<const TokenId> tokens) {
     bytes = std::as_bytes(std::span(std::as_const(narrow)));
   }
   file_.append(bytes);
-  hash_.update(bytes);
+  hash_->update(bytes);
   header_.tokens += tokens.size();
 }
 
@@ -141,9 +144,9 @@ void TokenFileWriter::commit() {
   file_.append(std::span(zeros).first(header_.ends_begin() - end));
   const auto ends = std::as_bytes(std::span(std::as_const(ends_)));
   file_.append(ends);
-  hash_.update(ends);
+  hash_->update(ends);
   header_.documents = ends_.size();
-  header_.checksum = hash_.digest();
+  header_.checksum = hash_->digest();
   file_.write_at(0, header_.to_bytes());
   file_.commit();
 }

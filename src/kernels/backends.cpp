@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The list of CPU backends, best first. A new one is one entry here.
+// The list of CPU backends, fastest first. A new backend needs one entry here.
 
 #include <array>
 #include <string>
@@ -68,7 +68,7 @@ constexpr Backends kCpuBackends{
             .map = reference::map},
 };
 
-/// Where widening to fp32 is the faster of the two, it comes first.
+/// Puts avx512 before avx512_bf16 on processors where vdpbf16ps is slower than fp32 FMA.
 Backends in_order_of_speed() {
   Backends backends = kCpuBackends;
   if (!cpu::has_fast_bf16_dot_products()) std::swap(backends[1], backends[2]);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One check of a problem for all backends.
+// Checks parameters once for all backends. An error names the field, what was expected and what
+// came.
 
 #include <cmath>
 #include <string>
@@ -55,12 +56,13 @@ void check_pointers(const Problem& problem) {
   check_pointer("mask", pairs && problem.mask.kind != MaskKind::kNone, problem.mask.data);
   if ((problem.cu_seqlens_q == nullptr) != (problem.cu_seqlens_k == nullptr)) {
     const bool q_given = problem.cu_seqlens_q != nullptr;
-    throw_argument_error(q_given ? "cu_seqlens_k" : "cu_seqlens_q", "both or neither of the pair",
+    throw_argument_error(q_given ? "cu_seqlens_k" : "cu_seqlens_q",
+                         "both or neither of cu_seqlens_q and cu_seqlens_k",
                          q_given ? "only cu_seqlens_q" : "only cu_seqlens_k");
   }
 }
 
-/// offsets [B + 1]: 0 first, never decreasing, no sequence longer than `longest`.
+/// Checks offsets [B + 1]: they start at 0 and never decrease, and no sequence exceeds `longest`.
 void check_offsets(const char* name, const int32_t* offsets, int64_t batch, int64_t longest) {
   const auto entry = [](int64_t i, int32_t value) {
     return std::to_string(value) + " at index " + std::to_string(i);
@@ -136,7 +138,8 @@ void validate(const ForwardParams& params, bool host_arrays) {
   check_pointer("v", rows && params.seq_k > 0, params.v.data);
   check_pointer("out", rows, params.out.data);
   if (has_rows(params) && static_cast<bool>(params.lse1) != static_cast<bool>(params.lse2)) {
-    throw_argument_error(params.lse1 ? "lse2" : "lse1", "both or neither of lse1 and lse2", "one");
+    throw_argument_error(params.lse1 ? "lse2" : "lse1", "both or neither of lse1 and lse2",
+                         "only one of them");
   }
 }
 

@@ -10,7 +10,7 @@
 
 namespace diffattn {
 
-/// Where batch entry b lies and how its rows line up with its columns.
+/// The location of one sequence in its tensors, and the alignment of its rows with its columns.
 struct Sequence {
   int64_t q_begin = 0;    // first row in the tensor; 0 unless packed
   int64_t seq_q = 0;      // M of this sequence
@@ -36,7 +36,7 @@ inline Sequence sequence_of(const Problem& problem, int64_t b) {
   return seq;
 }
 
-/// The columns [begin, end) that a row may see before any mask.
+/// The columns [begin, end) that a row sees before the mask applies.
 struct Columns {
   int64_t begin = 0;
   int64_t end = 0;
@@ -52,7 +52,7 @@ inline Columns columns_of(const Problem& problem, const Sequence& seq, int64_t m
   return columns;
 }
 
-/// What the mask says of one entry: may it be seen, and what is added to its scores.
+/// The mask at one entry: whether the entry is visible, and the bias added to its scores.
 struct MaskEntry {
   bool visible = true;
   double bias = 0.0;

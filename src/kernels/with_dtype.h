@@ -8,7 +8,7 @@
 
 namespace diffattn {
 
-/// What sums of T are kept in when they leave a kernel: lse, lambda, norm weight, statistics.
+/// The accumulator type of storage type T, also used for lse, lambda, norm weight and statistics.
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 

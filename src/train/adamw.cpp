@@ -78,8 +78,8 @@ void AdamW::zero_grad() {
   }
 }
 
-NamedTensors AdamW::state() const {
-  NamedTensors result;
+std::vector<std::pair<std::string, Tensor>> AdamW::state() const {
+  std::vector<std::pair<std::string, Tensor>> result;
   for (const Group& group : groups_) {
     for (size_t i = 0; i < group.names.size(); ++i) {
       result.emplace_back(group.names[i] + ".exp_avg", group.exp_avg[i]);

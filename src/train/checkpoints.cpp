@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/train/checkpoints.h"
+#include "train/checkpoints.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

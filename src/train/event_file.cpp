@@ -5,7 +5,7 @@
 // (varint), 3 file_version (string), 5 summary { 1 value { 1 tag (string), 2 simple_value (float) }
 // }.
 
-#include "diffattn/train/event_file.h"
+#include "train/event_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>

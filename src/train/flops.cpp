@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/train/flops.h"
+#include "train/flops.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/train/language_data.h"
+#include "train/language_data.h"
 
 #include "diffattn/data/tensors.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/train/metrics_log.h"
+#include "train/metrics_log.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/train/new_model.h"
+#include "train/new_model.h"
 
 #include <unistd.h>
 

@@ -11,9 +11,11 @@
 #include "diffattn/io/file.h"
 #include "diffattn/io/json.h"
 #include "diffattn/io/safetensors.h"
-#include "diffattn/io/sharded.h"
-#include "diffattn/train/model_folder.h"
-#include "diffattn/train/tensor_file.h"
+#include "io/safetensors/sharded.h"
+#include "diffattn/models/model_folder.h"
+#include "models/tensor_file.h"
+#include "train/checkpoints.h"
+#include "train/metrics_log.h"
 
 namespace diffattn::train {
 namespace {
@@ -25,8 +27,8 @@ constexpr char kStateFile[] = "/state.json";
 constexpr char kOptimizerFile[] = "/optimizer.safetensors";
 constexpr char kRandomFile[] = "/random.safetensors";
 
-NamedTensors random_state(torch::Device device) {
-  NamedTensors state{{"cpu", at::globalContext().defaultGenerator(torch::kCPU).get_state()}};
+models::NamedTensors random_state(torch::Device device) {
+  models::NamedTensors state{{"cpu", at::globalContext().defaultGenerator(torch::kCPU).get_state()}};
   if (!device.is_cpu()) {
     state.emplace_back("device", at::globalContext().defaultGenerator(device).get_state());
   }
@@ -36,10 +38,10 @@ NamedTensors random_state(torch::Device device) {
 void restore_random_state(const std::string& path, torch::Device device) {
   const auto file = io::SafetensorsReader::open(path);
   at::Generator host = at::globalContext().defaultGenerator(torch::kCPU);
-  host.set_state(read_tensor(file, "cpu"));
+  host.set_state(models::read_tensor(file, "cpu"));
   if (device.is_cpu()) return;
   at::Generator on_device = at::globalContext().defaultGenerator(device);
-  on_device.set_state(read_tensor(file, "device"));
+  on_device.set_state(models::read_tensor(file, "device"));
 }
 
 std::string state_text(const Progress& progress, const std::string& position) {
@@ -78,30 +80,32 @@ Run::Run(const std::string& folder, const RunConfig& config, nn::CausalLM model,
 Run::Run(const std::string& folder, const RunConfig& config, std::shared_ptr<TaskModel> model,
          std::vector<std::pair<std::string, std::string>> extra_files)
     : folder_(folder),
-      lock_(folder),
+      lock_(std::make_unique<RunLock>(folder)),
       config_(config),
-      checkpoints_(folder, config.train.keep_checkpoints),
+      checkpoints_(std::make_unique<Checkpoints>(folder, config.train.keep_checkpoints)),
       trainer_(std::move(model), config),
       extra_files_(std::move(extra_files)) {}
 
+Run::~Run() = default;
+
 void Run::save(const BatchSource& train) {
-  checkpoints_.save(trainer_.progress.step, [&](const std::string& folder) {
+  checkpoints_->save(trainer_.progress.step, [&](const std::string& folder) {
     trainer_.task().save(folder);
     for (const auto& [name, text] : extra_files_) io::write_text(folder + "/" + name, text);
-    write_tensor_file(folder + kOptimizerFile, trainer_.optimizer().state());
-    write_tensor_file(folder + kRandomFile, random_state(torch::Device(config_.train.device)));
+    models::write_tensor_file(folder + kOptimizerFile, trainer_.optimizer().state());
+    models::write_tensor_file(folder + kRandomFile, random_state(torch::Device(config_.train.device)));
     io::write_text(folder + kStateFile, state_text(trainer_.progress, train.position()));
   });
 }
 
 bool Run::resume(BatchSource& train) {
-  const auto folder = checkpoints_.latest();
+  const auto folder = checkpoints_->latest();
   if (!folder) return false;
   const auto json = io::read_json(*folder + kStateFile);
   const io::JsonValue state(json, *folder + kStateFile);
-  read_tensors_into(io::SafetensorsReader::open(*folder + "/" + io::kModelFile),
-                    named_weights(*trainer_.model()));
-  read_tensors_into(io::SafetensorsReader::open(*folder + kOptimizerFile),
+  models::read_tensors_into(io::SafetensorsReader::open(*folder + "/" + io::kModelFile),
+                    models::named_weights(*trainer_.model()));
+  models::read_tensors_into(io::SafetensorsReader::open(*folder + kOptimizerFile),
                     trainer_.optimizer().state());
   Progress& progress = trainer_.progress;
   progress.step = state.at("step").to_int(0);
@@ -185,7 +189,7 @@ Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events)
     const bool stop = events.stop && events.stop();
     if (stop || due(t.checkpoint_every)) {
       save(train);
-      if (events.on_checkpoint) events.on_checkpoint(*checkpoints_.latest());
+      if (events.on_checkpoint) events.on_checkpoint(*checkpoints_->latest());
     }
     if (stop) return Outcome::kStopped;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/train/schedule.h"
+#include "train/schedule.h"
 
 #include <algorithm>
 #include <cmath>

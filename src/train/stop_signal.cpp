@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/train/stop_signal.h"
+#include "train/stop_signal.h"
 
 #include <unistd.h>
 

@@ -8,7 +8,9 @@
 
 #include "diffattn/nn/attention_penalty.h"
 #include "diffattn/nn/cross_entropy.h"
+#include "train/flops.h"
 #include "train/mixed_precision.h"
+#include "train/schedule.h"
 
 namespace diffattn::train {
 namespace {
@@ -51,10 +53,12 @@ Trainer::Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config)
       model_(on_device(std::move(model), device_, config.train)),
       optimizer_(*model_->module(), {config.train.beta1, config.train.beta2, config.train.eps,
                                      config.train.weight_decay}),
-      schedule_(schedule_of(config.train)),
-      flops_(*model_->module(), model_->config()),
+      schedule_(std::make_unique<Schedule>(schedule_of(config.train))),
+      flops_(std::make_unique<FlopCounter>(*model_->module(), model_->config())),
       peak_flops_(config.train.peak_tflops > 0.0 ? config.train.peak_tflops * 1e12
                                                  : product_speed(device_, config.train.dtype)) {}
+
+Trainer::~Trainer() = default;
 
 Trainer::Loss Trainer::loss_of(const Batch& batch) {
   const RunConfig::Train& t = config_.train;
@@ -85,14 +89,14 @@ StepReport Trainer::step(BatchSource& source) {
   const auto start = std::chrono::steady_clock::now();
   const RunConfig::Train& t = config_.train;
   StepReport report;
-  report.learning_rate = schedule_.at(progress.step);
+  report.learning_rate = schedule_->at(progress.step);
   model_->module()->train();
   optimizer_.zero_grad();
   warm_up_lambda();
   Tensor sums = torch::zeros({2}, torch::TensorOptions().device(device_).dtype(torch::kFloat64));
   for (int64_t micro = 0; micro < t.accumulate; ++micro) {
     const Batch batch = source.next();
-    report.flops += flops_.training(batch);
+    report.flops += flops_->training(batch);
     const Loss loss = loss_of(batch.to(device_));
     (loss.value / static_cast<double>(t.accumulate)).backward();
     sums += torch::stack({loss.value.detach().to(torch::kFloat64), loss.count.to(torch::kFloat64)});

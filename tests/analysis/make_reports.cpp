@@ -10,7 +10,7 @@
 #include "diffattn/analysis/picture.h"
 #include "diffattn/analysis/report.h"
 #include "diffattn/io/file.h"
-#include "synthetic.h"
+#include "tests/analysis/synthetic.h"
 
 namespace diffattn::analysis::testing {
 namespace {

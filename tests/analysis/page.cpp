@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "page.h"
+#include "tests/analysis/page.h"
 
 #include <algorithm>
 #include <cmath>

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "io/test_files.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::analysis::testing {
 

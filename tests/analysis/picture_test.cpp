@@ -8,7 +8,7 @@
 
 #include "analysis/picture/colour.h"
 #include "analysis/report/grid.h"
-#include "page.h"
+#include "tests/analysis/page.h"
 
 namespace diffattn::analysis::testing {
 namespace {

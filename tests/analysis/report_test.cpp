@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "diffattn/io/error.h"
-#include "page.h"
-#include "synthetic.h"
+#include "tests/analysis/page.h"
+#include "tests/analysis/synthetic.h"
 
 namespace diffattn::analysis::testing {
 namespace {

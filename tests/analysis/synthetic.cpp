@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "synthetic.h"
+#include "tests/analysis/synthetic.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <random>
 
-#include "folders.h"
+#include "tests/convert/folders.h"
 
 namespace diffattn::convert::testing {
 namespace {

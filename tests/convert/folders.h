@@ -12,8 +12,8 @@
 #include "convert/numbers.h"
 #include "diffattn/convert/convert.h"
 #include "diffattn/io/file.h"
-#include "diffattn/io/sharded.h"
-#include "io/test_files.h"
+#include "io/safetensors/sharded.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::convert::testing {
 

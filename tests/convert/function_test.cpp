@@ -11,12 +11,12 @@
 #include <nlohmann/json.hpp>
 
 #include "diffattn/convert/convert.h"
-#include "diffattn/io/sharded.h"
+#include "io/safetensors/sharded.h"
 #include "diffattn/nn/presets.h"
-#include "diffattn/train/model_folder.h"
-#include "diffattn/train/tensor_file.h"
-#include "io/test_files.h"
-#include "ops/golden.h"
+#include "diffattn/models/model_folder.h"
+#include "models/tensor_file.h"
+#include "tests/io/test_files.h"
+#include "tests/ops/golden.h"
 
 namespace diffattn::testing::convert_function {
 namespace {
@@ -81,7 +81,7 @@ nn::CausalLM saved_model(const nn::ModelConfig& config, const std::string& folde
     if (name.ends_with("bias")) item.value().normal_(0.0, 0.3);
   }
   model->eval();
-  train::save_causal_lm(folder, *model);
+  models::save_causal_lm(folder, *model);
   return model;
 }
 
@@ -93,7 +93,7 @@ Tensor logits_of(nn::CausalLM& model) {
 }
 
 Tensor logits_in(const std::string& folder, torch::ScalarType dtype = torch::kFloat32) {
-  nn::CausalLM model = train::load_causal_lm(folder, dtype);
+  nn::CausalLM model = models::load_causal_lm(folder, dtype);
   return logits_of(model);
 }
 
@@ -125,7 +125,7 @@ void save_recorded(const GoldenFile& file, const std::string& folder) {
   for (auto& item : model->model->layers.back()->self_attn->named_parameters()) {
     item.value().copy_(file.tensors.at("param." + item.key()));
   }
-  train::save_causal_lm(folder, *model);
+  models::save_causal_lm(folder, *model);
 }
 
 TEST(ConvertFunction, RecordedMicrosoftLayersGiveTheirOutputsAsDiffLlama) {
@@ -138,7 +138,7 @@ TEST(ConvertFunction, RecordedMicrosoftLayersGiveTheirOutputsAsDiffLlama) {
     const auto expect = [&](const char* name, Format to, convert::GqaPairing pairing,
                             const char* output) {
       run(folder / "microsoft", folder / name, to, pairing);
-      nn::CausalLM model = train::load_causal_lm(folder / name);
+      nn::CausalLM model = models::load_causal_lm(folder / name);
       nn::AttentionInput input;
       input.x = file.tensors.at("x");
       const Tensor out = model->model->layers.back()->self_attn->forward(input);
@@ -161,7 +161,7 @@ TEST(ConvertFunction, RecordedDiffLlamasGiveTheirLogitsAsMicrosoftAndComeBackBit
     const GoldenFile file = read_golden(golden.path + "/io.safetensors");
     const TempFolder folder;
     run(golden.path, folder / "microsoft", Format::kMicrosoft);
-    nn::CausalLM model = train::load_causal_lm(folder / "microsoft");
+    nn::CausalLM model = models::load_causal_lm(folder / "microsoft");
     EXPECT_EQ(model->config.attention, "microsoft_v1");
     nn::DecoderInput input;
     input.ids = file.tensors.at("input_ids").slice(0, 0, 1);  // the row without padding
@@ -222,7 +222,7 @@ TEST(ConvertFunction, LambdaOfAConvertedLlamaIsZeroAndLearns) {
   const TempFolder folder;
   saved_model(model_config("transformer"), made(folder, "llama"));
   run(folder / "llama", folder / "diff", Format::kDiffLlama);
-  nn::CausalLM model = train::load_causal_lm(folder / "diff");
+  nn::CausalLM model = models::load_causal_lm(folder / "diff");
   std::vector<nn::AttentionTrace> traces;
   nn::DecoderInput input;
   input.ids = torch::arange(22, torch::kInt64).view({2, 11}) * 5 % 61;
@@ -276,7 +276,7 @@ void load_layer(nn::AttentionLayer& layer, const std::string& folder, int64_t in
   const torch::NoGradGuard no_grad;
   for (auto& item : layer.named_parameters()) {
     const std::string name = "model.layers." + std::to_string(index) + ".self_attn." + item.key();
-    item.value().copy_(train::read_tensor(source, name));
+    item.value().copy_(models::read_tensor(source, name));
   }
 }
 
@@ -286,7 +286,7 @@ TEST(ConvertFunction, AttentionOfPhi4FlashIsReadUnderItsNames) {
     return nn::make_preset("phi4_flash", nn::PresetOptions(32, 4).num_kv_heads(2).layer_index(1));
   };
   const auto layer = preset();
-  train::NamedTensors tensors;
+  models::NamedTensors tensors;
   for (const auto& item : layer->named_parameters()) {
     tensors.emplace_back("model.layers.1.attn." + item.key(), item.value().detach());
   }
@@ -294,7 +294,7 @@ TEST(ConvertFunction, AttentionOfPhi4FlashIsReadUnderItsNames) {
   tensors.emplace_back("model.layers.3.attn.Wqkv.weight", torch::ones({32, 32}));
   tensors.emplace_back("model.layers.3.attn.inner_cross_attn.lambda_q1", torch::ones({8}));
   tensors.emplace_back("model.embed_tokens.weight", torch::ones({61, 32}));
-  train::write_tensor_file(made(folder, "phi") + "/model.safetensors", tensors);
+  models::write_tensor_file(made(folder, "phi") + "/model.safetensors", tensors);
   set_config(folder / "phi", {{"model_type", "phi4flash"},
                               {"hidden_size", 32},
                               {"intermediate_size", 48},

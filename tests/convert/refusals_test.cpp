@@ -7,7 +7,7 @@
 
 #include <csignal>
 
-#include "folders.h"
+#include "tests/convert/folders.h"
 
 namespace diffattn::convert::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include <csignal>
 
 #include "diffattn/io/file.h"
-#include "test_files.h"
+#include "tests/io/test_files.h"
 
 namespace {
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/io/cgroup.h"
+#include "io/cgroup.h"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <random>
 
-#include "test_files.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::io {
 namespace {

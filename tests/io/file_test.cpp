@@ -11,7 +11,7 @@
 #include <cstring>
 #include <limits>
 
-#include "test_files.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::io {
 namespace {

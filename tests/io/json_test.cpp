@@ -5,7 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "test_files.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::io {
 namespace {

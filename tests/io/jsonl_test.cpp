@@ -3,7 +3,7 @@
 
 #include <random>
 
-#include "test_files.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::io {
 namespace {

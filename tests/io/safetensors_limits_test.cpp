@@ -7,10 +7,10 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
-#include "allocation_probe.h"
-#include "diffattn/io/checked.h"
+#include "tests/io/allocation_probe.h"
+#include "io/checked.h"
 #include "diffattn/io/json.h"
-#include "test_files.h"
+#include "tests/io/test_files.h"
 
 namespace {
 

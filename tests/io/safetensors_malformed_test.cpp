@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <set>
 
-#include "allocation_probe.h"
-#include "test_files.h"
+#include "tests/io/allocation_probe.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::io {
 namespace {

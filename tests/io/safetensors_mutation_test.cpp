@@ -2,7 +2,7 @@
 #include <random>
 #include <set>
 
-#include "test_files.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::io {
 namespace {

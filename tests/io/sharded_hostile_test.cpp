@@ -9,9 +9,9 @@
 #include <functional>
 #include <set>
 
-#include "allocation_probe.h"
-#include "diffattn/io/sharded.h"
-#include "test_files.h"
+#include "tests/io/allocation_probe.h"
+#include "io/safetensors/sharded.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::io {
 namespace {

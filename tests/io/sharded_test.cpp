@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/io/sharded.h"
+#include "io/safetensors/sharded.h"
 
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
 #include "diffattn/io/json.h"
-#include "test_files.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::io {
 namespace {

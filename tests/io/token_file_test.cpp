@@ -4,7 +4,7 @@
 #include <cstring>
 #include <random>
 
-#include "test_files.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::io {
 namespace {

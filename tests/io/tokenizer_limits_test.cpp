@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "allocation_probe.h"
+#include "tests/io/allocation_probe.h"
 #include "diffattn/io/tokenizer.h"
-#include "test_files.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::io {
 namespace {

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <functional>
 
-#include "support/compare.h"
-#include "support/run.h"
-#include "support/tolerance.h"
+#include "tests/support/compare.h"
+#include "tests/support/run.h"
+#include "tests/support/tolerance.h"
 
 namespace diffattn::testing {
 namespace {

@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "support/check.h"
-#include "support/threads.h"
-#include "support/tolerance.h"
+#include "tests/support/check.h"
+#include "tests/support/threads.h"
+#include "tests/support/tolerance.h"
 
 namespace diffattn::testing {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "diffattn/kernels/half.h"
-#include "support/rng.h"
+#include "tests/support/rng.h"
 
 namespace diffattn::testing {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <gtest/gtest.h>
 
-#include "support/compare.h"
-#include "support/run.h"
-#include "support/threads.h"
+#include "tests/support/compare.h"
+#include "tests/support/run.h"
+#include "tests/support/threads.h"
 
 namespace diffattn::testing {
 namespace {

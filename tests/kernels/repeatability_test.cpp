@@ -5,8 +5,8 @@
 
 #include <gtest/gtest.h>
 
-#include "support/compare.h"
-#include "support/run.h"
+#include "tests/support/compare.h"
+#include "tests/support/run.h"
 
 namespace diffattn::testing {
 namespace {

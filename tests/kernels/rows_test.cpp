@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "diffattn/kernels/cpu.h"
-#include "diffattn/kernels/few_rows.h"
+#include "kernels/few_rows.h"
 #include "diffattn/kernels/half.h"
-#include "diffattn/kernels/loss.h"
-#include "support/rng.h"
+#include "kernels/loss.h"
+#include "tests/support/rng.h"
 
 namespace diffattn::testing::rows_test {
 namespace {

@@ -9,9 +9,9 @@
 #include <cmath>
 #include <limits>
 
-#include "support/check.h"
-#include "support/compare.h"
-#include "support/oracle.h"
+#include "tests/support/check.h"
+#include "tests/support/compare.h"
+#include "tests/support/oracle.h"
 
 namespace diffattn::testing {
 namespace {

@@ -9,10 +9,10 @@
 #include <cmath>
 
 #include "diffattn/kernels/reference.h"
-#include "support/compare.h"
-#include "support/oracle.h"
-#include "support/run.h"
-#include "support/tolerance.h"
+#include "tests/support/compare.h"
+#include "tests/support/oracle.h"
+#include "tests/support/run.h"
+#include "tests/support/tolerance.h"
 
 namespace diffattn::testing {
 namespace {

@@ -7,10 +7,10 @@
 #include <cmath>
 #include <set>
 
-#include "support/compare.h"
-#include "support/naive.h"
-#include "support/oracle.h"
-#include "support/run.h"
+#include "tests/support/compare.h"
+#include "tests/support/naive.h"
+#include "tests/support/oracle.h"
+#include "tests/support/run.h"
 
 namespace diffattn::testing {
 namespace {

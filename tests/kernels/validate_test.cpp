@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "diffattn/kernels/error.h"
-#include "support/run.h"
+#include "tests/support/run.h"
 
 namespace diffattn::testing {
 namespace {

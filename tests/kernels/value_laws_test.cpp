@@ -9,7 +9,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "support/laws.h"
+#include "tests/support/laws.h"
 
 namespace diffattn::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "diffattn/nn/presets.h"
-#include "layers.h"
+#include "tests/nn/layers.h"
 
 namespace diffattn::testing::conversion_test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "diffattn/nn/dint_attention.h"
 #include "diffattn/nn/shared_diff_attention.h"
-#include "layer_laws.h"
+#include "tests/nn/layer_laws.h"
 
 namespace diffattn::testing::dint_test {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <cmath>
 
-#include "../ops/golden.h"
+#include "tests/ops/golden.h"
 #include "diffattn/nn/presets.h"
-#include "layers.h"
+#include "tests/nn/layers.h"
 
 namespace diffattn::testing::golden_test {
 namespace {

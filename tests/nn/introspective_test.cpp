@@ -4,7 +4,7 @@
 // path weights, and the laws of layers.
 
 #include "diffattn/nn/introspective_attention.h"
-#include "layer_laws.h"
+#include "tests/nn/layer_laws.h"
 
 namespace diffattn::testing::introspective_test {
 namespace {

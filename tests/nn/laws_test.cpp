@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "layers.h"
+#include "tests/nn/layers.h"
 
 namespace diffattn::testing::laws_test {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <functional>
 
-#include "diffattn/ops_gated.h"
+#include "ops/layers/gated.h"
 #include "diffattn/ops_layers.h"
-#include "layer_laws.h"
+#include "tests/nn/layer_laws.h"
 
 namespace diffattn::testing::layers_test {
 namespace {

@@ -9,7 +9,7 @@
 #include "diffattn/nn/introspective_attention.h"
 #include "diffattn/nn/noise_reduction.h"
 #include "diffattn/nn/token_feature_enhancer.h"
-#include "layer_laws.h"
+#include "tests/nn/layer_laws.h"
 
 namespace diffattn::testing::memory_test {
 namespace {

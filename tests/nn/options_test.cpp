@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "diffattn/nn/presets.h"
-#include "layers.h"
+#include "tests/nn/layers.h"
 
 namespace diffattn::testing::options_test {
 namespace {

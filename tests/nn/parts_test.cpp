@@ -5,7 +5,7 @@
 #include "diffattn/nn/block.h"
 #include "diffattn/nn/introspective_attention.h"
 #include "diffattn/nn/multihead_diff_attention.h"
-#include "layer_laws.h"
+#include "tests/nn/layer_laws.h"
 
 namespace diffattn::testing::parts_test {
 namespace {

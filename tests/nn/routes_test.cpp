@@ -7,7 +7,7 @@
 
 #include <ATen/Context.h>
 
-#include "layers.h"
+#include "tests/nn/layers.h"
 
 namespace diffattn::testing::routes_test {
 namespace {

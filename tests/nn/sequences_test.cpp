@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "diffattn/nn/block.h"
-#include "layers.h"
+#include "tests/nn/layers.h"
 
 namespace diffattn::testing::sequences_test {
 namespace {

@@ -8,9 +8,9 @@
 
 #include <cstdlib>
 
-#include "backends.h"
+#include "tests/ops/backends.h"
 #include "diffattn/ops.h"
-#include "random_case.h"
+#include "tests/ops/random_case.h"
 
 namespace diffattn::testing::agreement_test {
 namespace {

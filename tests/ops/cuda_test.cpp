@@ -10,8 +10,8 @@
 #include <functional>
 
 #include "diffattn/ops.h"
-#include "naive.h"
-#include "random_case.h"
+#include "tests/ops/naive.h"
+#include "tests/ops/random_case.h"
 
 namespace diffattn::testing::cuda_test {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffllama.h"
+#include "tests/ops/diffllama.h"
 
 #include <cmath>
 

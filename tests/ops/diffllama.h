@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "golden.h"
+#include "tests/ops/golden.h"
 
 namespace diffattn::testing {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "golden.h"
+#include "tests/ops/golden.h"
 
 #include <cstdlib>
 #include <filesystem>

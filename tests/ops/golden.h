@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-/// Recorded outputs of other implementations: tests/data/golden, or the folder that
+/// Recorded outputs of other implementations: tests/fixtures/golden, or the folder that
 /// DIFFATTN_GOLDEN_DIR names. Files are told apart by metadata and tensor names, never by file
 /// name.
 namespace diffattn::testing {

@@ -7,10 +7,10 @@
 
 #include <cmath>
 
-#include "backends.h"
+#include "tests/ops/backends.h"
 #include "diffattn/ops.h"
-#include "diffllama.h"
-#include "golden.h"
+#include "tests/ops/diffllama.h"
+#include "tests/ops/golden.h"
 
 namespace diffattn::testing::golden_test {
 namespace {

@@ -6,7 +6,7 @@
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
-#include "backends.h"
+#include "tests/ops/backends.h"
 #include "diffattn/kernels/error.h"
 #include "diffattn/ops.h"
 

@@ -28,7 +28,7 @@ from diffattn.hf import FusedDiffLlamaAttention, accelerate, restore
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
-GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "data" / "golden"
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "fixtures" / "golden"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # heads, kv heads, head_dim, bias, tied, eager: what a random configuration is drawn from
 CONFIGURATIONS = [(2, 2, 16, False, False, False), (4, 2, 8, True, False, False),

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import diffattn
 
 ops = torch.ops.diffattn
-GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "data" / "golden"
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "fixtures" / "golden"
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "case.h"
+#include "tests/support/case.h"
 
 #include <algorithm>
 #include <cmath>

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "diffattn/kernels/params.h"
-#include "generators.h"
-#include "tensor.h"
+#include "tests/support/generators.h"
+#include "tests/support/tensor.h"
 
 namespace diffattn::testing {
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "check.h"
+#include "tests/support/check.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <optional>
 
-#include "compare.h"
-#include "naive.h"
-#include "oracle.h"
-#include "tolerance.h"
+#include "tests/support/compare.h"
+#include "tests/support/naive.h"
+#include "tests/support/oracle.h"
+#include "tests/support/tolerance.h"
 
 namespace diffattn::testing {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "run.h"
+#include "tests/support/run.h"
 
 namespace diffattn::testing {
 

@@ -12,8 +12,8 @@
 
 #include <gtest/gtest.h>
 
-#include "tensor.h"
-#include "tolerance.h"
+#include "tests/support/tensor.h"
+#include "tests/support/tolerance.h"
 
 namespace diffattn::testing {
 

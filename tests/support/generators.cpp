@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "generators.h"
+#include "tests/support/generators.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "diffattn/kernels/params.h"
-#include "rng.h"
-#include "tensor.h"
+#include "tests/support/rng.h"
+#include "tests/support/tensor.h"
 
 namespace diffattn::testing {
 

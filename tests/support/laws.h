@@ -7,8 +7,8 @@
 
 #include <gtest/gtest.h>
 
-#include "check.h"
-#include "compare.h"
+#include "tests/support/check.h"
+#include "tests/support/compare.h"
 
 namespace diffattn::testing {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "matrix.h"
+#include "tests/support/matrix.h"
 
 namespace diffattn::testing {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "naive.h"
+#include "tests/support/naive.h"
 
 #include <algorithm>
 #include <cmath>

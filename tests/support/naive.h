@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "case.h"
-#include "oracle.h"
+#include "tests/support/case.h"
+#include "tests/support/oracle.h"
 
 /// The yardstick: Differential attention as the paper's code computes it in a low-precision type T
 /// (float, BFloat16, Float16), every tensor that code keeps being rounded to T:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "oracle.h"
+#include "tests/support/oracle.h"
 
 #include <algorithm>
 #include <cmath>

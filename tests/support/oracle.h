@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "case.h"
-#include "matrix.h"
+#include "tests/support/case.h"
+#include "tests/support/matrix.h"
 
 /// An implementation of params.h that shares nothing with src/kernels: whole maps [B, H, M, N], who
 /// sees whom asked entry by entry, the softmax gradient from the map and not from the output.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run.h"
+#include "tests/support/run.h"
 
 #include <deque>
 #include <ostream>

@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "case.h"
+#include "tests/support/case.h"
 #include "diffattn/kernels/backend.h"
 
 namespace diffattn::testing {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tensor.h"
+#include "tests/support/tensor.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -14,8 +14,8 @@
 #include "diffattn/nn/encoder_decoder.h"
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/nn/presets.h"
-#include "diffattn/train/model_folder.h"
-#include "io/test_files.h"
+#include "diffattn/models/model_folder.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::train::encoders_test {
 namespace {
@@ -230,7 +230,7 @@ std::vector<Tensor> gradients_of(nn::EncoderDecoder& model, bool recompute,
   const Tensor last = model->decode(text, model->encode(source)).last;
   nn::linear_cross_entropy(last, model->head_weight(), text.ids).mean.backward();
   std::vector<Tensor> found;
-  for (const auto& [name, weight] : named_weights(*model)) {
+  for (const auto& [name, weight] : models::named_weights(*model)) {
     EXPECT_TRUE(weight.grad().defined()) << name;
     found.push_back(weight.grad().clone());
   }
@@ -301,21 +301,21 @@ TEST(Models, TheTransformerOfEachKindHasTheSameSize) {
 
 template <class Model, class Load>
 void expect_round_trip(const Model& model, const Load& load) {
-  for (const std::uint64_t shard_bytes : {kDefaultShardBytes, std::uint64_t{8192}}) {
+  for (const std::uint64_t shard_bytes : {models::kDefaultShardBytes, std::uint64_t{8192}}) {
     const TempFolder folder;
-    save_model(folder.path(), *model, model->config, shard_bytes);
+    models::save_model(folder.path(), *model, model->config, shard_bytes);
     EXPECT_EQ(std::filesystem::exists(folder / "model.safetensors.index.json"),
               shard_bytes == 8192);
     const Model loaded = load(folder.path());
-    EXPECT_EQ(model_config_text(loaded->config, torch::kFloat32),
-              model_config_text(model->config, torch::kFloat32));
-    const auto weights = named_weights(*model), again = named_weights(*loaded);
+    EXPECT_EQ(models::model_config_text(loaded->config, torch::kFloat32),
+              models::model_config_text(model->config, torch::kFloat32));
+    const auto weights = models::named_weights(*model), again = models::named_weights(*loaded);
     ASSERT_EQ(weights.size(), again.size());
     for (size_t i = 0; i < weights.size(); ++i) {
       EXPECT_EQ(weights[i].first, again[i].first);
       EXPECT_TRUE(torch::equal(weights[i].second, again[i].second)) << weights[i].first;
     }
-    EXPECT_THROW(load_causal_lm(folder.path()), io::Error);
+    EXPECT_THROW(models::load_causal_lm(folder.path()), io::Error);
   }
 }
 
@@ -326,14 +326,14 @@ TEST(ModelFolder, EncodersAndEncoderDecodersRoundTrip) {
     config.labels = {"no", "yes", "\"perhaps\""};
     config.classifier_pooling = "cls";
     expect_round_trip(nn::Encoder(config), [&](const std::string& folder) {
-      EXPECT_EQ(read_model_config(folder).labels, config.labels);
-      return load_encoder(folder);
+      EXPECT_EQ(models::read_model_config(folder).labels, config.labels);
+      return models::load_encoder(folder);
     });
     config = tiny_config(nn::ModelKind::kEncoderDecoder, attention);
     config.decoder_start_token_id = 2;
     config.tie_word_embeddings = true;
     expect_round_trip(nn::EncoderDecoder(config),
-                      [](const std::string& folder) { return load_encoder_decoder(folder); });
+                      [](const std::string& folder) { return models::load_encoder_decoder(folder); });
   }
 }
 

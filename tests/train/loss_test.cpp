@@ -5,7 +5,7 @@
 #include "diffattn/nn/attention_penalty.h"
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/multihead_diff_attention.h"
-#include "diffattn/ops_loss.h"
+#include "ops/layers/loss.h"
 
 namespace diffattn::nn::loss_test {
 namespace {

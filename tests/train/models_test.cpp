@@ -13,9 +13,9 @@
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/decoder.h"
 #include "diffattn/nn/generate.h"
-#include "diffattn/train/model_folder.h"
-#include "io/test_files.h"
-#include "ops/golden.h"
+#include "diffattn/models/model_folder.h"
+#include "tests/io/test_files.h"
+#include "tests/ops/golden.h"
 
 namespace diffattn::train::models_test {
 namespace {
@@ -86,7 +86,7 @@ nn::ModelConfig small_config(const std::string& attention = "diffllama") {
 TEST(DiffLlamaModel, HiddenStatesLogitsLossAndGradientsAsRecorded) {
   for (const std::string& folder : diffllama_folders()) {
     const GoldenFile recorded = testing::read_golden(folder + "/io.safetensors");
-    nn::CausalLM model = load_causal_lm(folder);
+    nn::CausalLM model = models::load_causal_lm(folder);
     const Tensor ids = recorded.tensors.at("input_ids"),
                  mask = recorded.tensors.at("attention_mask");
     nn::DecoderInput input = as_recorded(ids, mask);
@@ -102,7 +102,7 @@ TEST(DiffLlamaModel, HiddenStatesLogitsLossAndGradientsAsRecorded) {
     expect_close(loss.mean.reshape({1}), recorded.tensors.at("loss"), folder + ": loss");
     loss.mean.backward();
     size_t compared = 0;
-    for (const auto& [name, weight] : named_weights(*model)) {
+    for (const auto& [name, weight] : models::named_weights(*model)) {
       expect_close(weight.grad(), recorded.tensors.at("grad." + name), folder + ": " + name);
       ++compared;
     }
@@ -113,7 +113,7 @@ TEST(DiffLlamaModel, HiddenStatesLogitsLossAndGradientsAsRecorded) {
 TEST(DiffLlamaModel, LeftPaddingByKeyStartsGivesTheRecordedLogitsOfRealTokens) {
   for (const std::string& folder : diffllama_folders()) {
     const GoldenFile recorded = testing::read_golden(folder + "/io.safetensors");
-    nn::CausalLM model = load_causal_lm(folder);
+    nn::CausalLM model = models::load_causal_lm(folder);
     const Tensor mask = recorded.tensors.at("attention_mask");
     const Tensor real = mask.to(torch::kBool);
     const auto output = model->forward(left_padded(recorded.tensors.at("input_ids"), mask));
@@ -125,7 +125,7 @@ TEST(DiffLlamaModel, LeftPaddingByKeyStartsGivesTheRecordedLogitsOfRealTokens) {
 TEST(DiffLlamaModel, GreedyTokensAsRecorded) {
   for (const std::string& folder : diffllama_folders()) {
     const GoldenFile recorded = testing::read_golden(folder + "/io.safetensors");
-    nn::CausalLM model = load_causal_lm(folder);
+    nn::CausalLM model = models::load_causal_lm(folder);
     const Tensor greedy = recorded.tensors.at("greedy").flatten();
     const std::vector<int64_t> all(greedy.data_ptr<int64_t>(),
                                    greedy.data_ptr<int64_t>() + greedy.numel());
@@ -140,16 +140,16 @@ TEST(ModelFolder, RoundTripsBitForBitInOneFileAndInShards) {
   for (const char* attention : {"diffllama", "transformer", "microsoft_v2"}) {
     torch::manual_seed(2);
     const nn::CausalLM model(small_config(attention));
-    for (const std::uint64_t shard_bytes : {kDefaultShardBytes, std::uint64_t{8192}}) {
+    for (const std::uint64_t shard_bytes : {models::kDefaultShardBytes, std::uint64_t{8192}}) {
       const TempFolder folder;
-      save_causal_lm(folder.path(), *model, shard_bytes);
+      models::save_causal_lm(folder.path(), *model, shard_bytes);
       EXPECT_EQ(std::filesystem::exists(folder / "model.safetensors.index.json"),
                 shard_bytes == 8192);
-      const nn::CausalLM loaded = load_causal_lm(folder.path());
+      const nn::CausalLM loaded = models::load_causal_lm(folder.path());
       const nn::CausalLM other(model->config);  // with weights of its own until then
-      load_weights(folder.path(), *other, model->config);
-      const auto weights = named_weights(*model), again = named_weights(*loaded),
-                 copied = named_weights(*other);
+      models::load_weights(folder.path(), *other, model->config);
+      const auto weights = models::named_weights(*model), again = models::named_weights(*loaded),
+                 copied = models::named_weights(*other);
       ASSERT_EQ(weights.size(), again.size());
       for (size_t i = 0; i < weights.size(); ++i) {
         EXPECT_EQ(weights[i].first, again[i].first);
@@ -165,15 +165,15 @@ TEST(ModelFolder, TiedModelsHaveNoHead) {
   config.tie_word_embeddings = true;
   const nn::CausalLM model(config);
   const TempFolder folder;
-  save_causal_lm(folder.path(), *model);
-  const nn::CausalLM loaded = load_causal_lm(folder.path());
+  models::save_causal_lm(folder.path(), *model);
+  const nn::CausalLM loaded = models::load_causal_lm(folder.path());
   EXPECT_TRUE(torch::equal(loaded->head_weight(), model->model->embed_tokens->weight));
   for (const auto& item : model->named_parameters()) EXPECT_NE(item.key(), "lm_head.weight");
 }
 
 TEST(ModelFolder, RefusesConfigsThatItDoesNotCompute) {
   const TempFolder folder;
-  save_causal_lm(folder.path(), *nn::CausalLM(small_config()));
+  models::save_causal_lm(folder.path(), *nn::CausalLM(small_config()));
   const std::string good = io::read_text(folder / "config.json", 1 << 20);
   const auto message = [&](const std::string& from, const std::string& to) {
     std::string text = good;
@@ -181,7 +181,7 @@ TEST(ModelFolder, RefusesConfigsThatItDoesNotCompute) {
     EXPECT_NE(at, std::string::npos) << from;
     folder.put("config.json", text.replace(at, from.size(), to));
     try {
-      load_causal_lm(folder.path());
+      models::load_causal_lm(folder.path());
     } catch (const io::Error& error) {
       return std::string(error.what());
     } catch (const std::exception& error) {

@@ -11,14 +11,14 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "diffattn/io/settings.h"
+#include "io/settings.h"
 #include "diffattn/train/adamw.h"
-#include "diffattn/train/checkpoints.h"
-#include "diffattn/train/event_file.h"
-#include "diffattn/train/metrics_log.h"
+#include "train/checkpoints.h"
+#include "train/event_file.h"
+#include "train/metrics_log.h"
 #include "diffattn/train/run_config.h"
-#include "diffattn/train/schedule.h"
-#include "io/test_files.h"
+#include "train/schedule.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::train::parts_test {
 namespace {

@@ -7,10 +7,10 @@
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/io/json.h"
-#include "diffattn/train/model_folder.h"
-#include "diffattn/train/new_model.h"
+#include "diffattn/models/model_folder.h"
+#include "train/new_model.h"
 #include "diffattn/train/run.h"
-#include "io/test_files.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::train::run_test {
 namespace {
@@ -83,7 +83,7 @@ TEST(Run, LearnsToCount) {
   EXPECT_EQ(run.go(train, &valid, events), Outcome::kDone);
   EXPECT_GT(first, 2.0);
   EXPECT_LT(last, 0.3 * first);
-  EXPECT_NO_THROW(load_causal_lm(run.model_folder()));
+  EXPECT_NO_THROW(models::load_causal_lm(run.model_folder()));
 }
 
 TEST(Run, StoppedAndResumedRunsEndInTheSameBits) {
@@ -163,8 +163,8 @@ TEST(Run, AccumulatedMicroBatchesEqualOneLargeBatch) {
   Trainer large(new_model(config), small_run(1));
   Joined joined(7);
   large.step(joined);
-  const auto expected = named_weights(*large.model());
-  const auto actual = named_weights(*run.trainer().model());
+  const auto expected = models::named_weights(*large.model());
+  const auto actual = models::named_weights(*run.trainer().model());
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_LT((expected[i].second - actual[i].second).abs().max().item<double>(), 2e-5)
         << expected[i].first;

@@ -8,13 +8,13 @@
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/nn/attention_penalty.h"
-#include "diffattn/train/evaluator.h"
-#include "diffattn/train/flops.h"
-#include "diffattn/train/new_model.h"
+#include "train/tasks/evaluator.h"
+#include "train/flops.h"
+#include "train/new_model.h"
 #include "diffattn/train/run.h"
 #include "diffattn/train/summarizer.h"
 #include "diffattn/train/task_data.h"
-#include "io/test_files.h"
+#include "tests/io/test_files.h"
 
 namespace diffattn::train {
 namespace {

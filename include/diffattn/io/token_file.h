@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "diffattn/io/file.h"
-#include "diffattn/io/hash.h"
 #include "diffattn/io/tokenizer.h"
 
 // Token files: a tokenised corpus on disk, little-endian.
@@ -28,6 +27,8 @@
 //      u64 for each document: its end, in tokens from the start
 
 namespace diffattn::io {
+
+class Hash64;
 
 struct TokenFileHeader {
   static constexpr std::size_t kBytes = 64;
@@ -51,6 +52,7 @@ class TokenFileWriter {
  public:
   /// Tokens take 2 bytes when vocab_size allows it.
   TokenFileWriter(const std::string& path, std::uint64_t vocab_size, std::uint64_t tokenizer_hash);
+  ~TokenFileWriter();
 
   /// Adds tokens to the open document. Throws Error for a token outside the vocabulary.
   void append(std::span<const TokenId> tokens);
@@ -63,7 +65,7 @@ class TokenFileWriter {
  private:
   AtomicFile file_;
   TokenFileHeader header_;
-  Hash64 hash_;
+  std::unique_ptr<Hash64> hash_;  // of the tokens so far
   std::vector<std::uint64_t> ends_;
 };
 

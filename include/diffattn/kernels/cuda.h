@@ -6,66 +6,65 @@
 #include "diffattn/kernels/params.h"
 
 /// The operations on an NVIDIA GPU, sm_80 and later. Every pointer in the parameters is device
-/// memory, the index arrays (key_starts, key_lengths, cu_seqlens) too. Calls only enqueue work on
-/// `stream`: they allocate nothing, never wait, and may be captured in a graph. The same inputs
-/// give the same bits, in every run and at every place in a batch; but for dq1 and dq2 of a
-/// backward that need not be `deterministic`. Throws `Error` for wrong
-/// parameters or a failed launch.
+/// memory, including the index arrays (key_starts, key_lengths, cu_seqlens). Calls only enqueue
+/// work on `stream`: they allocate nothing, never wait, and may be captured in a CUDA graph. The
+/// same inputs give the same bits in every run and at every position in a batch, except dq1 and
+/// dq2 of a backward that is not `deterministic`. Throws `Error` for wrong parameters or a failed
+/// launch.
 namespace diffattn::cuda {
 
 using Stream = void*;  // a cudaStream_t of the current device
 
-/// Is there a kernel for this type and these widths on a GPU of compute capability
-/// 10 * major + minor? float32, bfloat16 and float16; head_dim and value_dim up to 256.
+/// True if there is a kernel for this type and these widths on a GPU of compute capability
+/// 10 * major + minor: float32, bfloat16 and float16; head_dim and value_dim up to 256.
 bool takes(const Problem& problem, int capability);
 
-/// 10 * major + minor of the current device.
+/// Returns 10 * major + minor of the current device.
 int current_capability();
 
-/// Kernels written for GPUs later than `capability` (10 * major + minor) are not used by calls from
-/// here on: 80 leaves the portable ones, and a lower number none in float32 that use matrix
-/// instructions. Process-wide, for comparisons.
-void limit_capability(int capability);
+/// Returns the capability of the current device, capped at `problem.max_capability`.
+int usable_capability(const Problem& problem);
 
-/// What the current device has, within that limit.
-int usable_capability();
-
-/// Device memory that makes a forward faster (more blocks share the keys of few rows; the kernels
-/// of sm_90): 0 where it would not. Without it (or with null) the result is as good, but not the
-/// same bits. Here and below 256-byte aligned; its content on entry does not matter.
+/// Returns the bytes of device memory with which a forward runs faster: partial results of decoding
+/// kernels that split the keys, or the workspace of the sm_90 kernels. 0 if memory does not help.
+/// Without a workspace (null) the result is as accurate, but may differ in its last bits. Every
+/// workspace here and below must be 256-byte aligned; its content on entry does not matter.
 size_t forward_workspace_bytes(const ForwardParams& params);
 void forward(const ForwardParams& params, void* workspace, Stream stream);
 void forward(const ForwardParams& params, Stream stream);
 
-/// The kernels that would compute it on the current device, with a workspace: "decode" (mma.sync,
-/// split over keys), "sm90" (wgmma), "sm80" (mma.sync), "tf32" (float32, mma.sync) or "simt".
+/// Returns the name of the kernels that would compute it on the current device, given a workspace:
+/// "decode" (mma.sync, split over keys), "sm90" (wgmma), "sm80" (mma.sync), "tf32" (float32,
+/// mma.sync) or "simt".
 const char* forward_route(const ForwardParams& params);
 
-/// out, and o where wanted, of a forward whose lse1 and lse2 are known from an earlier one
-/// (activation checkpointing): two thirds (Dv = 2 D) or three quarters (Dv = D) of the work where
-/// there is a kernel for it (`takes_recompute`: sm_90, but for value_dim 256), else a whole
-/// forward, which writes lse1 and lse2 again. o2 is not computed. Workspace as for `forward`.
+/// True if `recompute` has a kernel of its own: sm_90 without a mask, value_dim up to 128.
 bool takes_recompute(const ForwardParams& params);
+/// Recomputes out, and o if given, from lse1 and lse2 of an earlier forward (activation
+/// checkpointing). Its own kernel does two thirds (Dv = 2 D) or three quarters (Dv = D) of the work
+/// of a forward. Without one, a whole forward runs and writes lse1 and lse2 again. Never computes
+/// o2. Takes the same workspace as `forward`.
 void recompute(const ForwardParams& params, void* workspace, Stream stream);
 
-/// Device memory that `backward` needs.
+/// Returns the bytes of device memory that `backward` needs.
 size_t backward_workspace_bytes(const BackwardParams& params);
 void backward(const BackwardParams& params, void* workspace, Stream stream);
 
-/// The kernels that would compute it on the current device: "sm90" (wgmma), "sm80" (mma.sync),
-/// "tf32" (float32, mma.sync) or "simt".
+/// Returns the name of the kernels that would compute it on the current device: "sm90" (wgmma),
+/// "sm80" (mma.sync), "tf32" (float32, mma.sync) or "simt".
 const char* backward_route(const BackwardParams& params);
 
-/// Row statistics, their gradients, and pictures of the maps. `takes` says whether there are
-/// kernels (with any value_dim it takes: these have none). No map is ever stored: memory is
-/// O(rows).
+/// Row statistics, their gradients, and downsampled maps. `takes` tells whether there is a kernel;
+/// pass any value_dim it accepts, since these operations have no values. No map is stored: memory
+/// is O(rows).
 void stats(const StatsParams& params, Stream stream);
 
-/// Device memory that `stats_backward` needs.
+/// Returns the bytes of device memory that `stats_backward` needs.
 size_t stats_backward_workspace_bytes(const StatsBackwardParams& params);
 void stats_backward(const StatsBackwardParams& params, void* workspace, Stream stream);
 
-/// Device memory that `map` needs. Of entries of equal magnitude in a cell the negative one shows.
+/// Returns the bytes of device memory that `map` needs. If two entries of a cell have the same
+/// magnitude, the cell shows the negative one.
 size_t map_workspace_bytes(const MapParams& params);
 void map(const MapParams& params, void* workspace, Stream stream);
 

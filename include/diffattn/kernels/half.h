@@ -6,8 +6,8 @@
 
 namespace diffattn {
 
-/// The two 16-bit storage types as bit patterns with exact widening and round-to-nearest-even
-/// narrowing. g++ 11 and 12 have no `__bf16` arithmetic, hence these.
+/// The two 16-bit storage types. Widening to float is exact; narrowing rounds to nearest even.
+/// We define them here because g++ 11 and 12 have no `__bf16` arithmetic.
 struct BFloat16 {
   uint16_t bits = 0;
 
@@ -43,8 +43,8 @@ struct Float16 {
     } else if (magnitude >= 0x477ff000u) {  // rounds to 2^16 or beyond: infinity
       bits = static_cast<uint16_t>(sign | 0x7c00u);
     } else if (magnitude < 0x38800000u) {  // below 2^-14: subnormal
-      // Adding 0.5 puts the unit of a half subnormal (2^-24) at the last place of a float in
-      // [0.5, 1), so the addition itself rounds to nearest even.
+      // A float in [0.5, 1) has the same unit in the last place (2^-24) as a subnormal half, so
+      // adding 0.5 rounds to nearest even.
       float positive;
       std::memcpy(&positive, &magnitude, sizeof positive);
       positive += 0.5f;

@@ -2,23 +2,27 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "diffattn/kernels/view.h"
 
-/// What every backend computes, as plain structs of pointers, sizes and strides.
+/// The parameters of every operation, as plain structs of pointers, sizes and strides. All backends
+/// compute
 ///
 ///   A   = softmax(scale q1 k1^T + mask) - lambda softmax(scale2 q2 k2^T + mask)        [M, N]
 ///   O   = A v                                                                          [M, Dv]
 ///   out = out_scale * O                                      without head norm
-///   out = out_scale * weight o O / sqrt(mean(O^2) + eps)     with head norm
+///   out = out_scale * weight * O / sqrt(mean(O^2) + eps)     with head norm
 ///
-/// per batch entry b and head h; head h reads kv head h / (heads / kv_heads). Symbols and
-/// gradients: docs/algorithm.md. The "accumulator type" is double for kFloat64, else float.
+/// for each batch entry b and head h; head h reads kv head h / (heads / kv_heads).
+/// docs/algorithm.md explains the symbols and the gradients. The "accumulator type" is double for
+/// kFloat64, else float.
 namespace diffattn {
 
 inline constexpr int64_t kNoWindow = -1;
+inline constexpr int kNoCapabilityLimit = std::numeric_limits<int>::max();
 
-/// Strides in elements of something that broadcasts to [B, H, M, N]; 0 where it is broadcast.
+/// Strides, in elements, of a mask [B, H, M, N]; 0 along each broadcast dimension.
 struct MaskStrides {
   int64_t batch = 0;
   int64_t head = 0;
@@ -28,16 +32,16 @@ struct MaskStrides {
 
 enum class MaskKind : uint8_t { kNone, kBoolean, kAdditive };
 
-/// A boolean mask (one byte per entry, non-zero = may see) or an additive one (added to both
-/// maps' scores; -inf = may not see).
+/// A boolean mask (one byte per entry, non-zero = visible) or an additive mask (added to the scores
+/// of both maps; -inf = hidden).
 struct Mask {
   MaskKind kind = MaskKind::kNone;
   Dtype dtype = Dtype::kFloat32;  // of an additive mask
-  const void* data = nullptr;     // broadcast [B, H, M, N]
+  const void* data = nullptr;     // [B, H, M, N], broadcast by strides of 0
   MaskStrides strides;
 };
 
-/// The part that all operations share: shapes, queries, keys, lambda, and who may see whom.
+/// The inputs that all operations share: shapes, queries, keys, lambda and the masking rules.
 struct Problem {
   Dtype dtype = Dtype::kFloat32;  // of q1 q2 k1 k2 v, out and their gradients
   int64_t batch = 0;
@@ -50,27 +54,33 @@ struct Problem {
 
   View<const void> q1, q2;  // [B, M, H, D]
   View<const void> k1, k2;  // [B, N, Hkv, D]; may be the same memory
-  View<const void> lambda;  // accumulator type; [B, M, H], strides 0 where it is broadcast
+  View<const void> lambda;  // [B, M, H], accumulator type; stride 0 along broadcast dimensions
 
   double scale = 1.0;   // of map 1
   double scale2 = 1.0;  // of map 2
 
-  /// Row m stands at column m' = m + N - M and sees n <= m' (causal, or any window), and
-  /// n > m' - window with a window.
+  /// Query row m is aligned with column m' = m + N - M. Causal: it sees n <= m'. With a window, it
+  /// sees m' - window < n <= m'.
   bool causal = false;
   int64_t window = kNoWindow;
-  const int32_t* key_starts = nullptr;   // [B]: columns below it are padding
-  const int32_t* key_lengths = nullptr;  // [B]: columns from it on are padding
-  /// Decoding: N in m' is key_lengths[b], the part of the cache that is filled.
+  const int32_t* key_starts = nullptr;   // [B]: columns n < key_starts[b] are padding
+  const int32_t* key_lengths = nullptr;  // [B]: columns n >= key_lengths[b] are padding
+  /// For decoding: m' uses key_lengths[b], the filled part of the KV cache, instead of N.
   bool align_to_key_lengths = false;
-  /// [B + 1] each: tensors are packed, sequence b has rows cu_seqlens[b] .. cu_seqlens[b + 1].
+  /// [B + 1] each. If given, tensors are packed: sequence b is rows [cu_seqlens[b],
+  /// cu_seqlens[b + 1]).
   const int32_t* cu_seqlens_q = nullptr;
   const int32_t* cu_seqlens_k = nullptr;
-  int64_t total_q = 0, total_k = 0;  // packed: rows of q1 and of k1; 0 = not known
-  Mask mask;  // indexed by a row's and a column's place within its own sequence
+  int64_t total_q = 0, total_k = 0;  // packed: rows of q1 and of k1; 0 = unknown
+  Mask mask;  // indexed by row and column within the sequence, also if packed
+
+  /// CUDA only: kernels written for GPUs newer than this compute capability (10 * major + minor)
+  /// are not used. 80 leaves the sm80 kernels; a lower number also disables the float32 kernels
+  /// that use tensor cores.
+  int max_capability = kNoCapabilityLimit;
 };
 
-/// What happens to O on its way out.
+/// The epilogue that turns O into out: an optional head norm (RMSNorm), then out_scale.
 struct Epilogue {
   bool norm = false;
   double norm_eps = 0.0;
@@ -83,21 +93,21 @@ struct ForwardParams : Problem {
   Epilogue epilogue;
 
   View<void> out;         // [B, M, H, Dv]
-  View<void> lse1, lse2;  // [B, M, H], accumulator type, natural log; -inf where nothing is seen.
-                          // Either both or neither.
+  View<void> lse1, lse2;  // [B, M, H], accumulator type, natural log; -inf for a row that sees no
+                          // column. Both or neither.
   View<void> o, o2;       // [B, M, H, Dv]: O before the epilogue, and softmax2 v. Optional, for
-                          // backward passes that would rather read than recompute them.
-  View<void> o_rest, o2_rest;  // [B, M, H, Dv], int8: what rounding o and o2 to 16 bits lost, in
-                               // 1/256 of their unit in the last place. Optional, with o and o2.
+                          // a backward that reads them instead of recomputing them.
+  View<void> o_rest, o2_rest;  // [B, M, H, Dv], int8: rounding errors of 16-bit o and o2, in 1/256
+                               // of a unit in the last place. Optional, with o and o2.
 };
 
-/// Gradients of what `Problem` holds. They are overwritten, never added to; a null one is not
-/// wanted. dlambda and dmask are dense: no gaps between their elements, no negative strides.
+/// Gradients of the inputs in `Problem`. A call overwrites them (it never adds) and skips null
+/// ones. dlambda and dmask are dense: no gaps between their elements, no negative strides.
 struct ProblemGradients {
   View<void> dq1, dq2;    // [B, M, H, D]
   View<void> dk1, dk2;    // [B, N, Hkv, D]
-  View<void> dlambda;     // accumulator type, strides of the shape lambda really has
-  void* dmask = nullptr;  // of an additive mask; accumulator type, not broadcast where mask is not
+  View<void> dlambda;     // accumulator type, shape of lambda before broadcasting
+  void* dmask = nullptr;  // accumulator type, shape of the additive mask before broadcasting
   MaskStrides dmask_strides;
 };
 
@@ -105,21 +115,21 @@ struct BackwardParams : Problem, ProblemGradients {
   View<const void> v;
   Epilogue epilogue;
   View<const void> dout;             // [B, M, H, Dv]
-  View<const void> lse1, lse2;       // of the forward
-  View<const void> o, o2;            // of the forward, where it saved them
-  View<const void> o_rest, o2_rest;  // likewise; without them dO.o errs by a rounding of o
+  View<const void> lse1, lse2;       // from the forward
+  View<const void> o, o2;            // from the forward, if it saved them
+  View<const void> o_rest, o2_rest;  // from the forward; without them dO.o has o's rounding error
 
-  /// The same bits in every run. Where it costs time (CUDA), false lets sums of dq1 and dq2 be
-  /// taken in any order.
+  /// True: the same bits in every run. False lets CUDA kernels sum dq1 and dq2 in any order, which
+  /// is faster.
   bool deterministic = true;
 
   View<void> dv;                 // [B, N, Hkv, Dv]
   void* dnorm_weight = nullptr;  // [Dv], accumulator type
 };
 
-/// Statistics of one row of A, over the columns it may see (0 for a row that sees nothing).
+/// Statistics of one row of A over the columns it sees; all 0 for a row that sees none.
 enum Stat : int {
-  kStatVisible,       // how many columns the row may see
+  kStatVisible,       // number of columns that the row sees
   kStatAbsSum,        // sum |A|
   kStatSquareSum,     // sum A^2
   kStatNegativeMass,  // sum max(-A, 0)
@@ -128,9 +138,9 @@ enum Stat : int {
   kStatFocus,         // share with |A| > 1/2
   kStatCoverage,      // share with A > 1/10
   kStatEntropy,       // -sum a log a, a = |A| / sum |A|
-  kStatSinkMass,      // A at the first column the row may see
-  kStatCancelled,     // sum min(p1, max(lambda p2, 0)): what map 2 takes away from map 1
-  kStatOverlap,       // sum min(p1, p2): likeness of the two maps, in [0, 1]
+  kStatSinkMass,      // A at the first column that the row sees
+  kStatCancelled,     // sum min(p1, max(lambda p2, 0)): mass of map 1 that map 2 cancels
+  kStatOverlap,       // sum min(p1, p2): similarity of the two maps, in [0, 1]
   kStatCount
 };
 
@@ -139,14 +149,14 @@ struct StatsParams : Problem {
   View<void> stats;  // [B, M, H, kStatCount], accumulator type
 };
 
-/// Counts and shares have no gradient; the others have, almost everywhere.
+/// Counts and shares have no gradient. The other statistics are differentiable almost everywhere.
 struct StatsBackwardParams : Problem, ProblemGradients {
   View<const void> dstats;  // [B, M, H, kStatCount], accumulator type
 };
 
-/// The maps p1, p2 and A themselves, over rows [row_begin, row_end) and columns [col_begin,
-/// col_end), in a grid of `rows` x `cols` cells. A cell that covers several entries shows the one
-/// of largest magnitude, with its sign, so that an isolated negative entry does not vanish.
+/// The maps p1, p2 and A over rows [row_begin, row_end) and columns [col_begin, col_end),
+/// downsampled to a grid of `rows` x `cols` cells. A cell shows its entry of largest magnitude,
+/// with its sign, so that an isolated negative entry does not vanish.
 struct MapParams : Problem {
   int64_t row_begin = 0, row_end = 0;
   int64_t col_begin = 0, col_end = 0;

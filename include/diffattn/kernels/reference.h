@@ -3,8 +3,8 @@
 
 #include "diffattn/kernels/params.h"
 
-/// The specification: plain loops in double, one thread, the whole option space. Every other
-/// backend is tested against it. Pointers are host memory. Throws `Error` for wrong parameters.
+/// The specification as code: plain loops in double on one thread, with every option. The tests
+/// hold every other backend to it. Pointers are host memory. Throws `Error` for wrong parameters.
 namespace diffattn::reference {
 
 void forward(const ForwardParams& params);

@@ -9,7 +9,11 @@
 #include "diffattn/nn/kv_cache.h"
 #include "diffattn/nn/rotary.h"
 #include "diffattn/ops.h"
-#include "diffattn/ops_token.h"
+
+namespace diffattn {
+struct TokenAttention;
+struct TokenPast;
+}  // namespace diffattn
 
 namespace diffattn::nn {
 
@@ -78,11 +82,9 @@ class AttentionLayer : public torch::nn::Module {
 
   /// What `token_layer` needs to compute this layer for one new token per row behind those of the
   /// cache; none where it cannot.
-  virtual std::optional<TokenAttention> token_attention(const AttentionInput& /*input*/) const {
-    return {};
-  }
+  virtual std::optional<TokenAttention> token_attention(const AttentionInput& input) const;
   /// Makes room for these tokens in the cache. Only after `token_attention` gave something.
-  virtual TokenPast token_past(const AttentionInput& /*input*/) { return {}; }
+  virtual TokenPast token_past(const AttentionInput& input);
 
   /// From now on lambda is `factor` times what the parameters say; 1 at first. Nothing for layers
   /// without a lambda between two maps (plain, introspective).

@@ -10,7 +10,7 @@
 #include "diffattn/nn/block.h"
 #include "diffattn/nn/model_config.h"
 #include "diffattn/nn/rms_norm.h"
-#include "diffattn/ops_again.h"
+#include "diffattn/ops.h"
 
 namespace diffattn::nn {
 

@@ -4,9 +4,8 @@
 #include <torch/torch.h>
 
 #include <string>
+#include <utility>
 #include <vector>
-
-#include "diffattn/train/tensor_file.h"
 
 namespace diffattn::train {
 
@@ -34,7 +33,7 @@ class AdamW {
   void zero_grad();
 
   /// First and second moments and the step count, "<parameter>.exp_avg" and so on.
-  NamedTensors state() const;
+  std::vector<std::pair<std::string, torch::Tensor>> state() const;
 
  private:
   struct Group {

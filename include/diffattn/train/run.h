@@ -5,13 +5,15 @@
 #include <memory>
 #include <string>
 
-#include "diffattn/train/checkpoints.h"
 #include "diffattn/train/evaluate.h"
-#include "diffattn/train/metrics_log.h"
 #include "diffattn/train/run_config.h"
 #include "diffattn/train/trainer.h"
 
 namespace diffattn::train {
+
+class Checkpoints;
+class MetricsLog;
+class RunLock;
 
 enum class Outcome {
   kDone,
@@ -41,6 +43,8 @@ class Run {
   Run(const std::string& folder, const RunConfig& config, nn::CausalLM model,
       std::vector<std::pair<std::string, std::string>> extra_files = {});
 
+  ~Run();
+
   /// Goes to the newest checkpoint; false when there is none. Moves `train` there too.
   bool resume(BatchSource& train);
 
@@ -58,9 +62,9 @@ class Run {
   void log(const StepReport& report);
 
   std::string folder_;
-  RunLock lock_;
+  std::unique_ptr<RunLock> lock_;
   RunConfig config_;
-  Checkpoints checkpoints_;
+  std::unique_ptr<Checkpoints> checkpoints_;
   Trainer trainer_;
   std::vector<std::pair<std::string, std::string>> extra_files_;
   std::unique_ptr<MetricsLog> metrics_;

@@ -8,7 +8,10 @@
 #include <vector>
 
 #include "diffattn/data/tasks.h"
-#include "diffattn/io/settings.h"
+
+namespace diffattn::io {
+struct Setting;
+}
 
 namespace diffattn::train {
 

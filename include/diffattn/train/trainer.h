@@ -10,12 +10,13 @@
 #include "diffattn/nn/decoder.h"
 #include "diffattn/train/adamw.h"
 #include "diffattn/train/batch.h"
-#include "diffattn/train/flops.h"
 #include "diffattn/train/run_config.h"
-#include "diffattn/train/schedule.h"
 #include "diffattn/train/task_model.h"
 
 namespace diffattn::train {
+
+class FlopCounter;
+struct Schedule;
 
 /// How far a run is. Saved with every checkpoint.
 struct Progress {
@@ -44,6 +45,7 @@ class Trainer {
   /// The model is moved to the config's device. The config is resolved.
   Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config);
   Trainer(nn::CausalLM model, const RunConfig& config);
+  ~Trainer();
 
   /// config.train.accumulate micro-batches and one update. When the loss or the gradient is not
   /// finite, parameters and optimiser stay as they were and the report says `skipped`.
@@ -66,8 +68,8 @@ class Trainer {
   torch::Device device_;
   std::shared_ptr<TaskModel> model_;
   AdamW optimizer_;
-  Schedule schedule_;
-  FlopCounter flops_;
+  std::unique_ptr<const Schedule> schedule_;
+  std::unique_ptr<const FlopCounter> flops_;
   double peak_flops_;
 };
 

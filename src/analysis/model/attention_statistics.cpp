@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "diffattn/nn/text_rows.h"
+#include "nn/attention/text_rows.h"
 
 namespace diffattn::analysis {
 namespace {

@@ -8,7 +8,7 @@
 #include "analysis/picture/raster.h"
 #include "analysis/report/check.h"
 #include "analysis/report/text.h"
-#include "diffattn/io/utf8.h"
+#include "io/unicode/utf8.h"
 
 namespace diffattn::analysis {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "diffattn/io/utf8.h"
+#include "io/unicode/utf8.h"
 
 namespace diffattn::analysis {
 namespace {

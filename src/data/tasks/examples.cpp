@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "diffattn/data/tasks.h"
-#include "draw.h"
+#include "data/tasks/draw.h"
 
 namespace diffattn::data {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "diffattn/data/tasks.h"
-#include "draw.h"
+#include "data/tasks/draw.h"
 
 namespace diffattn::data {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/position.h"
 #include "diffattn/data/tasks.h"
-#include "draw.h"
+#include "data/tasks/draw.h"
 
 namespace diffattn::data {
 namespace {

@@ -3,11 +3,11 @@
 #include <numeric>
 #include <utility>
 
-#include "diffattn/io/checked.h"
+#include "io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/safetensors.h"
-#include "header_events.h"
-#include "rules.h"
+#include "io/safetensors/header_events.h"
+#include "io/safetensors/rules.h"
 
 namespace diffattn::io {
 namespace {

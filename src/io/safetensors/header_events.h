@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "diffattn/io/checked.h"
+#include "io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/safetensors.h"
 #include "io/json_events.h"
-#include "rules.h"
+#include "io/safetensors/rules.h"
 
 // PRIVATE header: the grammar of the safetensors header, checked tensor by tensor as the text is
 // read. What concerns all tensors together (names, layout) is checked in header.cpp.

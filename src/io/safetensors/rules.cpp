@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rules.h"
+#include "io/safetensors/rules.h"
 
 #include <algorithm>
 
-#include "diffattn/io/checked.h"
+#include "io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/safetensors.h"
 

@@ -7,8 +7,8 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/json.h"
-#include "diffattn/io/sharded.h"
-#include "rules.h"
+#include "io/safetensors/sharded.h"
+#include "io/safetensors/rules.h"
 
 namespace diffattn::io {
 namespace {

@@ -9,9 +9,9 @@
 #include <system_error>
 #include <utility>
 
-#include "diffattn/io/checked.h"
+#include "io/checked.h"
 #include "diffattn/io/error.h"
-#include "diffattn/io/sharded.h"
+#include "io/safetensors/sharded.h"
 
 namespace diffattn::io {
 namespace {

@@ -3,11 +3,11 @@
 #include <array>
 #include <utility>
 
-#include "diffattn/io/checked.h"
+#include "io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/json.h"
 #include "diffattn/io/safetensors.h"
-#include "rules.h"
+#include "io/safetensors/rules.h"
 
 namespace diffattn::io {
 namespace {

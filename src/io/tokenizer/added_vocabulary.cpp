@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "added_vocabulary.h"
+#include "io/tokenizer/added_vocabulary.h"
 
 #include "io/unicode/characters.h"
 

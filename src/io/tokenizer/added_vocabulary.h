@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "diffattn/io/tokenizer.h"
-#include "normalizer.h"
-#include "string_map.h"
+#include "io/tokenizer/normalizer.h"
+#include "io/tokenizer/string_map.h"
 
 // PRIVATE header of the io layer.
 

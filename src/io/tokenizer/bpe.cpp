@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bpe.h"
+#include "io/tokenizer/bpe.h"
 
 #include <algorithm>
 #include <random>
 
-#include "byte_alphabet.h"
+#include "io/tokenizer/byte_alphabet.h"
 #include "io/unicode/characters.h"
-#include "merge_queue.h"
+#include "io/tokenizer/merge_queue.h"
 
 namespace diffattn::io {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "diffattn/io/tokenizer.h"
-#include "string_map.h"
+#include "io/tokenizer/string_map.h"
 
 // PRIVATE header of the io layer.
 

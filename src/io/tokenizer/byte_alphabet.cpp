@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "byte_alphabet.h"
+#include "io/tokenizer/byte_alphabet.h"
 
 #include "io/unicode/characters.h"
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "decoder.h"
+#include "io/tokenizer/decoder.h"
 
 #include <optional>
 
-#include "bpe.h"
-#include "byte_alphabet.h"
+#include "io/tokenizer/bpe.h"
+#include "io/tokenizer/byte_alphabet.h"
 #include "io/unicode/characters.h"
-#include "normalizer.h"
-#include "sections.h"
+#include "io/tokenizer/normalizer.h"
+#include "io/tokenizer/sections.h"
 
 namespace diffattn::io {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "document.h"
+#include "io/tokenizer/document.h"
 
 #include <algorithm>
 #include <optional>

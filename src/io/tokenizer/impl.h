@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "added_vocabulary.h"
-#include "bpe.h"
-#include "decoder.h"
+#include "io/tokenizer/added_vocabulary.h"
+#include "io/tokenizer/bpe.h"
+#include "io/tokenizer/decoder.h"
 #include "diffattn/io/tokenizer.h"
-#include "normalizer.h"
-#include "pre_tokenizer.h"
+#include "io/tokenizer/normalizer.h"
+#include "io/tokenizer/pre_tokenizer.h"
 
 // PRIVATE header of the io layer: what a Tokenizer is made of.
 

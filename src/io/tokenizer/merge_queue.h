@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "string_map.h"
+#include "io/tokenizer/string_map.h"
 
 // PRIVATE header of the io layer: merges that wait inside one word, lowest rank first, leftmost
 // first among equals.

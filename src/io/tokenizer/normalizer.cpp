@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "normalizer.h"
+#include "io/tokenizer/normalizer.h"
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/tokenizer.h"
 #include "io/unicode/nfc.h"
-#include "sections.h"
+#include "io/tokenizer/sections.h"
 
 namespace diffattn::io {
 

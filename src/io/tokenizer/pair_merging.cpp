@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "pair_merging.h"
+#include "io/tokenizer/pair_merging.h"
 
 #include <algorithm>
 #include <utility>

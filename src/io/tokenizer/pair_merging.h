@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "bpe.h"
+#include "io/tokenizer/bpe.h"
 
 // PRIVATE header of the io layer.
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "patterns.h"
+#include "io/tokenizer/patterns.h"
 
 #include <cstdint>
 

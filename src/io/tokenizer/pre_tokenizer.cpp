@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "pre_tokenizer.h"
+#include "io/tokenizer/pre_tokenizer.h"
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/tokenizer.h"
 #include "io/unicode/characters.h"
-#include "normalizer.h"
-#include "sections.h"
+#include "io/tokenizer/normalizer.h"
+#include "io/tokenizer/sections.h"
 
 namespace diffattn::io {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "diffattn/io/json.h"
-#include "patterns.h"
+#include "io/tokenizer/patterns.h"
 
 // PRIVATE header of the io layer.
 

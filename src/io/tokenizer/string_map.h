@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "diffattn/io/hash.h"
+#include "io/hash.h"
 
 // PRIVATE header of the io layer: the two hash tables behind a tokenizer, open addressing with
 // linear probing, at most half full, never shrinking.

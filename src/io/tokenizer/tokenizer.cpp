@@ -7,8 +7,8 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "diffattn/io/hash.h"
-#include "impl.h"
+#include "io/hash.h"
+#include "io/tokenizer/impl.h"
 #include "io/unicode/characters.h"
 
 namespace diffattn::io {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tokenizer_json.h"
+#include "io/tokenizer/tokenizer_json.h"
 
-#include "byte_alphabet.h"
-#include "impl.h"
+#include "io/tokenizer/byte_alphabet.h"
+#include "io/tokenizer/impl.h"
 
 namespace diffattn::io {
 namespace {

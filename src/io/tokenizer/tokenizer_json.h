@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "bpe.h"
+#include "io/tokenizer/bpe.h"
 #include "diffattn/io/tokenizer.h"
 
 // PRIVATE header of the io layer.

@@ -2,10 +2,10 @@
 #include <algorithm>
 
 #include "diffattn/io/error.h"
-#include "document.h"
-#include "impl.h"
+#include "io/tokenizer/document.h"
+#include "io/tokenizer/impl.h"
 #include "io/unicode/characters.h"
-#include "sections.h"
+#include "io/tokenizer/sections.h"
 
 namespace diffattn::io {
 namespace {

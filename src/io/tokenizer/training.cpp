@@ -5,16 +5,16 @@
 #include <future>
 #include <thread>
 
-#include "byte_alphabet.h"
+#include "io/tokenizer/byte_alphabet.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "diffattn/io/text.h"
+#include "io/text.h"
 #include "diffattn/io/tokenizer_training.h"
 #include "io/unicode/nfc.h"
-#include "pair_merging.h"
-#include "patterns.h"
-#include "tokenizer_json.h"
-#include "word_counts.h"
+#include "io/tokenizer/pair_merging.h"
+#include "io/tokenizer/patterns.h"
+#include "io/tokenizer/tokenizer_json.h"
+#include "io/tokenizer/word_counts.h"
 
 namespace diffattn::io {
 namespace {

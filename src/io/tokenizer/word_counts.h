@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "string_map.h"
+#include "io/tokenizer/string_map.h"
 
 // PRIVATE header of the io layer.
 

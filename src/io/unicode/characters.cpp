@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "characters.h"
+#include "io/unicode/characters.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "unicode_data.h"
+#include "io/unicode/unicode_data.h"
 
 namespace diffattn::io::unicode {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "diffattn/io/utf8.h"
+#include "io/unicode/utf8.h"
 
 // PRIVATE header of the io layer: UTF-8 and the character classes of Unicode 16.0.
 

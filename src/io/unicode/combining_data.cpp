@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Written by tools/make_unicode_tables.py from Unicode 16.0.0; not edited by hand.
-#include "unicode_data.h"
+#include "io/unicode/unicode_data.h"
 
 namespace diffattn::io::unicode {
 

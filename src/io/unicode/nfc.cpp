@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "nfc.h"
+#include "io/unicode/nfc.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
 
-#include "characters.h"
-#include "unicode_data.h"
+#include "io/unicode/characters.h"
+#include "io/unicode/unicode_data.h"
 
 namespace diffattn::io::unicode {
 namespace {

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward of one block of query rows of one kv head: docs/algorithm.md, "Backward". All keys of
-// these rows are held at once, so nothing but q, k, v and dout is needed:
+// Backward of one block of query rows against one kv head, as in docs/algorithm.md. Scratch memory
+// holds the maps of all keys at once, so the kernel needs nothing but q, k, v and dout:
 //
-//   (1) (2) (3)  e1, e2 and their row sums                                      Maps
-//   (4)          O = A v, only where the head norm needs it and it was not saved
-//   (6)          dO = gradient of the epilogue at dout
-//   (7)          dA = dO v^T,  delta = sum_n p dA for both maps,  dlambda = -delta2 OutputGradient
+//   (1) (2) (3)  e1, e2 and their row sums                                       Maps
+//   (4)          O = A v, if the head norm needs O and it was not saved          BackwardRows
+//   (6)          dO = epilogue backward of dout                                  BackwardRows
+//   (7)          dA = dO v^T,  delta = sum_n p dA of both maps,  dlambda = -delta2   OutputGradient
 //   for each key block
 //     (7) (8)    A = p1 - lambda p2,  ds1 = p1 (dA - delta1),  ds2 = -lambda p2 (dA - delta2)
 //     (7)        dv += A^T dO
 //     (9)        dk += ds^T q,  dq += ds k,  dmask += ds1 + ds2
 //
-// 20 D FLOP per pair (Dv = 2 D). p is e divided by the row sum found here, not exp(s - lse): a
-// saved lse is rounded, and that would show where dA - delta cancels. It is only the first ref.
-// dk and dv are sums over blocks; the caller says where and adds them up in a fixed order. The
-// gradient of row statistics takes the same way, with StatsGradient at (7) and (8) and without dv.
+// This takes 20 D FLOP per (query, key) pair if Dv = 2 D; all sums are fp32. p is e divided by the
+// row sum found here, not exp(s - lse): the rounding of a saved lse would show where dA - delta
+// cancels. A saved lse is only the first ref. dk and dv are sums over blocks: each block adds to
+// the slab that the caller gives it, and the caller sums slabs in a fixed order. The gradient of
+// row statistics uses the same code, with StatsGradient in (7) (8) and without dv.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@
 
 namespace diffattn::cpu {
 
-/// Lanes [n, n + lanes) of rows or columns of tiles, added up over the slabs.
+/// Returns the vector at offset `at` of the tiles, summed over the slabs in order and multiplied by
+/// the factor. Skips slabs in which the strip is uninitialised.
 template <class Isa>
 typename Isa::Vec add_slabs(const SlabSum* sum, int64_t strip, int64_t at) {
   typename Isa::Vec total = Isa::zero();
@@ -39,7 +41,7 @@ typename Isa::Vec add_slabs(const SlabSum* sum, int64_t strip, int64_t at) {
   return Isa::mul(total, Isa::set1(sum->factor));
 }
 
-/// Rows [n, n + count) of the sum, times factor, to out[0 .. count - 1]; they are of one strip.
+/// Stores rows [n, n + count) of the sum, which belong to one strip, to out[0 .. count - 1].
 template <class Isa>
 void store_sums(const SlabSum* sum, int64_t n, int count, void* const* out) {
   using Vec = typename Isa::Vec;
@@ -64,7 +66,7 @@ void store_sums(const SlabSum* sum, int64_t n, int count, void* const* out) {
   }
 }
 
-/// `Source` says what the gradients of the maps are: OutputGradient or StatsGradient.
+/// `Source` computes the gradients of the maps: OutputGradient or StatsGradient.
 template <class Isa, template <class> class Source>
 struct Backward {
   using Vec = typename Isa::Vec;
@@ -113,7 +115,7 @@ struct Backward {
     }
     for (int m = 0; m < 2; ++m) fill_zero(dq[m], maps.rows * rows.q_stride);
     const int64_t blocks = (maps.panels + kBlockPanels - 1) / kBlockPanels;
-    for (int64_t b = 0; b < blocks; ++b) {  // begins where e and dA were touched last
+    for (int64_t b = 0; b < blocks; ++b) {  // starts with the key block that is still in L2
       const int64_t first = (together ? blocks - 1 - b : b) * kBlockPanels;
       run_key_block(first, maps.end_of_key_block(first));
     }
@@ -121,10 +123,10 @@ struct Backward {
   }
 
  private:
-  /// Where tiles are multiplied beside vector code, memory is the limit.
+  /// AMX is limited by memory traffic, so it computes dA together with the maps.
   static constexpr bool kTogether = Isa::kOverlap && Source<Isa>::kHasValues;
 
-  /// (1) (2) (3) (6) (7), a key block at a time: dA finds e in L2.
+  /// Steps (1) (2) (3) (6) (7), one key block at a time, so that dA finds e in L2.
   void compute_together() {
     maps.begin();
     rows.prepare();
@@ -133,7 +135,7 @@ struct Backward {
     maps.range(first, end);
     maps.compute(first, end, [&](int64_t p, int64_t last) { gradients.add_key_block(p, last); });
     maps.set_norm(rows.norm);
-    if (maps.moved) {  // e is another than it was
+    if (maps.moved) {  // e has changed since: compute dA and its sums again
       gradients.begin();
       for (int64_t p = 0; p < maps.panels; p += kBlockPanels) {
         gradients.add_key_block(p, maps.end_of_key_block(p));
@@ -157,7 +159,7 @@ struct Backward {
           case kTileMasked: gradient_tile<true>(p, s, first); break;
         }
       }
-      // the last key strip may reach beyond the last panel
+      // The last strip of keys may reach beyond the last panel.
       if (last - first < kBlockPanels) clear_tile((last - first) * kCols, s);
     }
     rows.add_dmask(gradients, first, last);
@@ -175,7 +177,7 @@ struct Backward {
     }
   }
 
-  /// (7) (8)
+  /// Steps (7) (8): stores A, ds1 and ds2 of one tile as operands.
   template <bool kMasked>
   void gradient_tile(int64_t p, int s, int64_t first) {
     const int64_t col = (p - first) * kCols;
@@ -191,7 +193,7 @@ struct Backward {
           a[k][h] = x.a;
           ds1[k][h] = x.ds1;
           ds2[k][h] = x.ds2;
-          if constexpr (kMasked) {  // weights and delta of a row may be NaN
+          if constexpr (kMasked) {  // 0 * NaN, if a weight or delta of the row is NaN
             const uint32_t seen = bits >> (h * kLanes);
             a[k][h] = Isa::select(seen, x.a, Isa::zero());
             ds1[k][h] = Isa::select(seen, x.ds1, Isa::zero());
@@ -206,7 +208,8 @@ struct Backward {
     }
   }
 
-  /// dv += A^T dO, dk += ds^T q, a strip of R keys at a time, over the query strips that see it.
+  /// Adds A^T dO to dv and ds^T q to dk, one strip of R keys at a time, over the query strips that
+  /// see it.
   void add_key_gradients(int64_t first, int64_t last) {
     const int64_t keys = (last - first) * kCols;
     for (int64_t key = 0; key < keys; key += kRows) {
@@ -234,8 +237,8 @@ struct Backward {
     }
   }
 
-  /// A strip of keys, the query rows [from, from + count) that see it, and whether others did
-  /// before.
+  /// A strip of keys, the query rows [from, from + count) that see it, and whether its sums are
+  /// initialised.
   struct Keys {
     int64_t key;
     int from, count;
@@ -255,7 +258,7 @@ struct Backward {
     }
   }
 
-  /// dq += ds k over runs of panels that a strip sees.
+  /// Adds ds k to dq, over runs of panels that each strip sees.
   void add_dq(int64_t first, int64_t last) {
     const int64_t padded = block.maps.keys->panels * kCols;
     for (int m = 0; m < 2; ++m) {

@@ -1,4 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The query rows of a backward block: q and dO as operands, step (6), dmask, and odd rows.
+//
+//   (4) O = A v                                           if needed and not saved
+//   (6) g = gain * dout,  dO = rstd (g - O rstd^2 mean(g * O)),  dgain += dout * O * rstd
+//   (9) dmask += ds1 + ds2                                row by row
+//
+// Shapes: q [rows][D], dO and O [rows][Dv], in fp32; operands are fp32 or bf16 pairs; dgain is
+// summed in double. A product over a whole tile would let NaN * 0 reach entries that the row does
+// not see. So odd rows of q, dO and k are zero in the operands, and the rows that see them get them
+// added here, one by one. An odd q needs no adding: its ds is NaN at every visible entry, and
+// NaN * 0 already reaches dk.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +23,14 @@
 
 namespace diffattn::cpu {
 
-/// Query rows as an operand of a product that is summed over them: the right one,
-/// [rows / pair][stride], or, where Gradients::kTurned, the left one, [columns][kTurnedStride].
+/// q or dO of a block, as an operand of the products summed over query rows (ds^T q and A^T dO).
+/// It is the right operand [rows / pair][stride]; with Gradients::kTurned (AMX), it is the left
+/// operand, transposed to [columns][kTurnedStride].
 template <class Isa>
 struct SummedRows {
   using Operand = typename Isa::Operand;
   static constexpr bool kTurned = Isa::Gradients::kTurned;
-  static constexpr int64_t kTurnedStride = kMaxBlockRows / Isa::kPair + 16;  // odd in cache lines
+  static constexpr int64_t kTurnedStride = kMaxBlockRows / Isa::kPair + 16;  // odd cache lines
   int64_t panels;                                                            // of W columns
   int64_t stride;
   Operand* data;
@@ -29,7 +42,7 @@ struct SummedRows {
     data = carver.template take<Operand>(rows / Isa::kPair * stride);
     turned = carver.template take<Operand>(kTurned ? panels * Isa::kCols * kTurnedStride : 0);
   }
-  /// x0, x1: columns [c, c + lanes) of rows r and r + 1. r is even.
+  /// Sets columns [c, c + lanes) of rows r and r + 1 to x0 and x1. r is even.
   void set(int r, int64_t c, typename Isa::Vec x0, typename Isa::Vec x1) {
     if constexpr (Isa::kPair == 1) {
       Isa::store(data + r * stride + c, x0);
@@ -38,7 +51,7 @@ struct SummedRows {
       Isa::store_row_pair(data + r / 2 * stride + c, x0, x1);
     }
   }
-  /// All rows were set.
+  /// Transposes the rows if kTurned, after all of them are set.
   void finish(int rows) {
     if constexpr (kTurned) {
       for (int r = 0; r < rows / Isa::kPair; r += Isa::kLanes) {
@@ -55,7 +68,7 @@ struct SummedRows {
       }
     }
   }
-  /// The operand from row r and column c on, and its stride.
+  /// Returns the operand from row r and column c on.
   const Operand* at(int r, int64_t c) const {
     return kTurned ? turned + c * kTurnedStride + r / Isa::kPair
                    : data + r / Isa::kPair * stride + c;
@@ -63,7 +76,7 @@ struct SummedRows {
   int64_t operand_stride() const { return kTurned ? kTurnedStride : stride; }
 };
 
-/// Where column c of row n of a sum over query rows lies, in tiles of R keys.
+/// Returns the offset of row n, column c in dk or dv, which are stored in tiles (BackwardBlock).
 template <class Isa>
 constexpr int64_t sum_entry(int64_t column_panels, int64_t n, int64_t c) {
   constexpr int kRows = Isa::kRows, kCols = Isa::kCols;
@@ -73,7 +86,7 @@ constexpr int64_t sum_entry(int64_t column_panels, int64_t n, int64_t c) {
   return tile * kRows * kCols + entry;
 }
 
-/// Step (8) of one entry: column j of row r of a panel, in the order of GradientMatrix.
+/// Computes A, ds1 and ds2 (in the order of GradientMatrix) of column j of row r of a panel.
 template <class Isa, class Source>
 void entry_gradients(const Source& source, const Maps<Isa>& maps, int64_t panel, int r, int j,
                      float (&x)[kGradientMatrices]) {
@@ -87,12 +100,6 @@ void entry_gradients(const Source& source, const Maps<Isa>& maps, int64_t panel,
   }
 }
 
-/// The row side of the backward: q and dO of a block as right operands, step (6), and whatever is
-/// done row by row because it is rare: dmask, and rows that are not finite.
-///
-/// A product over a whole tile would let NaN * 0 reach entries that the row may not see. So rows of
-/// q, dO and k that are not finite are zero in the operands; where they are seen they are added
-/// here, one by one. (q needs no adding: its map is NaN wherever it may look.)
 template <class Isa>
 struct BackwardRows {
   using Vec = typename Isa::Vec;
@@ -104,14 +111,14 @@ struct BackwardRows {
   const int64_t q_stride = (block.maps.head_dim + kCols - 1) / kCols * kCols + 16;
 
   // Scratch.
-  SummedRows<Isa> q[2], dout;          // finite
-  float* true_dout;                    // [rows][acc_stride]: dO
-  uint16_t* low_dout;                  // [rows][acc_stride]: dO in bf16, for operands of that
-  typename Isa::Operand* dout_packed;  // [strips]: dO, for dO v^T
-  float* o;                            // [rows][acc_stride]
+  SummedRows<Isa> q[2], dout;          // with zeros for odd rows
+  float* true_dout;                    // [rows][acc_stride]: dO, with odd rows
+  uint16_t* low_dout;                  // [rows][acc_stride]: dO in bf16, if operands are pairs
+  typename Isa::Operand* dout_packed;  // [strips]: dO packed for dO v^T
+  float* o;                            // [rows][acc_stride]: O
   float* norm[2];                      // [rows]: 1 / l1, lambda / l2
-  uint8_t* odd;                        // [rows]: is dO not finite?
-  float* terms;                        // [lanes] of dgain
+  uint8_t* odd;                        // [rows]: 1 if dO is odd
+  float* terms;                        // [lanes]: a vector of terms of dgain
 
   BackwardRows(const BackwardBlock& in, const Maps<Isa>& of, ValueProduct<Isa>& with,
                Carver<Isa>& carver)
@@ -130,11 +137,12 @@ struct BackwardRows {
     terms = carver.template take<float>(kLanes);
   }
 
-  /// Must the maps be there before prepare()? For O, or to know which rows a mask hides all from.
+  /// True if prepare() needs the maps: to compute O, or to find rows whose mask hides everything.
   bool needs_maps() const {
     return (uses_o() && block.rows[0].o == nullptr) || block.maps.mask_kind != MaskKind::kNone;
   }
 
+  /// Steps (4) (6), and all operands.
   void prepare() {
     maps.set_norm(norm);
     for (int m = 0; m < 2; ++m) {
@@ -152,7 +160,7 @@ struct BackwardRows {
     for (int s = 0; s < maps.strips; ++s) pack_dout(s);
   }
 
-  /// (9) dmask += ds1 + ds2
+  /// Step (9): dmask += ds1 + ds2.
   template <class Source>
   void add_dmask(const Source& gradients, int64_t first, int64_t last) const {
     for (int i = 0; i < block.maps.count; ++i) {
@@ -166,7 +174,7 @@ struct BackwardRows {
     }
   }
 
-  /// dv += A dO for rows of dO that are not finite.
+  /// Adds A dO to dv for odd rows of dO.
   template <class Source>
   void add_odd_dout(const Source& gradients, int64_t first, int64_t last) const {
     for (int i = 0; i < block.maps.count; ++i) {
@@ -183,7 +191,7 @@ struct BackwardRows {
     }
   }
 
-  /// dq += ds k for rows of k that are not finite.
+  /// Adds ds k to dq for odd rows of k.
   template <class Source>
   void add_odd_keys(const Source& gradients, float* const dq[2], int64_t first,
                     int64_t last) const {
@@ -212,7 +220,7 @@ struct BackwardRows {
  private:
   bool uses_o() const { return block.epilogue.norm || block.dgain != nullptr; }
 
-  /// Copies a row, padded with zeros to `padded`. Returns whether it is finite.
+  /// Copies a row as floats, padded with zeros to `padded`. Returns true if it is not odd.
   static bool copy(const void* from, Dtype dtype, int64_t width, int64_t padded, float* to) {
     Vec check = Isa::zero();
     for (int64_t c = 0; c < padded; c += kLanes) {
@@ -224,7 +232,7 @@ struct BackwardRows {
     return Isa::sum(check) == 0.0f;
   }
 
-  /// body(panel, column) for what row i sees of panels [first, last).
+  /// Calls body(panel, column) for every entry of panels [first, last) that row i sees.
   template <class Body>
   void for_each_seen(int i, int64_t first, int64_t last, const Body& body) const {
     for (int64_t p = first; p < last; ++p) {
@@ -234,7 +242,7 @@ struct BackwardRows {
     }
   }
 
-  /// Rows i and i + 1 of q.
+  /// Loads rows i and i + 1 of q, with zeros for odd rows.
   void load_q(int m, int i) {
     const int64_t width = block.maps.head_dim, padded = q[m].panels * kCols;
     const void* rows[2];
@@ -286,7 +294,7 @@ struct BackwardRows {
     if (!saved) product.template add<Weights::kDifference>(norm, o);  // (4)
   }
 
-  /// (6)
+  /// Step (6) for row i.
   void load_dout(int i) {
     const int64_t width = block.value_dim, padded = product.column_panels * kCols;
     float* to = true_dout + i * product.acc_stride;
@@ -295,7 +303,7 @@ struct BackwardRows {
     copy(used ? block.rows[i].dout : nullptr, block.maps.dtype, width, padded, to);
     const float* row_o = o + i * product.acc_stride;
     const float rstd = used ? row_rstd<Isa>(block.epilogue, row_o, width) : 0.0f;
-    Vec inner = Isa::zero();  // of gain o dout and O
+    Vec inner = Isa::zero();  // sum of gain * dout * O
     for (int64_t c = 0; used && c < width; c += kLanes) {
       const Vec gain = Isa::load_elements(block.epilogue.gain, Dtype::kFloat32, c, width - c);
       if (block.dgain != nullptr) add_dgain(c, to, row_o, rstd);
@@ -315,7 +323,7 @@ struct BackwardRows {
   }
 
   void add_dgain(int64_t c, const float* dout_row, const float* row_o, float rstd) {
-    // Not on the stack, where g++ 13 with AddressSanitizer takes 32 B for 64 B of alignment.
+    // `terms` is not on the stack: g++ 13 with AddressSanitizer would align it to 32 B, not 64 B.
     Isa::store(terms,
                Isa::mul(Isa::mul(Isa::load(dout_row + c), Isa::load(row_o + c)), Isa::set1(rstd)));
     const int64_t count = block.value_dim - c < kLanes ? block.value_dim - c : kLanes;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward of a few query rows (decoding: one or a few new tokens of one group of heads) against a
-// chunk of the keys of their kv head. Such a call is bound by reading k1, k2 and v once, so nothing
-// is packed; every row of the group uses a key while it is in L1. Heads that lie side by side in
-// memory ([B, N, H, D]) are taken together, so that memory is read in its own order:
+// Forward of a few query rows (decoding: one or a few new tokens of a group of heads) against one
+// chunk of the keys of their kv head. Reading k1, k2 and v once bounds the speed, so nothing is
+// packed, and all rows of the group use a key while it is in L1. Heads that are interleaved in
+// memory ([B, N, H, D]) run together, so that memory is read in address order:
 //
 //   for each panel of W keys, for each of these kv heads
-//     for each row (4 or 2 together where all see the whole panel, 3 as 4) and map
-//       (1)     s[n] = scale q.k[n] + mask          sums along D, added across lanes
-//       (2) (3) ref = max s if that is far above;  e = exp2(s - ref);  l += sum e
+//     for each row (4 or 2 rows at once if all see the whole panel; 3 run as 4) and map
+//       (1)     s[n] = scale q.k[n] + mask          vector sums along D, then added across lanes
+//       (2) (3) ref = max s if that is far above ref;  e = exp2(s - ref);  l += sum e
 //       (4)     O1 += e1 v,  O2 += e2 v
 //
-// Tile registers make (1) of four rows and two panels where all rows see both.
-// Chunks are independent tasks; DecodeJoin brings their parts to one ref and adds them in order.
-// All sums are in fp32.
+// With AMX, tile registers compute (1) of four rows and two panels if all rows see both panels.
+// Chunks are independent tasks; DecodeJoin rescales their parts to one ref and adds them in order.
+// All sums are fp32.
 #pragma once
 
 #include <cstdint>
@@ -25,34 +25,35 @@
 
 namespace diffattn::cpu {
 
-/// Memory to ask for while a panel is worked on: where row j and its line c are read, the line at
-/// data + j * row_bytes + c * line_bytes.
+/// The next panel to prefetch. While cache line c of row j is read, the line at
+/// data + j * row_bytes + c * line_bytes is prefetched.
 struct Ahead {
   const char* data;
   int64_t row_bytes, line_bytes;
 };
 
-/// Keys that tile registers take at a time, and the operands of q that are held ready for them: 4
-/// rows of 32 heads at D = 64.
+/// Keys that tile registers take at a time.
 inline constexpr int kTileKeys = 64;
+/// Operands of transposed q that a task keeps for them: 4 rows of 32 heads at D = 64.
 inline constexpr int64_t kTurnedOperands = 8192;
 
 template <class Isa, Dtype kType>
 struct Decode {
   using Vec = typename Isa::Vec;
   static constexpr int kLanes = Isa::kLanes, kCols = Isa::kCols;
-  static constexpr int kTogether = 4;  // vectors of O whose sums run side by side
+  static constexpr int kTogether = 4;  // vectors of O that are accumulated at once
 
   const DecodeGroup& group;
   const int head;
   const ForwardBlock& block = group.heads[head];
   float* const parts = group.parts[head];
   const MapsBlock& maps = block.maps;
-  /// Rows, with one that repeats the last where three become four.
+  /// Rows with padding; a padding row repeats the last row.
   const int padded = DecodePart<Isa>::padded(maps.count);
   const TileMask<Isa> mask{maps};
   const Matrix& v = maps.keys->v_rows;
 
+  /// Resets the parts of all rows.
   void begin() const {
     for (int i = 0; i < padded; ++i) {
       for (int m = 0; m < 2; ++m) {
@@ -66,12 +67,13 @@ struct Decode {
     }
   }
 
-  /// Can tile registers take rows four by four?
+  /// True if tile registers can compute the scores, four rows at a time.
   bool suits_tiles() const {
     return kTiles && padded % 4 == 0 && maps.head_dim % kStep == 0 && maps.head_dim <= kMaxShared;
   }
-  /// Operands of q for all rows, four by four.
+  /// Operands of the transposed q of all rows and both maps.
   int64_t turned_operands() const { return padded / 4 * 2 * maps.head_dim * 2; }
+  /// Transposes q, four rows at a time.
   void turn(uint32_t* turned) const {
     if constexpr (kTiles) {
       for (int i = 0; i < maps.count; i += 4) {
@@ -83,8 +85,8 @@ struct Decode {
       }
     }
   }
-  /// Keys [column, column + kTileKeys) on tile registers if all rows see all of them. Returns
-  /// whether they do.
+  /// Processes keys [column, column + kTileKeys) with tile registers if all rows see all of them.
+  /// Otherwise does nothing and returns false.
   bool run_tiles(int64_t column, const uint32_t* turned) {
     if constexpr (kTiles) {
       for (int i = 0; i < maps.count; ++i) {
@@ -99,9 +101,9 @@ struct Decode {
     }
     return kTiles;
   }
-  /// Keys [column, column + W). Rows that see all of them share the loads.
+  /// Processes keys [column, column + W). Rows that see all of them share the loads.
   void run(int64_t column) {
-    bool ahead = true;  // the first rows ask for the next panel
+    bool ahead = true;  // the first rows prefetch the next panel
     for (int i = 0; i < maps.count;) {
       const int left = padded - i;
       if (left >= 4 && run_rows<4>(i, column, ahead)) {
@@ -118,7 +120,7 @@ struct Decode {
 
   const Row& row(int i) const { return maps.rows[i < maps.count ? i : maps.count - 1]; }
 
-  /// Are products of bf16 summed two by two, not widened?
+  /// True if vdpbf16ps multiplies bf16 pairs, so that k is not widened.
   static constexpr bool kDots = kType == Dtype::kBFloat16 && Isa::kPair == 2;
   static constexpr bool kTiles = kDots && requires { typename Isa::DecodeTile; };
 
@@ -126,20 +128,20 @@ struct Decode {
   static constexpr int64_t kSize = kType == Dtype::kFloat32 ? 4 : 2;
   static constexpr uint32_t kAll = static_cast<uint32_t>((uint64_t{1} << kCols) - 1);
   static constexpr int kVectors = kCols / kLanes;
-  static constexpr float kAbove = 8.0f;
+  static constexpr float kAbove = 8.0f;       // log2 units above ref that change ref
   static constexpr int64_t kLine = 64;        // bytes of a cache line
-  static constexpr int64_t kMaxShared = 256;  // width of rows of q that are shared
+  static constexpr int64_t kMaxShared = 256;  // largest head_dim for which rows share loads
   static constexpr int kPair = kDots ? 2 : 1;
   static constexpr int kStep = kPair * kLanes;  // elements of q or k in a vector
 
   static const char* element(const Matrix& x, int64_t at) {
     return static_cast<const char*>(x.data) + at * kSize;
   }
-  /// The rows of one head are apart by all heads, which the hardware's prefetchers do not follow.
-  /// Interleaved heads share the next panel, all of it: each asks for a part without gaps. One head
-  /// alone asks for its own rows. A panel is read column by column; what has no gaps is asked for
-  /// in the order of its addresses all the same, so that prefetchers join in. Asking past the end
-  /// does no harm.
+  /// Returns the next panel to prefetch. The rows of one of several interleaved heads are too far
+  /// apart for the hardware prefetchers. So interleaved heads share the next panel of all heads,
+  /// and each prefetches a part without gaps. A head that is stored by itself prefetches its own
+  /// rows. The kernels read a panel column by column, but prefetch it in address order if it has no
+  /// gaps, so that the hardware prefetchers join in. Prefetching past the end is harmless.
   Ahead next_panel(const Matrix& mine, const Matrix& first, int64_t column,
                    int64_t columns = kCols) const {
     const Matrix& from = group.interleaved ? first : mine;
@@ -153,7 +155,7 @@ struct Decode {
     const int64_t line = c * kSize / kLine;
     __builtin_prefetch(ahead.data + j * ahead.row_bytes + line * ahead.line_bytes, 0, 2);
   }
-  /// Elements [at, at + kStep) of q or k; 0 from `at + count` on.
+  /// Loads elements [at, at + kStep) of q or k; 0 from `at + count` on.
   static Vec load_step(const void* data, int64_t at, int64_t count) {
     if constexpr (kDots) {
       return Isa::load_pairs(data, at, count);
@@ -161,7 +163,7 @@ struct Decode {
       return Isa::load_elements(data, kType, at, count);
     }
   }
-  /// sum + x y
+  /// Returns sum + x y, lane by lane.
   static Vec add_step(Vec sum, Vec x, Vec y) {
     if constexpr (kDots) {
       return Isa::add_dots(sum, x, y);
@@ -169,7 +171,7 @@ struct Decode {
       return Isa::fma(x, y, sum);
     }
   }
-  /// Row `column + j`.
+  /// Loads a vector of row column + j, and prefetches.
   template <bool kAhead>
   static Vec load(const Matrix& x, int64_t column, int j, int64_t c, const Ahead& ahead) {
     if constexpr (kAhead) ask(ahead, j, c);
@@ -179,7 +181,8 @@ struct Decode {
     return Isa::load_elements(x.data, kType, n * x.stride + c, x.width - c);
   }
 
-  /// Rows [i, i + 4) and keys [column, column + kTileKeys). q: their operands of both maps.
+  /// Processes rows [i, i + 4) and keys [column, column + kTileKeys). q: transposed rows of both
+  /// maps.
   template <bool kAhead>
   void tile_panels(int i, int64_t column, const uint32_t* q) {
     using DecodeTile = typename Isa::DecodeTile;
@@ -197,14 +200,16 @@ struct Decode {
                            sums[m] + first * 4, more);
       }
     }
-    for (int m = 0; m < 2; ++m) DecodeTile::turn_back(sums[m], e[m]);  // when all have reached L1
+    // Both maps first: by now the tile stores have reached L1.
+    for (int m = 0; m < 2; ++m) DecodeTile::turn_back(sums[m], e[m]);
     for (int m = 0; m < 2; ++m) {
       for (int r = 0; r < 4; ++r) all_exponentials(i + r, m, column, e[m][r]);
     }
     share_values<4, kAhead, kTileKeys>(i, column, e);
   }
 
-  /// Rows [i, i + R) where all of them see the whole panel. Returns whether they do.
+  /// Processes rows [i, i + R) together if all of them see the whole panel. Otherwise does nothing
+  /// and returns false.
   template <int R>
   bool run_rows(int i, int64_t column, bool ahead) {
     if (maps.head_dim > kMaxShared) return false;
@@ -225,7 +230,7 @@ struct Decode {
     share_values<R, kAhead>(i, column, e);
   }
 
-  /// (1) without scale and mask: R rows x lanes / R keys at a time.
+  /// Step (1) without scale and mask, for R rows x (lanes / R) keys at a time.
   template <int R, bool kAhead>
   void share_scores(int i, int m, int64_t column, float (&out)[R][kCols]) const {
     constexpr int kKeys = kLanes / R;
@@ -268,7 +273,7 @@ struct Decode {
     }
   }
 
-  /// (4) of R rows, two vectors of O at a time.
+  /// Step (4) for R rows, two vectors of O at a time.
   template <int R, bool kAhead, int kKeys = kCols>
   void share_values(int i, int64_t column, const float (&e)[2][R][kKeys]) {
     const Ahead ahead = next_panel(v, group.heads[0].maps.keys->v_rows, column, kKeys);
@@ -277,7 +282,7 @@ struct Decode {
       for (int r = 0; r < R; ++r) o[m][r] = DecodePart<Isa>(parts, block.value_dim, i + r, m).o();
     }
     const auto add = [&]<int kCount>(int64_t c, int64_t count) {
-      // Two vectors of bf16 cost less to widen if even and odd columns are kept apart.
+      // Two vectors of bf16 are cheaper to widen as even and odd columns.
       constexpr bool kApart = kTiles && kCount == kVectors;
       Vec x[2][R][kCount];
 #pragma GCC unroll 16
@@ -351,7 +356,7 @@ struct Decode {
     add_values<kAhead>(i, column, bits, e);
   }
 
-  /// (1) without scale and mask, for `lanes` keys from the h-th of a panel on.
+  /// Step (1) without scale and mask, for one vector of keys that starts at key h of the panel.
   template <bool kAhead>
   void scores(int i, int m, int64_t column, int h, const Ahead& ahead, float* out) const {
     const Matrix& k = maps.keys->k_rows[m];
@@ -378,7 +383,7 @@ struct Decode {
     Isa::store(out, Isa::sums(sums));
   }
 
-  /// The same where the row may not look everywhere: such keys are not read and give 0.
+  /// The same for a row that sees only some of the keys. Hidden keys are not read and give 0.
   void some_scores(int i, int m, int64_t column, uint32_t bits, float* out) const {
     const Matrix& k = maps.keys->k_rows[m];
     Vec sums[kLanes];
@@ -394,7 +399,7 @@ struct Decode {
     Isa::store(out, Isa::sums(sums));
   }
 
-  /// (2) (3) of a row that sees all keys [column, column + kKeys); 0 for one that was added.
+  /// Steps (2) (3) for a row that sees all keys [column, column + kKeys). Padding rows get e = 0.
   template <int kKeys>
   void all_exponentials(int i, int m, int64_t column, float (&e)[kKeys]) {
     if (i >= maps.count) {
@@ -407,9 +412,9 @@ struct Decode {
     exponentials<kKeys>(i, m, ~uint64_t{0}, biased ? bias : nullptr, e);
   }
 
-  /// (2) (3): scores to exponentials in place, of all keys whose values are added next: these must
-  /// have one ref. It moves only when a score is far above it: exponentials of up to 2^kAbove are
-  /// as exact as those below 1.
+  /// Steps (2) (3): turns scores into exponentials in place. All keys of one call share one ref,
+  /// because step (4) adds their values together. ref changes only if a score exceeds it by kAbove:
+  /// exponentials up to 2^kAbove are as accurate as those below 1.
   template <int kKeys = kCols>
   void exponentials(int i, int m, uint64_t seen, const float* biases, float* e) {
     constexpr int kCount = kKeys / kLanes;
@@ -437,25 +442,26 @@ struct Decode {
     Isa::store(part.l(), sum);
   }
 
-  /// To the largest of these scores, if it is larger; O and l of earlier panels follow.
+  /// Raises ref to the largest of these scores and rescales O and l of earlier panels. Returns the
+  /// ref to use.
   template <int kCount>
   [[gnu::noinline]] Vec move_ref(const DecodePart<Isa>& part, const Vec (&x)[kCount]) {
     Vec most = Isa::set1(-__builtin_inff());
     for (const Vec& scores : x) most = Isa::max(scores, most);
     const float maximum = Isa::maximum(most);
     if (maximum > part.ref()) {
-      const Vec shrink = Isa::set1(__builtin_exp2f(part.ref() - maximum));  // 0 the first time
+      const Vec shrink = Isa::set1(__builtin_exp2f(part.ref() - maximum));  // 0 if ref is -inf
       part.ref() = maximum;
       Isa::store(part.l(), Isa::mul(Isa::load(part.l()), shrink));
       for (int64_t c = 0; c < block.value_dim; c += kLanes) {
         Isa::store(part.o() + c, Isa::mul(Isa::load(part.o() + c), shrink));
       }
     }
-    // Only NaN was seen so far: any ref will do.
+    // If all scores so far are NaN, any finite ref will do.
     return Isa::set1(part.ref() == -__builtin_inff() ? 0.0f : part.ref());
   }
 
-  /// (4) over the keys that the row sees.
+  /// Step (4) over the keys that the row sees.
   template <bool kAhead>
   void add_values(int i, int64_t column, uint32_t bits, const float (&e)[2][kCols]) {
     float* o1 = DecodePart<Isa>(parts, block.value_dim, i, 0).o();
@@ -497,8 +503,9 @@ struct Decode {
   }
 };
 
-/// q of the heads of a group as tile registers want it. Heads for which there is no room are turned
-/// each time: what a head gives must not depend on how many there are.
+/// Transposed q of the heads of a group, for tile registers. Heads without a slot of their own
+/// share the last one and are transposed again for each use. They must not fall back to vector
+/// code, because a head's result may not depend on the number of heads.
 template <class Head>
 struct TurnedRows {
   alignas(64) uint32_t operands[Head::kTiles ? kTurnedOperands : 1];
@@ -524,12 +531,12 @@ struct TurnedRows {
   }
 };
 
-/// Keys [first, end); `first` is a multiple of W.
+/// Computes the parts of all heads of the group over keys [first, end); `first` is a multiple of W.
 template <class Isa, Dtype kType>
 void run_decode_of_type(const DecodeGroup& group, int64_t first, int64_t end) {
   using Head = Decode<Isa, kType>;
   [[maybe_unused]] const typename Isa::DecodeSession session{};
-  // Heads ask for memory that others read next, so they take panels in the order of the keys.
+  // Heads prefetch for each other, so all heads finish one panel before any starts the next.
   const bool tiles = Head{group, 0}.suits_tiles();
   const int64_t step = tiles ? kTileKeys : Isa::kCols;
   TurnedRows<Head> turned(group);
@@ -545,14 +552,14 @@ void run_decode_of_type(const DecodeGroup& group, int64_t first, int64_t end) {
   }
 }
 
-/// The same with the element type as a constant.
+/// Dispatches on the element type.
 template <class Isa>
 void run_decode(const DecodeGroup* group, int64_t first, int64_t end) {
   switch (group->heads[0].maps.dtype) {
     case Dtype::kFloat32: return run_decode_of_type<Isa, Dtype::kFloat32>(*group, first, end);
     case Dtype::kBFloat16: return run_decode_of_type<Isa, Dtype::kBFloat16>(*group, first, end);
     case Dtype::kFloat16: return run_decode_of_type<Isa, Dtype::kFloat16>(*group, first, end);
-    case Dtype::kFloat64: return;  // not taken
+    case Dtype::kFloat64: return;  // only the reference takes float64
   }
 }
 

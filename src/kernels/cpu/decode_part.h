@@ -9,21 +9,22 @@
 
 namespace diffattn::cpu {
 
-/// Part of one row and one map over one chunk: ref, l by lanes, O [Dv padded to vectors].
+/// The partial result of one row and one map over one chunk of keys, relative to ref:
+/// l = sum exp2(s - ref), one sum per lane, and O = sum exp2(s - ref) v [Dv], padded to vectors.
 template <class Isa>
 struct DecodePart {
   static int64_t width(int64_t value_dim) {
     return (value_dim + Isa::kLanes - 1) / Isa::kLanes * Isa::kLanes;
   }
-  /// From one map or row to the next, in floats.
+  /// Floats from one map or row to the next.
   static int64_t stride(int64_t value_dim) { return kHeader + width(value_dim); }
-  /// Three rows are worked on as four.
+  /// Rows with padding: a group of three runs as four.
   static int padded(int rows) { return rows % 4 == 3 ? rows + 1 : rows; }
   /// Floats of all rows and both maps.
   static int64_t floats(int rows, int64_t value_dim) {
     return 2 * padded(rows) * stride(value_dim);
   }
-  static constexpr int kHeader = 32;
+  static constexpr int kHeader = 32;  // floats before O: ref, then l
 
   float* data;
   DecodePart(float* parts, int64_t value_dim, int row, int m)
@@ -33,7 +34,10 @@ struct DecodePart {
   float* o() const { return data + kHeader; }
 };
 
-/// The parts of all chunks to results.
+/// Combines the parts of all chunks, in order, and stores the outputs:
+///
+///   ref = max ref_c,   l = sum l_c exp2(ref_c - ref),   O_m = sum O_c exp2(ref_c - ref)
+///   (4) O = O_1 / l_1 - lambda O_2 / l_2   (5) out = epilogue(O)
 template <class Isa>
 struct DecodeJoin {
   using Vec = typename Isa::Vec;
@@ -73,7 +77,7 @@ struct DecodeJoin {
     store_row<Isa>(block, i, seen, lse, o[0], o[1]);
   }
 
-  /// All chunks at the largest ref, added into the first.
+  /// Rescales all chunks to the largest ref and adds them into the first.
   DecodePart<Isa> add_chunks(int i, int m) {
     const float nothing = -__builtin_inff();
     const DecodePart<Isa> sum = part(0, i, m);
@@ -84,7 +88,7 @@ struct DecodeJoin {
     }
     for (int64_t k = 0; k < chunks; ++k) {
       const DecodePart<Isa> from = part(k, i, m);
-      // A chunk of which nothing was seen has l = 0; one of NaN has no ref and stays NaN.
+      // No ref: the row sees no key of this chunk (l = 0), or only NaN scores (stays NaN).
       const float factor = from.ref() == nothing ? 1.0f : __builtin_exp2f(from.ref() - ref);
       const Vec l = Isa::mul(Isa::load(from.l()), Isa::set1(factor));
       Isa::store(sum.l(), k == 0 ? l : Isa::add(Isa::load(sum.l()), l));

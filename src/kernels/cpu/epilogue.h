@@ -7,8 +7,8 @@
 
 namespace diffattn::cpu {
 
-/// rstd = 1 / sqrt(mean(O^2) + eps), or 1 without head norm. o [Dv] is padded with zeros to a whole
-/// vector. A row that sees nothing has O = 0 and stays 0, whatever eps is.
+/// Returns rstd = 1 / sqrt(mean(O^2) + eps), or 1 without head norm. o [Dv] is padded with zeros to
+/// a whole vector. Returns 0 if O = 0 and eps = 0.
 template <class Isa>
 float row_rstd(const EpilogueBlock& epilogue, const float* o, int64_t width) {
   if (!epilogue.norm) return 1.0f;
@@ -21,8 +21,8 @@ float row_rstd(const EpilogueBlock& epilogue, const float* o, int64_t width) {
   return mean == 0.0f ? 0.0f : 1.0f / __builtin_sqrtf(mean);
 }
 
-/// Step (5) and all stores of row i, given O and softmax2 v (read only where o2 is wanted). A row
-/// that sees nothing is 0, whatever lambda and the norm's weight are.
+/// Step (5): computes out of row i and stores all its outputs, given O and O2 = softmax2 v (read
+/// only if o2 is wanted). A row that sees nothing gets 0, whatever lambda and the norm weight are.
 template <class Isa>
 void store_row(const ForwardBlock& block, int i, bool seen, const float (&lse)[2], const float* o,
                const float* o2) {

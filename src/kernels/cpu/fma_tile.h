@@ -7,15 +7,15 @@
 
 namespace diffattn::cpu {
 
-/// The micro-kernel: an R x W tile of sums, W = two vectors, held in registers while the summed
-/// dimension is walked:
+/// The micro-kernel: an R x W tile of fp32 accumulators (W = two vectors) that stays in registers
+/// along the summed dimension:
 ///
 ///   c[i][j] += sum_k a[i, k] * b[k, j]
 ///
-/// One step broadcasts R elements of `a` and loads two vectors of `b` for 2 R multiply-adds, so the
-/// load ports (2 per clock) are busy for (R + 2) / 2 of the R clocks that two FMA ports need. The
-/// broadcast side may lie in any way (its strides are template parameters, so that addresses are
-/// immediate offsets): p and ds are used as they are and transposed without being moved.
+/// One step broadcasts R elements of `a` and loads two vectors of `b` for 2 R FMAs. Two load ports
+/// need (R + 2) / 2 clocks for this, while two FMA ports need R clocks. `a` may have any layout,
+/// because broadcasts read single elements; its strides are template parameters, so that addresses
+/// are immediate offsets. The same copy of p or ds therefore also serves as its transpose.
 template <class Isa>
 struct FmaTile {
   using Vec = typename Isa::Vec;
@@ -41,23 +41,22 @@ struct FmaTile {
       Isa::store(p + i * stride + kLanes, c[i][1]);
     }
   }
-  /// Half h of row i.
+  /// Returns half h of row i.
   DIFFATTN_INLINE Vec row(int i, int h) const { return c[i][h]; }
 
-  /// a[i, k] at a[k * R + i]: what pack_strip makes of query rows. `next` is asked for meanwhile,
-  /// one cache line per step, W operands from line to line: what `b` will be soon. Any address will
-  /// do.
+  /// Adds a b, with a[i, k] at a[k * R + i] as Pack::strip writes it. Prefetches one cache line per
+  /// step from `next`, W operands apart: the part of b that comes next. Any address is allowed.
   DIFFATTN_INLINE void multiply_packed(const float* a, const float* b, int64_t steps,
                                        const float* next) {
     multiply<1, kRows, true>(a, b, Isa::kCols, steps, next);
   }
-  /// a[i, k] at a[i * Stride + k].
+  /// Adds a b, with a[i, k] at a[i * Stride + k].
   template <int Stride>
   DIFFATTN_INLINE void multiply_rows(const float* a, const float* b, int64_t steps,
                                      const float* next) {
     multiply<Stride, 1, true>(a, b, Isa::kCols, steps, next);
   }
-  /// a[i, k] at a[k * Stride + i].
+  /// Adds a b, with a[i, k] at a[k * Stride + i].
   template <int Stride>
   DIFFATTN_INLINE void multiply_columns(const float* a, const float* b, int64_t b_stride,
                                         int64_t steps) {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward of one block of query rows of one kv head. With R x W tiles, in the numbering of
-// docs/algorithm.md:
+// Forward of one block of query rows against one kv head. Tiles are R x W; block.h explains the
+// terms, and step numbers are those of docs/algorithm.md:
 //
-//   for each stretch of keys that fits into the maps (usually: all keys)
-//     for each key block, for each map
-//       (1)     s = scale q k^T + mask             tile by tile, sums in registers
-//       (2) (3) e = exp2(s - ref), l += row sums   written once, to L2
-//     (4)  O += (e1 / l1 - lambda e2 / l2) v       one product: 8 D FLOP per pair (Dv = 2 D)
+//   for each stretch of keys whose maps fit into scratch memory (usually one: all keys)
+//     for each key block and each map
+//       (1)     s = scale q k^T + mask             one tile at a time, accumulators in registers
+//       (2) (3) e = exp2(s - ref), l += row sums   e is written once, to L2
+//     (4)  O += (e1 / l1 - lambda e2 / l2) v       one product
 //   (5) out = epilogue(O)
 //
-// The weights of (4) need the final l1 and l2. Where the keys come in several stretches, O1 = e1 v
-// and O2 = e2 v are kept apart instead and joined at the end (12 D); o2 costs the same when wanted.
-// Everything is summed in fp32.
+// This takes 8 D FLOP per (query, key) pair if Dv = 2 D. Step (4) needs the final l1 and l2. With
+// several stretches these are not known yet, so O1 = e1 v and O2 = e2 v are accumulated separately
+// and combined at the end (12 D FLOP). An o2 output costs the same. All sums are fp32.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct Forward {
   ValueProduct<Isa> product{maps, block.value_dim, carver};
 
   // Scratch.
-  float* acc[2];      // [rows][Dv]: O and O2, or O1 and O2 not yet divided by l1 and l2
-  float* norm[2];     // [rows]: what e1 and e2 are multiplied with
+  float* acc[2];      // [rows][Dv]: O and O2; with stretches O1 and O2 before division by l1, l2
+  float* norm[2];     // [rows]: factors of e1 and e2
   float* acc_ref[2];  // [rows]: the ref that acc is relative to
 
   Forward(const ForwardBlock& in, void* memory) : block(in), carver{static_cast<char*>(memory), 0} {
@@ -47,6 +47,7 @@ struct Forward {
     }
   }
 
+  /// Returns the bytes of scratch memory: without memory, the constructor only counts.
   static int64_t scratch(int block_rows, int64_t map_panels, int64_t d, int64_t dv) {
     ForwardBlock sizes{};
     sizes.maps.count = block_rows;
@@ -104,7 +105,7 @@ struct Forward {
     }
   }
 
-  /// acc of earlier stretches *= exp2(ref then - ref now)
+  /// Rescales acc of earlier stretches by exp2(old ref - new ref).
   void rescale(int m) {
     for (int i = 0; i < maps.rows; ++i) {
       const float then = acc_ref[m][i], now = maps.softmax[m].ref[i];
@@ -114,12 +115,12 @@ struct Forward {
       float* o = acc[m] + i * product.acc_stride;
       for (int64_t c = 0; c < block.value_dim; c += kLanes) {
         const Vec x = Isa::load(o + c);
-        Isa::store(o + c, Isa::where_seen(x, Isa::mul(x, factor)));  // 0 * inf: nothing seen yet
+        Isa::store(o + c, Isa::where_seen(x, Isa::mul(x, factor)));  // keeps 0 if factor = inf
       }
     }
   }
 
-  /// O = O1 / l1 - lambda O2 / l2
+  /// Computes O = O1 / l1 - lambda O2 / l2 and divides O2 by l2.
   void join(int i) {
     float *o = acc[0] + i * product.acc_stride, *o2 = acc[1] + i * product.acc_stride;
     const Vec a1 = Isa::set1(maps.softmax[0].inverse(i));
@@ -132,7 +133,7 @@ struct Forward {
     }
   }
 
-  /// (5)
+  /// Step (5): stores out, and lse, o and o2 if wanted.
   void finish_row(int i) {
     float lse[2] = {};
     for (int m = 0; m < 2; ++m) {

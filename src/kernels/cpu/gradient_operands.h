@@ -8,24 +8,25 @@
 
 namespace diffattn::cpu {
 
-/// The three matrices of a key block that the backward multiplies with.
+/// The three matrices [rows][keys] of a key block that the backward multiplies by.
 enum GradientMatrix : int { kA, kDs1, kDs2, kGradientMatrices };
 
-/// A, ds1 and ds2 of one key block as left operands: `rows` for ds k (summed over keys), `keys`,
-/// which is the transpose, for A^T dO and ds^T q (summed over query rows). In fp32 one copy serves
-/// both, because a broadcast operand may lie in any way.
+/// A, ds1 and ds2 of one key block in fp32, as left operands. rows() serves ds k, summed over keys.
+/// multiply_keys() uses the transpose for A^T dO and ds^T q, summed over query rows. One copy
+/// serves both, because FmaTile broadcasts single elements of its left operand.
 template <class Isa>
 struct FloatGradients {
   using Vec = typename Isa::Vec;
   static constexpr int kLanes = Isa::kLanes;
   static constexpr int kStride = kMapStride;
-  static constexpr bool kTurned = false;  // are the sums over query rows made as their transposes?
+  static constexpr bool kTurned = false;  // true if products over query rows give dk^T and dv^T
   float* matrix[kGradientMatrices];       // [rows][kStride]
 
   void carve(int rows, Carver<Isa>& carver) {
     for (float*& m : matrix) m = carver.template take<float>(rows * kStride);
   }
-  /// x[i][h]: half h of the panel at column `col`, row r + i. r is even.
+  /// Stores rows r and r + 1 (r even) of one panel, from column `col` on. x[i][h]: half h of row
+  /// r + i.
   void store(int m, int r, int64_t col, const Vec (&x)[2][2]) {
     for (int i = 0; i < 2; ++i) {
       float* to = matrix[m] + (r + i) * kStride + col;
@@ -35,7 +36,7 @@ struct FloatGradients {
   }
   const float* rows(int m, int r, int64_t col) const { return matrix[m] + r * kStride + col; }
 
-  /// t [R keys][W] += matrix^T right, summed over query rows [r, r + count).
+  /// Adds matrix^T right to t [R keys][W], summed over query rows [r, r + count).
   template <class Tile>
   void multiply_keys(Tile& t, int m, int64_t key, int r, int count, const float* right,
                      int64_t stride) const {
@@ -43,14 +44,14 @@ struct FloatGradients {
   }
 };
 
-/// The same for operands of two bf16. Sums over keys pair columns, sums over query rows pair rows,
-/// so there are two copies.
+/// The same matrices as operands of two bf16. Products over keys pair columns and products over
+/// query rows pair rows, so there are two copies.
 template <class Isa>
 struct PairGradients {
   using Vec = typename Isa::Vec;
   static constexpr int kStride = kPairMapStride;
   static constexpr bool kTurned = false;
-  uint32_t* by_row[kGradientMatrices];  // [rows][kStride]: pairs of columns; not of A
+  uint32_t* by_row[kGradientMatrices];  // [rows][kStride]: pairs of columns; unused for A
   uint32_t* by_key[kGradientMatrices];  // [rows / 2][kMapStride]: pairs of rows
 
   void carve(int rows, Carver<Isa>& carver) {

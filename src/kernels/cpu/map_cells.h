@@ -8,8 +8,13 @@
 
 namespace diffattn::cpu {
 
-/// p1, p2 and A of a block of query rows, each entry offered to its cell: a cell keeps the one of
-/// largest magnitude, with its sign.
+/// Downsamples p1, p2 and A of a block of query rows, in fp32. Each cell keeps its entry of largest
+/// magnitude, with its sign:
+///
+///   (1) (2) (3)  e1, e2 of all keys                                                    Maps
+///   for each key block, row and visible entry
+///     p1 = e1 / l1,  p2 = e2 / l2,  A = p1 - lambda p2                                 RowStats
+///     cell(row, column) = the larger of |cell| and |entry|, for all three maps
 template <class Isa>
 struct MapCells {
   static constexpr int kCols = Isa::kCols, kLanes = Isa::kLanes;
@@ -65,7 +70,7 @@ struct MapCells {
     }
   }
 
-  /// NaN is the largest of all: a picture must not hide it.
+  /// Keeps the value of larger magnitude in `cell`. NaN always wins, so that a map shows it.
   static void keep_extreme(float& cell, float value) {
     if (value != value || __builtin_fabsf(value) > __builtin_fabsf(cell)) cell = value;
   }

@@ -1,4 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Steps (1)-(3) for a block of query rows: both maps of these rows over a stretch of keys, kept
+// unnormalised, with their row sums l:
+//
+//   e[m][row][n] = exp2(scale q k[n] + mask - ref)      0 where the row does not see column n
+//
+// Each exponential is computed once, straight from the accumulators of a score tile. Nothing is
+// divided here; users form p = e * weight. Everything is fp32: 8 B per row and key for both maps,
+// so the caller chooses blocks whose maps stay in L2.
+//
+//   FMA tiles:  for each key block and map: all score tiles and exponentials, then check the sums
+//   AMX:        all score tiles and exponentials, then check all sums at once
+//
+// If the check finds a row sum out of range, it changes the row's ref and recomputes. So ref may
+// change from one key block to the next; block_ref remembers the one that each key block used.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +27,7 @@
 
 namespace diffattn::cpu {
 
-/// The rows of a tile that are dealt with at once.
+/// The rows of a tile that one step processes.
 enum class TileHalf { kUpper, kLower, kBoth };
 template <int kRows>
 constexpr int first_row(TileHalf half) {
@@ -22,25 +37,15 @@ template <int kRows>
 constexpr int end_row(TileHalf half) {
   return half == TileHalf::kUpper ? kRows / 2 : kRows;
 }
-/// A half as an argument.
+/// A half as a compile-time function argument.
 template <TileHalf kHalf>
 struct HalfOf {
   static constexpr TileHalf value = kHalf;
 };
 
-/// How much of a tile the rows of a strip may see.
+/// The visible part of a tile: nothing, everything, or some entries.
 enum TileKind : uint8_t { kTileUnseen, kTileFull, kTileMasked };
 
-/// Steps (1)-(3) for a block of query rows: both maps of these rows over a stretch of keys, kept as
-///
-///   e[m][row][n] = exp2(score - ref)        0 where the row may not see column n
-///
-/// with their row sums. Exponentials are taken once, straight from the sums of a score tile;
-/// nothing is divided: p = e * weight where it is used. The memory is 8 B * rows * keys, so a block
-/// is chosen small enough for the maps to stay in L2.
-///
-/// Keys are cut into panels of W columns, panels into key blocks (kKeyBlock). `ref` may move from
-/// one key block to the next; each remembers its own.
 template <class Isa>
 struct Maps {
   using Vec = typename Isa::Vec;
@@ -50,26 +55,26 @@ struct Maps {
   static constexpr int kBlockPanels = kKeyBlock / kCols;
 
   const MapsBlock& block;
-  const int rows;  // padded to whole strips; the rows that were added repeat the last one's range
+  const int rows;  // padded to whole strips; padding rows repeat the last row's range
   const int strips;
   const TileMask<Isa> mask{block};
 
   // Scratch.
-  Operand* q[2];         // [strips] packed for Tile::multiply_packed
+  Operand* q[2];         // [strips], packed for Tile::multiply_packed
   float* e[2];           // [panels][rows][W]
-  uint8_t* kinds;        // [panels][strips]
-  uint32_t* seen_bits;   // [panels][rows], of masked tiles
-  int64_t* columns_end;  // [strips]: what any row may see
-  float* bias;           // [R][W] of one tile
-  float* sums[2];        // [R][W]: scores of one tile, where products are overlapped
-  float* block_ref[2];   // [blocks][rows]
-  uint8_t* far[2];       // [strips]: is any ref beyond kNearRef?
+  uint8_t* kinds;        // [panels][strips]: TileKind
+  uint32_t* seen_bits;   // [panels][rows]: visible columns, valid in masked tiles
+  int64_t* columns_end;  // [strips]: end of the columns that any row sees before the mask
+  float* bias;           // [R][W]: additive mask of one tile
+  float* sums[2];        // [R][W]: scores of one tile (AMX)
+  float* block_ref[2];   // [key blocks][rows]
+  uint8_t* far[2];       // [strips]: 1 if any |ref| exceeds kNearRef
   OnlineSoftmax<Isa> softmax[2];
 
-  // Of the stretch that was computed last.
+  // The stretch computed last.
   int64_t origin = 0;  // its first panel
   int64_t panels = 0;
-  bool moved = false;  // was a ref moved, where panels are computed at once?
+  bool moved = false;  // AMX: true if a ref changed in check_at_once()
 
   static int padded(int count) { return (count + kRows - 1) / kRows * kRows; }
 
@@ -95,7 +100,7 @@ struct Maps {
   int64_t strip_operands() const { return Isa::Pack::strip_operands(block.head_dim); }
   const Row& row(int i) const { return block.rows[i < block.count ? i : block.count - 1]; }
 
-  /// The panels that any row may see, from a whole key block on.
+  /// Finds the panels that any row sees before the mask. first_panel starts a key block.
   void range(int64_t& first_panel, int64_t& end_panel) const {
     int64_t begin = INT64_MAX, end = 0;
     for (int i = 0; i < block.count; ++i) {
@@ -107,6 +112,7 @@ struct Maps {
     end_panel = begin >= end ? 0 : (end + kCols - 1) / kCols;
   }
 
+  /// Packs q and resets the softmax state.
   void begin() {
     for (int m = 0; m < 2; ++m) {
       for (int s = 0; s < strips; ++s) {
@@ -134,8 +140,9 @@ struct Maps {
     }
   }
 
-  /// The same where products have a unit of their own. body(p, last): e of the key block [p, last)
-  /// was written just now, relative to the first ref; it will not change unless `moved`.
+  /// AMX only: the same, but calls body(p, last) after each key block [p, last), while its e is
+  /// still in L2. That e is relative to the first ref; it stays valid unless `moved` is set at the
+  /// end.
   template <class Body>
   void compute(int64_t first, int64_t end, const Body& body) {
     begin_stretch(first, end);
@@ -152,7 +159,7 @@ struct Maps {
     return first + kBlockPanels < panels ? first + kBlockPanels : panels;
   }
 
-  /// begin(), then all keys at once.
+  /// Calls begin() and computes the maps of all keys.
   void compute_all() {
     begin();
     int64_t first, end;
@@ -160,7 +167,7 @@ struct Maps {
     compute(first, end);
   }
 
-  /// norm [2][rows]: 1 / l1 and lambda / l2; 0 for rows that were added.
+  /// Sets norm_of [2][rows] to 1 / l1 and lambda / l2; 0 for padding rows.
   void set_norm(float* const norm_of[2]) const {
     for (int i = 0; i < rows; ++i) {
       const bool used = i < block.count;
@@ -169,14 +176,14 @@ struct Maps {
     }
   }
 
-  /// A row of a panel is two cache lines with wide vectors: even strips ask for the first of the
-  /// next panel's, odd ones for the second.
+  /// Returns the offset of a strip's prefetches. With AVX-512 a row of a panel is two cache lines:
+  /// even strips prefetch the first line of the next panel's rows, odd strips the second.
   static int asked_half(int s) { return s % 2 * (kCols * 4 / 128) * kLanes; }
 
   TileKind kind(int64_t panel, int s) const {
     return static_cast<TileKind>(kinds[panel * strips + s]);
   }
-  /// May row i see column j of the panel?
+  /// True if row i sees column j of the panel.
   bool sees(int64_t panel, int i, int j) const {
     const TileKind k = kind(panel, i / kRows);
     return k == kTileFull || (k == kTileMasked && (seen_bits[panel * rows + i] >> j & 1u) != 0);
@@ -184,18 +191,21 @@ struct Maps {
   float* tile(int m, int64_t panel, int s) const {
     return e[m] + (panel * rows + s * kRows) * kCols;
   }
-  /// exp2(ref of this key block - ref now): 1 unless ref moved since.
+  /// Returns exp2(ref of this key block - current ref), which rescales e of the key block to the
+  /// current ref; 1 unless ref has changed since.
   float catch_up(int m, int64_t panel, int i) const {
     const float then = block_ref[m][panel / kBlockPanels * rows + i], now = softmax[m].ref[i];
     return then == now ? 1.0f : __builtin_exp2f(then - now);
   }
-  /// Where products have a unit of their own: start(t, p, s) leaves the product of a tile that is
-  /// seen in tile registers, at(p, s) is where it goes, finish(half, p, s) works on it there.
+  /// AMX only: runs tile products in parallel with vector code, over the visible tiles of panels
+  /// [first, last). start_tile(t, p, s) leaves the product of a tile in tile registers, at(p, s)
+  /// returns the memory to store it to, and finish(half, p, s) processes one half of it there.
   ///
-  /// The sums of half a tile are written half a tile before they are read, and not before that half
-  /// of the tile before was read: what a load wants from a tile store must have reached L1, and a
-  /// load waits as well for a tile store whose address is the same in the last 12 bits. A tile has
-  /// 4 KB, so halves of neighbours, or of one place, are the same in these bits.
+  /// Each half is stored half a tile before finish() reads it, but only after finish() has read the
+  /// same half of the previous tile. This avoids two stalls. A load from a tile store waits until
+  /// the store has reached L1. A load also waits for an unrelated tile store whose address has the
+  /// same low 12 bits. A tile is 4 KB, so these bits agree for the same halves of adjacent tiles,
+  /// and for one tile that is reused.
   template <class Start, class At, class Finish>
   DIFFATTN_INLINE void overlap(int64_t first, int64_t last, const Start& start_tile, const At& at,
                                const Finish& finish) const {
@@ -219,7 +229,7 @@ struct Maps {
     }
   }
 
-  /// Columns of panels [begin, end) up to the last one that the strip may see.
+  /// Returns the number of columns of panels [begin, end) up to the last one that the strip sees.
   int64_t run_columns(int s, int64_t begin, int64_t end) const {
     const int64_t seen = columns_end[s] - (origin + begin) * kCols;
     const int64_t count = (end - begin) * kCols;
@@ -227,8 +237,9 @@ struct Maps {
   }
 
  private:
-  /// The place in `memory`, two tiles, whose address has the same last 12 bits as `other`: a load
-  /// then meets a store to the same row of `other` only after a whole tile.
+  /// Returns the address in `memory` (two tiles long) whose low 12 bits equal those of `other`. A
+  /// load of row i from here then conflicts in these bits only with a store to row i of `other`,
+  /// and the last such store is a whole tile ago.
   static float* beside(float* memory, const float* other) {
     constexpr uintptr_t kBytes = kRows * kCols * sizeof(float);
     const uintptr_t from = reinterpret_cast<uintptr_t>(memory);
@@ -236,12 +247,13 @@ struct Maps {
     return memory + gap / sizeof(float);
   }
 
-  /// The next tile that is seen, counted strip by strip and panel by panel.
+  /// Returns the first visible tile from `index` on, or `end`. Tiles count as p * strips + s.
   int64_t seen_from(int64_t index, int64_t end) const {
     while (index < end && kinds[index] == kTileUnseen) ++index;
     return index;
   }
 
+  /// Sets the TileKind of every tile of the stretch.
   void classify() {
     const bool masked = block.mask_kind != MaskKind::kNone;
     for (int s = 0; s < strips; ++s) {
@@ -301,9 +313,9 @@ struct Maps {
     for (int i = s * kRows; i < (s + 1) * kRows; ++i) refs[i] = softmax[m].ref[i];
   }
 
-  /// Where products have a unit of their own: each is started before the exponentials of the tile
-  /// before it are taken. Scores go through one tile in L1: a tile store to a line that is not in
-  /// L1 takes three times as long.
+  /// AMX only: starts each product before it computes the exponentials of the previous tile. All
+  /// scores go through one tile in L1, because a tile store that misses L1 takes three times as
+  /// long.
   void score(int m, int64_t first, int64_t last) {
     overlap(
         first, last, [&](Tile& t, int64_t p, int s) { start(t, m, p, s); },
@@ -312,8 +324,8 @@ struct Maps {
           exponentials<half.value>(typename Tile::Stored{sums[m]}, m, p, s);
         });
   }
-  /// That unit is busy only while products follow each other, so sums are looked at when all key
-  /// blocks are done. A row whose sum is in range then keeps its first ref.
+  /// AMX only: checks the row sums once, after all key blocks, because a check after each key block
+  /// would interrupt the stream of tile products. A row whose sum is in range keeps its first ref.
   void check_at_once() {
     for (int m = 0; m < 2; ++m) {
       for (int s = 0; s < strips; ++s) check_at_once(m, s);
@@ -325,7 +337,7 @@ struct Maps {
       any |= !softmax[m].suits(i) && sees_any(i, 0, panels);
     }
     moved |= any;
-    if (any) {  // rows in range are `begun` now: they stay as they are
+    if (any) {  // suits() set `begun` for rows in range, so they keep their ref below
       for (int i = s * kRows; i < (s + 1) * kRows; ++i) softmax[m].restore(i);
     }
     for (int64_t first = 0; first < panels; first += kBlockPanels) {
@@ -333,7 +345,7 @@ struct Maps {
       set_block_ref(m, s, first);
     }
   }
-  /// Of one strip.
+  /// Recomputes one key block of one strip.
   void compute_key_block(int m, int s, int64_t first, int64_t last) {
     softmax[m].save(s * kRows, kRows);
     for (int64_t p = first; p < last; ++p) score_tile(m, p, s);
@@ -352,14 +364,14 @@ struct Maps {
     exponentials<TileHalf::kBoth>(t, m, p, s);
   }
 
-  /// The product of (1).
+  /// Step (1): t = q k^T.
   DIFFATTN_INLINE void multiply(Tile& t, int m, int64_t p, int s) const {
     t.zero();
     const Operand* right = keys(m, p);
     t.multiply_packed(q[m] + s * strip_operands(), right, Isa::Pack::steps(block.head_dim),
                       right + transposed_operands() + asked_half(s));
   }
-  /// The same without an end: the sums are in tile registers.
+  /// AMX only: the same product, left in tile registers.
   DIFFATTN_INLINE void start(Tile& t, int m, int64_t p, int s) const {
     t.zero();
     const int64_t steps = Isa::Pack::steps(block.head_dim);
@@ -388,8 +400,8 @@ struct Maps {
     return static_cast<const Operand*>(block.keys->kt[m]) + (origin + p) * transposed_operands();
   }
 
-  /// Scale and mask of (1), the exponential of (2), (3). kPlain: nothing is masked, all refs are
-  /// near.
+  /// Applies the scale and mask of (1) and the exponential of (2) (3), and adds up the row sums.
+  /// kPlain: all entries are visible and all refs are near.
   template <TileHalf kHalf, bool kPlain, class Sums>
   DIFFATTN_INLINE void exp_tile(const Sums& t, int m, int64_t p, int s, const float* biases) {
     const Vec scale = Isa::set1(block.scale[m]);
@@ -407,7 +419,7 @@ struct Maps {
         Vec x = t.row(i, h);
         if (kPlain || (biases == nullptr && softmax[m].near(s * kRows + i))) {
           x = Isa::fms(x, scale, r);
-        } else {  // rounded before ref is taken away, as max_tile rounds
+        } else {  // round before subtracting ref, as max_tile rounds
           const Vec bias_of =
               biases == nullptr ? Isa::zero() : Isa::load(biases + i * kCols + h * kLanes);
           x = Isa::sub(Isa::fma(x, scale, bias_of), r);
@@ -421,7 +433,8 @@ struct Maps {
     }
   }
 
-  /// Did ref suit these keys? If not, move it to the maximum and take the exponentials again.
+  /// Checks the row sums of a strip after key block [first, last). If one is out of range, makes
+  /// the row maximum its ref and recomputes the key block.
   void check_strip(int m, int s, int64_t first, int64_t last) {
     bool bad[kRows];
     bool any = false;
@@ -453,7 +466,7 @@ struct Maps {
     return false;
   }
 
-  /// maxima [R][lanes]: largest score of each row in this tile and before, NaN left out.
+  /// Updates maxima [R][lanes] with the visible scores of one tile, ignoring NaN.
   void max_tile(int m, int64_t p, int s, float* maxima) {
     const float* biases = tile_bias(p, s);
     Tile t;

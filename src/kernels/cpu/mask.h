@@ -8,15 +8,17 @@
 
 namespace diffattn::cpu {
 
-/// Which entries of a tile may be seen, as one bit per column, and what is added to their scores.
-/// `column` is the first column of a panel of W; a mask is read only where the range allows it.
+/// The mask of one row over one panel: the visible columns, one bit each, and the bias added to
+/// their scores. `column` is the panel's first column. The given mask is read only inside the row's
+/// range [begin, end).
 template <class Isa>
 struct TileMask {
   using Vec = typename Isa::Vec;
   static constexpr int kCols = Isa::kCols;
   const MapsBlock& block;
 
-  /// Causal, window, starts, lengths and the tail: columns [begin, end) of the row, and its mask.
+  /// Returns the visible columns as bits: the row's range [begin, end), which covers causality,
+  /// window, key starts and key lengths, combined with its mask.
   uint32_t bits(const Row& row, int64_t column) const {
     const int64_t first = clamp(row.begin - column), last = clamp(row.end - column);
     if (first >= last) return 0;
@@ -26,8 +28,9 @@ struct TileMask {
                                                           : finite(row, column, first, last));
   }
 
-  /// bias [W] = mask in log2 units; 0 where the range does not reach. A bias that is finite stays
-  /// finite, so that a row whose entries are all "finfo.min" is uniform, as it is in the reference.
+  /// Writes the additive mask in log2 units to out [W]; 0 outside the row's range. Clamps it to
+  /// finite numbers: a row whose entries are all finfo.min then has equal weights, as in the
+  /// reference, instead of -inf scores.
   void bias(const Row& row, int64_t column, float* out) const {
     const int64_t first = clamp(row.begin - column), last = clamp(row.end - column);
     for (int h = 0; h < kCols; h += Isa::kLanes) Isa::store(out + h, Isa::zero());
@@ -46,7 +49,7 @@ struct TileMask {
   }
 
  private:
-  static constexpr float kHuge = 0x1.fffffep127f;
+  static constexpr float kHuge = 0x1.fffffep127f;  // largest finite fp32
 
   static int64_t clamp(int64_t x) { return x < 0 ? 0 : x > kCols ? kCols : x; }
   static uint32_t low_bits(int64_t count) {
@@ -68,7 +71,7 @@ struct TileMask {
     return seen;
   }
 
-  /// Entries of an additive mask that are not -inf.
+  /// Returns a bit for each entry of an additive mask that is not -inf.
   uint32_t finite(const Row& row, int64_t column, int64_t first, int64_t last) const {
     const float unseen = -__builtin_inff();
     uint32_t seen = 0;

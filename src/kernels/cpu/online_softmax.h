@@ -8,20 +8,23 @@
 
 namespace diffattn::cpu {
 
-/// Row state of one softmax map: its reference and the sum of exp2(score - ref), per vector lane.
+/// The softmax state of the rows of one map, steps (2) (3): the offset ref of each row and the sum
+/// of exp2(score - ref), one partial sum per vector lane, in fp32.
 ///
-/// No running maximum is kept. Softmax does not depend on ref, and fp32 has exponents to spare, so
-/// ref stays where it started until a sum leaves [kTooSmall, kTooLarge); only then is the maximum
-/// looked for and the key block done again. This is decided per row, from that row alone.
+/// There is no running maximum. Softmax does not depend on ref, and fp32 has exponent range to
+/// spare, so ref keeps its first value (0 or a saved lse) until a row sum leaves
+/// [kTooSmall, kTooLarge). Only then does Maps find the row maximum, make it the new ref and
+/// recompute the key block. Each row decides from its own scores alone, so its result does not
+/// depend on the batch or the threads.
 template <class Isa>
 struct OnlineSoftmax {
   using Vec = typename Isa::Vec;
   static constexpr int kLanes = Isa::kLanes;
   int rows = 0;
-  float* ref;      // [rows], log2 units
+  float* ref;      // [rows]: offset in log2 units
   float* sum;      // [rows][lanes]
   float* before;   // [rows][lanes]: `sum` at the last save()
-  uint8_t* begun;  // [rows]: is the sum of earlier key blocks above kTooSmall?
+  uint8_t* begun;  // [rows]: 1 once the sum reached kTooSmall or ref became the row maximum
 
   void carve(int count, Carver<Isa>& carver) {
     rows = count;
@@ -43,9 +46,10 @@ struct OnlineSoftmax {
   }
   void restore(int i) { Isa::store(sum + i * kLanes, Isa::load(before + i * kLanes)); }
 
+  /// True if one fused instruction may compute score * scale - ref (kNearRef).
   bool near(int i) const { return ref[i] <= kNearRef && ref[i] >= -kNearRef; }
 
-  /// Is the sum in range? False for NaN. A small sum is fine once another key block was large.
+  /// True if the row sum is in range; false for NaN. `begun` lifts the lower limit.
   bool suits(int i) {
     const Vec x = Isa::load(sum + i * kLanes);
     if (!Isa::all_below(x, kTooLarge)) return false;
@@ -53,8 +57,9 @@ struct OnlineSoftmax {
     return begun[i] != 0;
   }
 
-  /// Moves ref to the largest score seen. Where nothing or only NaN was seen (`maximum` is -inf),
-  /// ref stays: exp2(-inf - -inf) is never formed.
+  /// Makes `maximum` the ref of row i, if it is larger or the row has no sum yet, and rescales the
+  /// sum. If the row saw nothing or only NaN (`maximum` = -inf), ref does not change, so that
+  /// exp2(-inf - -inf) is never formed.
   void move(int i, float maximum) {
     if (maximum == -__builtin_inff()) return;
     const Vec x = Isa::load(sum + i * kLanes);
@@ -67,15 +72,15 @@ struct OnlineSoftmax {
     begun[i] = 1;
   }
 
-  /// False for a row that saw nothing; true for one that saw NaN.
+  /// True if the row saw any column; a NaN counts.
   bool seen(int i) const { return total(i) != 0.0f; }
   float total(int i) const { return Isa::sum(Isa::load(sum + i * kLanes)); }
-  /// 1 / sum, or 0 for a row that saw nothing.
+  /// Returns 1 / sum, or 0 for a row that saw nothing.
   float inverse(int i) const {
     const float l = total(i);
     return l == 0.0f ? 0.0f : 1.0f / l;
   }
-  /// Natural log of the sum of exponentials; -inf for a row that saw nothing.
+  /// Returns the natural log of the sum of exponentials; -inf for a row that saw nothing.
   float lse(int i) const {
     const double l = total(i);
     return static_cast<float>((ref[i] + __builtin_log2(l)) * kLn2);

@@ -10,16 +10,18 @@
 
 namespace diffattn::cpu {
 
-/// Where `Backward` gets the gradients of both maps from: here from dout, through dA = dO v^T.
+/// The `Source` of Backward for the gradient of the output:
 ///
-///   (7)      dA = dO v^T,  delta = sum_n p dA for both maps,  dlambda = -delta2
+///   (7)      dA = dO v^T,  delta = sum_n p dA of both maps,  dlambda = -delta2
 ///   (7) (8)  A = p1 - lambda p2,  ds1 = p1 (dA - delta1),  ds2 = -lambda p2 (dA - delta2)
+///
+/// dA [panels][rows][W] is fp32. compute() makes dA and delta; at() forms A, ds1 and ds2 on demand.
 template <class Isa>
 struct OutputGradient {
   using Vec = typename Isa::Vec;
   using Operand = typename Isa::Operand;
   using Tile = typename Isa::Tile;
-  static constexpr bool kHasValues = true;  // there is a dv
+  static constexpr bool kHasValues = true;  // true if there are v and dv
   static constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
   static constexpr int kBlockPanels = kKeyBlock / kCols;
   struct Values {
@@ -34,8 +36,8 @@ struct OutputGradient {
   // Scratch.
   float* da;        // [panels][rows][W]
   float* delta[2];  // [rows]
-  float* part[2];   // [rows][lanes]: sum of e dA over one key block, then over all
-  float* whole[2];
+  float* part[2];   // [rows][lanes]: sum of e dA over one key block
+  float* whole[2];  // [rows][lanes]: sum of e dA over all key blocks, at the current ref
 
   OutputGradient(const BackwardBlock& in, const Maps<Isa>& of, const ValueProduct<Isa>& with,
                  const BackwardRows<Isa>& beside, Carver<Isa>& carver)
@@ -48,11 +50,11 @@ struct OutputGradient {
     }
   }
 
-  /// (7)
+  /// Step (7): dA, delta and dlambda.
   void compute() {
     begin();
-    // From the last key block back: e of the last ones is still in L2, and then dA and e of the
-    // first ones are, where step (8) begins.
+    // From the last key block to the first: e of the last blocks is still in L2, and step (8) then
+    // finds dA and e of the first blocks there.
     const int64_t blocks = (maps.panels + kBlockPanels - 1) / kBlockPanels;
     for (int64_t b = blocks - 1; b >= 0; --b) {
       add_key_block(b * kBlockPanels, maps.end_of_key_block(b * kBlockPanels));
@@ -74,7 +76,7 @@ struct OutputGradient {
       }
     }
   }
-  /// delta, from all key blocks.
+  /// Computes delta and dlambda from the sums over all key blocks.
   void finish() {
     for (int i = 0; i < maps.rows; ++i) {
       for (int m = 0; m < 2; ++m) {
@@ -89,11 +91,11 @@ struct OutputGradient {
 
   void begin_key_block(int64_t) {}
 
-  /// Of `lanes` entries of row r that start at `entry` of the maps.
+  /// Returns A, ds1 and ds2 of one vector of row r, at offset `entry` of the maps.
   Values at(int r, int64_t entry) const {
     const Vec p1 = Isa::mul(Isa::load(maps.e[0] + entry), Isa::set1(product.weight[0][r]));
     const Vec p2 = Isa::mul(Isa::load(maps.e[1] + entry), Isa::set1(product.weight[1][r]));
-    const Vec g = Isa::load(da + entry);  // p2: lambda p2
+    const Vec g = Isa::load(da + entry);  // dA; p2 above includes lambda
     return {Isa::sub(p1, p2), Isa::mul(p1, Isa::sub(g, Isa::set1(delta[0][r]))),
             Isa::mul(p2, Isa::sub(Isa::set1(delta[1][r]), g))};
   }
@@ -103,7 +105,7 @@ struct OutputGradient {
     for (int64_t i = 0; i < count; i += kLanes) Isa::store(x + i, Isa::zero());
   }
 
-  /// dA of panels [first, last), and what they add to `part`.
+  /// Computes dA of panels [first, last) and adds e dA to `part`.
   void compute_key_block(int64_t first, int64_t last) {
     const int64_t panel = Isa::Pack::transposed_operands(block.value_dim);
     const int64_t steps = Isa::Pack::steps(block.value_dim);
@@ -150,7 +152,7 @@ struct OutputGradient {
 
   template <TileHalf kHalf, bool kMasked, class Sums>
   DIFFATTN_INLINE void add_tile(const Sums& t, int64_t p, int s) {
-    constexpr bool kInPlace = Isa::kOverlap && !kMasked;
+    constexpr bool kInPlace = Isa::kOverlap && !kMasked;  // the tile store wrote dA already
     float* out = da_of(p, s);
     const float* e[2] = {maps.tile(0, p, s), maps.tile(1, p, s)};
     const uint32_t* bits = maps.seen_bits + p * maps.rows + s * kRows;
@@ -161,7 +163,7 @@ struct OutputGradient {
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) {
         x[h] = t.row(i, h);
-        // v or dO may be NaN where the row may not look
+        // v or dO may be NaN at a hidden entry
         if constexpr (kMasked) x[h] = Isa::select(bits[i] >> (h * kLanes), x[h], Isa::zero());
         if constexpr (!kInPlace) Isa::store(out + i * kCols + h * kLanes, x[h]);
       }

@@ -7,19 +7,19 @@
 
 namespace diffattn::cpu {
 
-/// Copies of inputs in the order in which tiles read them, widened to fp32. Rows outside
-/// [first, end) are padding: they are not read and become zeros.
+/// Packs inputs as fp32, in the order in which tiles read them. Rows outside [first, end) are
+/// padding: they are not read and become zeros.
 template <class Isa>
 struct FloatPack {
   using Vec = typename Isa::Vec;
   static constexpr int kLanes = Isa::kLanes, kCols = Isa::kCols, kRows = Isa::kRows;
 
-  /// Operands of one transposed panel, of one packed strip, and steps of their product.
+  /// Operands of a transposed panel and of a packed strip, and the steps of their product.
   static int64_t transposed_operands(int64_t width) { return width * kCols; }
   static int64_t strip_operands(int64_t width) { return width * kRows; }
   static int64_t steps(int64_t width) { return width; }
 
-  /// Rows [panel * W, (panel + 1) * W) as columns: out [width][W].
+  /// Packs rows [panel * W, (panel + 1) * W) as columns: out [width][W].
   static void transposed(const Matrix* in, int64_t first, int64_t end, int64_t panel, void* out) {
     float* to = static_cast<float*>(out);
     for (int h = 0; h < kCols; h += kLanes) {
@@ -34,8 +34,8 @@ struct FloatPack {
     }
   }
 
-  /// The same rows as rows: out [ceil(width / W)] x column_stride, each [W keys][W]. Returns the
-  /// rows that are not finite, which become zeros.
+  /// Packs the same rows as rows: ceil(width / W) column panels [W keys][W], column_stride apart.
+  /// Returns a bit for each odd row and writes odd rows as zeros.
   static uint32_t rows(const Matrix* in, int64_t first, int64_t end, int64_t panel,
                        int64_t column_stride, void* out) {
     float* to = static_cast<float*>(out);
@@ -45,7 +45,7 @@ struct FloatPack {
       Vec check = Isa::zero();
       for (int64_t c = 0; c < in->width; c += kLanes) {
         const Vec x = load(in, n, first, end, c);
-        check = Isa::fma(x, Isa::zero(), check);  // NaN once anything is not finite
+        check = Isa::fma(x, Isa::zero(), check);  // NaN if x has a NaN or an infinity
         Isa::store(at(to, column_stride, j, c), x);
       }
       pad(to, column_stride, j, in->width);
@@ -58,8 +58,8 @@ struct FloatPack {
     return odd;
   }
 
-  /// Rows of a strip, interleaved: out [width][R]. Stores are a whole vector wide; what they write
-  /// beyond R belongs to the next step and is overwritten by it, so `out` has a vector to spare.
+  /// Packs the rows of a strip, interleaved: out [width][R]. Each store writes a whole vector; its
+  /// lanes beyond R belong to the next step, which overwrites them. So `out` needs a spare vector.
   static void strip(const void* const* rows, Dtype dtype, int64_t width, float* out) {
     for (int64_t c = 0; c < width; c += kLanes) {
       Vec r[kLanes];
@@ -81,7 +81,7 @@ struct FloatPack {
   static float* at(float* out, int64_t column_stride, int j, int64_t c) {
     return out + c / kCols * column_stride + j * kCols + c % kCols;
   }
-  /// The second half of the last column panel, where the row does not reach it.
+  /// Zeros the second vector of the last column panel if the row ends in the first.
   static void pad(float* out, int64_t column_stride, int j, int64_t width) {
     if (width % kCols != 0 && width % kCols <= kLanes) {
       Isa::store(at(out, column_stride, j, width / kCols * kCols + kLanes), Isa::zero());

@@ -8,17 +8,17 @@
 
 namespace diffattn::cpu {
 
-/// The threads that are in use: the single seam through which kernels run in parallel.
+/// Returns the thread pool in use. Kernels run in parallel only through it.
 Threads threads();
 
-/// The number of workers that `count` tasks are worth.
+/// Returns the number of workers for so many tasks.
 inline int64_t worker_count(int64_t tasks) {
   const int64_t most = threads().count();
   return tasks < most ? tasks : most;
 }
 
-/// Flushes denormals while it lives: one denormal operand makes a multiply-add tens of times
-/// slower, and far from the diagonal most of a softmax is denormal.
+/// Flushes denormals to zero in its scope. One denormal operand makes a multiply-add tens of times
+/// slower, and far from the diagonal most softmax entries are denormal.
 class FlushDenormals {
  public:
   FlushDenormals();
@@ -30,9 +30,9 @@ class FlushDenormals {
   unsigned before_;
 };
 
-/// Calls body(task, worker) for task = 0 .. tasks - 1, each once, with worker < workers unique
-/// among the calls that run at one time. Tasks are taken from a counter in order, so long ones do
-/// not leave other workers idle; what a task computes must not depend on who runs it.
+/// Calls body(task, worker) once for each task = 0 .. tasks - 1. `worker` < workers is unique among
+/// the calls that run at the same time. Workers take tasks in order from a shared counter, so a
+/// long task leaves no other worker idle. A task's result must not depend on its worker.
 template <class Body>
 void parallel_for(int64_t tasks, int64_t workers, const Body& body) {
   struct Context {

@@ -10,8 +10,8 @@
 
 namespace diffattn::cpu {
 
-/// Natural logarithm of x > 0, relative error about 1e-7: m = x / 2^k, t = (m - 1) / (m + 1),
-/// log m = 2 (t + t^3/3 + t^5/5 + ...), |t| <= 0.172. Something finite for 0.
+/// Returns the natural logarithm of x > 0 with a relative error of about 1e-7: m = x / 2^k,
+/// t = (m - 1) / (m + 1), log m = 2 (t + t^3/3 + t^5/5 + ...), |t| <= 0.172. Finite for x = 0.
 template <class Isa>
 typename Isa::Vec natural_log(typename Isa::Vec x) {
   using Vec = typename Isa::Vec;
@@ -27,8 +27,12 @@ typename Isa::Vec natural_log(typename Isa::Vec x) {
   return Isa::fma(k, Isa::set1(static_cast<float>(kLn2)), Isa::mul(p, t));
 }
 
-/// Statistics of the rows of A over the columns they see, from maps that hold all keys: `enum Stat`
-/// in params.h. Sums are kept per vector lane.
+/// Statistics of the rows of A over the columns they see (`enum Stat` in params.h), from maps of
+/// all keys:
+///
+///   for each key block, row and vector of visible entries
+///     p1 = e1 / l1,  p2 = e2 / l2,  A = p1 - lambda p2
+///     add to the row's sums (one fp32 sum per vector lane) and counts
 template <class Isa>
 struct RowStats {
   using Vec = typename Isa::Vec;
@@ -38,22 +42,22 @@ struct RowStats {
   static constexpr float kFocusThreshold = 0.5f, kCoverageThreshold = 0.1f;
   enum Sum : int { kAbs, kSquare, kNegative, kPlogp, kCancelled, kOverlap, kMaximum, kSums };
 
-  /// `lanes` entries of a row.
+  /// One vector of entries of a row.
   struct Entries {
     Vec p1, p2, scaled_p2, a;  // scaled_p2: lambda p2
   };
-  /// What is counted one by one.
+  /// Counts over the columns that a row sees.
   struct Counts {
     int64_t seen, sparse, focus, coverage;
-    int64_t first;  // entry of the first column the row sees; -1 before one was found
-    float sink;     // A there
+    int64_t first;  // offset of the first visible entry; -1 until it is found
+    float sink;     // A at that entry
   };
 
   const Maps<Isa>& maps;
   ValueProduct<Isa>& product;
 
   // Scratch.
-  float* p2_weight;  // [rows]: what e2 is multiplied with in this key block; product has lambda too
+  float* p2_weight;  // [rows]: factor from e2 to p2; product.weight[1] includes lambda
   float* sums;       // [rows][kSums][lanes]
   Counts* counts;    // [rows]
 
@@ -64,7 +68,7 @@ struct RowStats {
     counts = carver.template take<Counts>(maps.rows);
   }
 
-  /// norm: 1 / l1 and lambda / l2.
+  /// Computes the statistics of all rows. norm [2][rows]: 1 / l1 and lambda / l2.
   void compute(const float* const norm[2], float sparse_threshold) {
     for (int r = 0; r < maps.rows; ++r) {
       counts[r] = {0, 0, 0, 0, -1, 0.0f};
@@ -79,7 +83,7 @@ struct RowStats {
     });
   }
 
-  /// After product.set_weights: the weights of p2 alone.
+  /// Sets p2_weight for the key block that starts at panel `first`.
   void begin_key_block(int64_t first) {
     for (int r = 0; r < maps.rows; ++r) {
       p2_weight[r] = maps.softmax[1].inverse(r) * maps.catch_up(1, first, r);
@@ -93,7 +97,8 @@ struct RowStats {
     }
   }
 
-  /// body(entry, bits): lanes of row r in panels [first, last), bits: which of them it sees.
+  /// Calls body(entry, bits) for each vector of row r in panels [first, last) that has visible
+  /// entries. bits: the visible lanes.
   template <class Body>
   void for_each_seen(int r, int64_t first, int64_t last, const Body& body) const {
     for (int64_t p = first; p < last; ++p) {
@@ -107,6 +112,7 @@ struct RowStats {
     }
   }
 
+  /// Returns one vector of row r, at offset `entry` of the maps.
   Entries at(int r, int64_t entry) const {
     const Vec e1 = Isa::load(maps.e[0] + entry), e2 = Isa::load(maps.e[1] + entry);
     Entries x;
@@ -119,7 +125,7 @@ struct RowStats {
 
   float total(int r, int k) const { return Isa::sum(Isa::load(sum(r, k))); }
   float maximum(int r) const { return Isa::maximum(Isa::load(sum(r, kMaximum))); }
-  /// log S - sum |A| log |A| / S with S = sum |A|
+  /// Returns log S - sum |A| log |A| / S with S = sum |A|.
   float entropy(int r) const {
     const double s = total(r, kAbs);
     return s > 0.0 ? static_cast<float>(__builtin_log(s) - total(r, kPlogp) / s) : 0.0f;
@@ -129,7 +135,7 @@ struct RowStats {
     const Counts& c = counts[r];
     const double share = c.seen > 0 ? 1.0 / static_cast<double>(c.seen) : 0.0;
     const float s = total(r, kAbs);
-    const float nan = s == s ? 0.0f : s;  // a row with a NaN has no order: maxima, minima
+    const float nan = s == s ? 0.0f : s;  // max and min lose NaN, so add it to their results
     out[kStatVisible] = static_cast<float>(c.seen);
     out[kStatAbsSum] = s;
     out[kStatSquareSum] = total(r, kSquare);
@@ -178,7 +184,7 @@ struct RowStats {
   }
 };
 
-/// The statistics of one block of query rows.
+/// Computes the statistics of one block of query rows.
 template <class Isa>
 struct BlockStats {
   const StatsBlock& block;

@@ -5,9 +5,9 @@
 
 namespace diffattn::cpu {
 
-/// Cuts one block of memory into arrays that start on cache lines. Without memory it only counts:
-/// the same code then says how much is needed. `Tag` keeps the copies of different instruction sets
-/// apart.
+/// Divides one block of memory into arrays aligned to cache lines. If `memory` is null it only
+/// counts bytes, so that the same code computes the size needed. `Tag` gives every instruction set
+/// an instantiation of its own (block.h says why).
 template <class Tag>
 struct Carver {
   char* memory = nullptr;

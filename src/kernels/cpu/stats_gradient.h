@@ -11,14 +11,16 @@
 
 namespace diffattn::cpu {
 
-/// Where `Backward` gets the gradients of both maps from: here from the gradients of their rows'
-/// statistics. With S = sum |A| and H the entropy, and counts and shares having none:
+/// The `Source` of Backward for the gradient of row statistics, in fp32. Counts and shares have no
+/// gradient. With S = sum |A| and the entropy H:
 ///
 ///   dA  = sign(A) (dabs + dentropy (log S - H - log |A|) / S) + 2 A dsquare - [A < 0] dnegative
 ///         + dsink at the first column the row sees + dmax at the first of equal maxima
 ///   dp1 = dA,  dp2 = -lambda dA,  dlambda = -sum p2 dA
-///   min(p1, lambda p2) and min(p1, p2) pass theirs to the smaller side, to p1 when they are equal
 ///   (8) ds1 = p1 (dp1 - delta1),  ds2 = p2 (dp2 - delta2),  delta = sum_n p dp
+///
+/// min(p1, lambda p2) and min(p1, p2) also pass their gradient to the smaller argument, or to p1 if
+/// both are equal.
 template <class Isa>
 struct StatsGradient {
   using Vec = typename Isa::Vec;
@@ -28,12 +30,12 @@ struct StatsGradient {
   struct Values {
     Vec a, ds1, ds2;
   };
-  /// What one row's entries have in common.
+  /// Coefficients that all entries of a row share.
   struct Terms {
     float sign, log_slope;  // factors of sign(A) and of sign(A) log |A|
     float square, negative, cancelled, overlap, lambda;
     float sink, maximum;
-    int64_t first, top;  // entries that sink and maximum belong to, or -1
+    int64_t first, top;  // offsets of the entries that sink and maximum belong to, or -1
     float delta[2];
   };
 
@@ -68,7 +70,7 @@ struct StatsGradient {
 
   void begin_key_block(int64_t first) { stats.begin_key_block(first); }
 
-  /// Of `lanes` entries of row r that start at `entry` of the maps.
+  /// Returns ds1 and ds2 of one vector of row r, at offset `entry` of the maps.
   Values at(int r, int64_t entry) const {
     const Entries x = stats.at(r, entry);
     const Gradients g = gradients(r, entry, x);
@@ -99,7 +101,7 @@ struct StatsGradient {
     t.first = stats.counts[r].first;
   }
 
-  /// dA where A is not 0, without the two single entries.
+  /// Returns dA without the terms of sink and maximum, which belong to single entries. sign(0) = 0.
   Vec smooth_part(const Terms& t, Vec a) const {
     const Vec zero = Isa::zero(), negated = Isa::sub(zero, a);
     Vec magnitude_slope = Isa::set1(t.sign);
@@ -141,7 +143,8 @@ struct StatsGradient {
     return Isa::add(x, Isa::select(1u << lane, Isa::set1(value), Isa::zero()));
   }
 
-  /// delta of row r and its dlambda, over one key block. Finds the maximum's place on the way.
+  /// Adds one key block to delta and dlambda of row r, and finds the first entry that equals the
+  /// maximum.
   void add_deltas(int r, int64_t first, int64_t last) {
     Terms& t = terms[r];
     if (t.first < 0) return;

@@ -12,14 +12,14 @@
 
 namespace diffattn::cpu {
 
-/// Runs `Work` on a block in the scratch memory given.
+/// Runs `Work` on one block in the given scratch memory. Session configures AMX tile registers.
 template <class Isa, class Work, class Block>
 void run_block(const Block* block, void* memory) {
   [[maybe_unused]] const typename Isa::Session session{};
   Work(*block, memory).run();
 }
 
-/// The algorithm over one instruction set.
+/// Returns all kernels, instantiated for one instruction set.
 template <class Isa>
 constexpr TileCode make_tile_code() {
   using OfOutput = Backward<Isa, OutputGradient>;

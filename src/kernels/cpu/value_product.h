@@ -1,4 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Step (4) for a block of query rows: acc [rows][Dv] += weights v over the panels that Maps holds.
+//
+//   for each run of key blocks (one, or four with AMX)
+//     for each visible tile (strip, panel):
+//       p = a1 e1 - a2 e2                      [R][W], stored as left operands
+//     for each column panel of v and each strip:
+//       acc += p v                             [R][W] accumulators per product
+//
+// a1, a2 [rows] are 1 / l1 and lambda / l2, rescaled to the ref of each key block. Sums are fp32; p
+// is fp32, or rounded to bf16 if operands are pairs.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +19,20 @@
 
 namespace diffattn::cpu {
 
-/// Which weights multiply v: A = p1 - lambda p2, or one of the maps alone.
+/// The weights that multiply v: A = p1 - lambda p2, or one of the maps alone.
 enum class Weights { kDifference, kMap1, kMap2 };
 
-/// Step (4): acc [rows][Dv] += weights v over the panels that `maps` holds, a key block at a time.
 template <class Isa>
 struct ValueProduct {
   using Vec = typename Isa::Vec;
   using Operand = typename Isa::Operand;
   static constexpr int kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
   static constexpr int kBlockPanels = kKeyBlock / kCols;
-  /// Key blocks whose weights lie side by side: tile registers load and store the sums of O for
-  /// each run of keys.
+  /// Key blocks per product. AMX takes four at once, because every product loads and stores the
+  /// accumulators of O.
   static constexpr int kRunBlocks = Isa::kOverlap ? 4 : 1, kRunPanels = kRunBlocks * kBlockPanels;
-  static constexpr int kStride = kRunBlocks * kKeyBlock / Isa::kPair + 16;  // of a row of p
-  static constexpr int kPanelOperands = kCols / Isa::kPair;  // of a row of p in one panel
+  static constexpr int kStride = kRunBlocks * kKeyBlock / Isa::kPair + 16;  // row stride of p
+  static constexpr int kPanelOperands = kCols / Isa::kPair;  // operands per panel in a row of p
 
   const Maps<Isa>& maps;
   const int64_t value_dim;
@@ -31,7 +41,7 @@ struct ValueProduct {
 
   // Scratch.
   Operand* p;        // [rows][kStride]: the weights of one run of key blocks
-  float* weight[2];  // [rows]: what e1 and e2 are multiplied with in this key block
+  float* weight[2];  // [rows]: factors a1 and a2 in the current key block
 
   ValueProduct(const Maps<Isa>& of, int64_t dv, Carver<Isa>& carver) : maps(of), value_dim(dv) {
     p = carver.template take<Operand>(maps.rows * kStride);
@@ -40,14 +50,14 @@ struct ValueProduct {
 
   int64_t acc_floats() const { return maps.rows * acc_stride; }
 
-  /// weight = norm, caught up with the ref of the key block that starts at panel `first`.
+  /// Sets `weight` to norm, rescaled to the ref of the key block that starts at panel `first`.
   void set_weights(const float* const norm[2], int64_t first) {
     for (int m = 0; m < 2; ++m) {
       for (int i = 0; i < maps.rows; ++i) weight[m][i] = norm[m][i] * maps.catch_up(m, first, i);
     }
   }
 
-  /// norm [2][rows]: what each map is multiplied with besides catching up with its ref.
+  /// Adds the product to acc. norm [2][rows]: factors of e1 and e2 at the current ref.
   template <Weights kWeights>
   void add(const float* const norm[2], float* acc) {
     for (int64_t first = 0; first < maps.panels; first += kRunPanels) {
@@ -70,9 +80,10 @@ struct ValueProduct {
   static Vec combine(Vec e1, Vec a1, Vec e2, Vec a2) {
     if constexpr (kWeights == Weights::kMap1) return Isa::mul(e1, a1);
     if constexpr (kWeights == Weights::kMap2) return Isa::mul(e2, a2);
-    return Isa::sub(Isa::mul(e1, a1), Isa::mul(e2, a2));  // not fused: equal maps give exactly 0
+    return Isa::sub(Isa::mul(e1, a1), Isa::mul(e2, a2));  // no FMA: equal maps give exactly 0
   }
 
+  /// Stores the weights of one tile as left operands.
   template <Weights kWeights>
   void weigh(int64_t panel, int s, int64_t first) {
     const float *e1 = maps.tile(0, panel, s), *e2 = maps.tile(1, panel, s);
@@ -92,7 +103,7 @@ struct ValueProduct {
   void multiply(int64_t first, int64_t last, float* acc) {
     for (int64_t c = 0; c < column_panels; ++c) {
       for (int s = 0; s < maps.strips; ++s) {
-        for (int64_t begin = first; begin < last;) {  // runs of panels that the strip may see
+        for (int64_t begin = first; begin < last;) {  // runs of visible panels
           int64_t end = begin;
           while (end < last && maps.kind(end, s) != kTileUnseen) ++end;
           if (end > begin) product_tile(c, s, begin, end, first, acc);
@@ -116,7 +127,8 @@ struct ValueProduct {
     t.store(out, acc_stride);
   }
 
-  /// Rows of v that are not finite reach only the rows that see them: 0 * NaN is not 0.
+  /// Adds the odd rows of v, which are zero in the packed v, to the query rows that see them. In a
+  /// product, 0 * NaN would carry a NaN to every row.
   template <Weights kWeights>
   void add_odd_rows(int64_t first, int64_t last, float* acc) {
     const Matrix& v = maps.block.keys->v_rows;

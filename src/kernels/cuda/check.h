@@ -10,7 +10,7 @@
 
 namespace diffattn::cuda {
 
-/// The sizes of a problem in words, for error texts.
+/// Returns the problem's sizes as text for error messages.
 inline std::string describe(const Problem& problem) {
   const auto text = [](int64_t size) { return std::to_string(size); };
   return "batch " + text(problem.batch) + ", heads " + text(problem.heads) + ", kv_heads " +
@@ -19,19 +19,19 @@ inline std::string describe(const Problem& problem) {
          text(problem.value_dim);
 }
 
-/// Throws when `status` is a failure. `kernel` is the kernel's or call's name.
+/// Throws Error if `status` is not cudaSuccess. `kernel` names the kernel or CUDA call.
 inline void check(cudaError_t status, const char* kernel, const Problem& problem) {
   if (status == cudaSuccess) return;
   throw Error(std::string(kernel) + " failed for " + describe(problem) + ": " +
               cudaGetErrorName(status) + ": " + cudaGetErrorString(status));
 }
 
-/// Throws when there is no kernel for the problem's type or widths.
+/// Throws Error if no kernel supports the problem's dtype, head_dim or value_dim.
 void require_taken(const Problem& problem);
-/// The same for what works on the maps alone and has no value_dim.
+/// Does the same for operations without values (`stats`, `map`), which ignore value_dim.
 void require_maps_taken(const Problem& problem);
 
-/// To be called right after every launch.
+/// Throws Error if the launch right before this call failed.
 inline void check_launch(const char* kernel, const Problem& problem) {
   check(cudaGetLastError(), kernel, problem);
 }

@@ -5,7 +5,7 @@
 
 namespace diffattn::cuda {
 
-/// Shared memory that a block may have on the current device.
+/// Returns the shared memory in bytes that one block may opt in to on the current device.
 inline int max_smem_bytes(const Problem& problem) {
   int device = 0, bytes = 0;
   check(cudaGetDevice(&device), "current device", problem);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The storage types on the device, and how they become float and back.
+// Storage types on the device and their conversions to and from float.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,7 +33,7 @@ __device__ inline float16 narrow<float16>(float x) {
   return __float2half_rn(x);
 }
 
-/// Two neighbours of a row in one 32-bit register, `low` at the lower address.
+/// Rounds two adjacent elements of a row to T and packs them into 32 bits, `low` in the low half.
 template <class T>
 __device__ inline uint32_t pack(float low, float high);
 template <>
@@ -47,24 +47,25 @@ __device__ inline uint32_t pack<float16>(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-/// The two floats in a packed register.
+/// Returns the two elements of a packed register as floats.
 template <class T>
 __device__ inline float2 unpack(uint32_t pair) {
   const T* halves = reinterpret_cast<const T*>(&pair);
   return {widen(halves[0]), widen(halves[1])};
 }
 
-inline constexpr uint32_t kSigns = 0x80008000u;  // of both halves of a packed register
+inline constexpr uint32_t kSigns = 0x80008000u;  // sign bits of both halves of a packed register
 
-/// In kSigns: which halves of a packed register are infinite or NaN. All of their exponent bits are
-/// set, so that one more carries into the sign. Other bits mean nothing.
+/// Sets the sign bit of each half of `pair` that is infinite or NaN. Such a half has all exponent
+/// bits set, so adding one to the exponent carries into the sign bit. Callers must mask the result
+/// with kSigns, because its other bits are arbitrary.
 template <class T>
 __device__ inline uint32_t non_finite_signs(uint32_t pair) {
   constexpr bool kHalf = __is_same(T, float16);
   return (pair & (kHalf ? 0x7c007c00u : 0x7f807f80u)) + (kHalf ? 0x04000400u : 0x00800080u);
 }
 
-/// Is either half of a packed register infinite or NaN?
+/// True if either half of a packed register is infinite or NaN.
 template <class T>
 __device__ inline bool any_non_finite(uint32_t pair) {
   return (non_finite_signs<T>(pair) & kSigns) != 0;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The last step of every forward kernel, one warp per row:
+// Epilogue of the forward kernels, for a row O [Dv]:
 //
-//   out = out_scale * weight o O * rstd,   rstd = 1 / sqrt(mean(O^2) + eps)   (1 without norm)
+//   out = out_scale * weight * O * rstd     elementwise; weight = 1 and rstd = 1 without norm
+//   rstd = 1 / sqrt(mean(O^2) + eps)
 //
-// in float, with one rounding at the store.
+// All arithmetic is in float; only the store rounds to T. `finish_row` uses one warp per row.
 #pragma once
 
 #include "diffattn/kernels/params.h"
@@ -24,7 +25,7 @@ struct HeadEpilogue {
   __device__ float gain(int c) const {
     return norm && weight != nullptr ? out_scale * weight[c] : out_scale;
   }
-  /// 1 / sqrt(mean(O^2) + eps) from the sum of squares; 1 without norm.
+  /// Returns 1 / sqrt(mean(O^2) + eps) from the sum of squares `squares`, or 1 without norm.
   __device__ float rstd(float squares, int width) const {
     return norm ? 1.0f / sqrtf(squares / width + eps) : 1.0f;
   }
@@ -35,7 +36,7 @@ inline HeadEpilogue epilogue_of(const Epilogue& epilogue) {
           static_cast<float>(epilogue.out_scale), static_cast<const float*>(epilogue.norm_weight)};
 }
 
-/// Sum over the warp; every lane gets the same bits, since the exchange pattern is symmetric.
+/// Returns the sum over the warp. The butterfly exchange gives every lane the same bits.
 __device__ inline float warp_sum(float x) {
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
     x += __shfl_xor_sync(0xffffffffu, x, offset);
@@ -43,14 +44,15 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-/// Where one row O [width] goes: rounded, what that lost, and not rounded. Null where not wanted.
+/// Destinations of one row O [Dv]. A null pointer means that the caller does not want that copy.
 template <class T>
 struct SavedRow {
-  T* o;
-  int8_t* rest;
-  float* exact;
+  T* o;          // O rounded to T
+  int8_t* rest;  // rounding error of `o`, see rest.cuh
+  float* exact;  // O in float
 
-  /// Columns c and c + 1, c even, as one word each: o 4-byte, rest 2-byte aligned, no `exact`.
+  /// Stores columns c and c + 1 with one 4-byte store to `o` and one 2-byte store to `rest`, which
+  /// must be aligned accordingly (c is even). Ignores `exact`.
   __device__ void store_pair(int c, float x, float y) const {
     *reinterpret_cast<uint32_t*>(o + c) = pack<T>(x, y);
     if (rest != nullptr) {
@@ -67,8 +69,8 @@ struct SavedRow {
   }
 };
 
-/// Finishes one row O [width] and stores it to `out`, and O itself to `saved`. A row that sees
-/// nothing (`dead`) is 0 whatever eps is.
+/// Applies the epilogue to one row O [width] with the calling warp. Stores the result to `out` and
+/// O to `saved`. `dead` marks a row that sees no column: its result is 0, even if eps is 0.
 template <class T>
 __device__ inline void finish_row(const HeadEpilogue& epilogue, const float* row, int width,
                                   bool dead, T* out, const SavedRow<T>& saved) {

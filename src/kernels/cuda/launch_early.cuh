@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Launches that overlap the end of the kernel before (programmatic dependent launch, sm_90).
+// Programmatic dependent launch (sm_90 and later): a kernel starts while the previous kernel in the
+// stream is still running.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +10,8 @@
 
 namespace diffattn::cuda {
 
-/// Launches a kernel that may start before the one ahead of it in the stream has ended; it waits
-/// for that one itself (`wait_for_previous_kernel`).
+/// Launches a kernel that may start before the previous kernel in the stream has ended. The kernel
+/// must call `wait_for_previous_kernel` before it reads that kernel's results.
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t smem,
                   cudaStream_t stream, const Problem& problem, const char* name,
@@ -31,8 +32,8 @@ void launch_early(void (*kernel)(Parameters...), unsigned blocks, unsigned threa
   check(cudaLaunchKernelEx(&config, kernel, arguments...), name, problem);
 }
 
-/// The same for a kernel that is compiled for older GPUs too: where the code that runs on the
-/// current device cannot wait (made from an older PTX), it starts after the one ahead of it.
+/// Does the same for a kernel that also has code for GPUs before sm_90. Code compiled from PTX
+/// older than sm_90 has no wait instruction, so it gets an ordinary launch.
 template <class... Parameters, class... Arguments>
 void launch_early_if_possible(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
                               size_t smem, cudaStream_t stream, const Problem& problem,

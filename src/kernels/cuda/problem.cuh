@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `Problem` as kernels receive it: 32-bit sizes, typed rows, and where each sequence lies. Steps
-// and names as in kernels/visible.h.
+// Device-side form of `Problem`: 32-bit sizes, typed tensor rows, and the extent of each sequence.
+// Follows kernels/visible.h step by step.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace diffattn::cuda {
 
-/// `View` with device-side addressing; offsets are 64-bit.
+/// A `View` with addressing on the device; offsets are 64-bit.
 template <class T>
 struct Rows {
   T* data = nullptr;
@@ -23,7 +23,7 @@ struct Rows {
   __device__ T* at(int64_t b, int64_t l, int64_t h) const {
     return data + b * batch_stride + l * seq_stride + h * head_stride;
   }
-  /// Null where there is no tensor.
+  /// Returns null if the tensor is absent.
   __device__ T* at_or_null(int64_t b, int64_t l, int64_t h) const {
     return data == nullptr ? nullptr : at(b, l, h);
   }
@@ -34,7 +34,8 @@ Rows<T> rows_of(const View<U>& view) {
   return {static_cast<T*>(view.data), view.batch_stride, view.seq_stride, view.head_stride};
 }
 
-/// May rows of `width` 16-bit elements be read 16 bytes at a time?
+/// True if every row of `width` 16-bit elements starts and ends at a multiple of 16 bytes, so that
+/// kernels may read it in 16-byte chunks.
 template <class U>
 bool has_aligned_rows(const View<U>& view, int64_t width) {
   constexpr int64_t kElements = 8;  // 16 bytes
@@ -45,22 +46,24 @@ bool has_aligned_rows(const View<U>& view, int64_t width) {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
-inline constexpr int kFarAway = 1 << 30;  // beyond every column, and safe to add to a column
+// Stands for "no window". Beyond every column, yet small enough that column + kFarAway fits an int.
+inline constexpr int kFarAway = 1 << 30;
 
-/// Where batch entry b lies and which columns its rows may see before any mask.
+/// The rows and columns of one batch entry, and which columns each row sees before any mask.
+/// Row m stands at column m' = m + diagonal.
 struct Sequence {
-  int q_begin, seq_q;      // rows in the tensor
-  int k_begin, seq_k;      // columns in the tensor
-  int first_key, end_key;  // columns that are not padding
+  int q_begin, seq_q;      // first row in the tensor, number of rows
+  int k_begin, seq_k;      // first column in the tensor, number of columns
+  int first_key, end_key;  // columns [first_key, end_key) are not padding
   int diagonal;            // m' - m
-  int window;              // kFarAway without one
-  bool bounded;            // n <= m'
+  int window;              // row m sees n > m' - window; kFarAway without a window
+  bool bounded;            // row m sees n <= m' only (causal or window)
 
   __device__ int first_visible(int m) const { return max(first_key, m + diagonal - window + 1); }
   __device__ int end_visible(int m) const {
     return bounded ? min(end_key, m + diagonal + 1) : end_key;
   }
-  /// The rows that see column n, before any mask: [first_row, end_row). Both grow with n.
+  /// Rows [first_row, end_row) see column n before any mask. Both bounds grow with n.
   __device__ int first_row(int n) const { return bounded ? max(0, n - diagonal) : 0; }
   __device__ int end_row(int n) const {
     return window == kFarAway ? seq_q : min(seq_q, n - diagonal + window);
@@ -117,8 +120,8 @@ inline Shape shape_of(const Problem& problem) {
           .mask = problem.mask};
 }
 
-/// Which (batch entry, head, tile) a block of a one-dimensional grid computes. Tiles of one head
-/// are neighbours, so that its keys and values stay in the second-level cache.
+/// The (batch entry, head, tile) that a block of a one-dimensional grid computes. Consecutive
+/// blocks take the tiles of one head, so that its keys and values stay in the L2 cache.
 struct BlockPlace {
   int b, h, tile;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums and maxima over the four lanes that share a row of a matrix instruction's result. All four
-// get the same bits.
+// Sum and maximum over a quad: the four lanes that hold one row of an mma accumulator fragment. All
+// four lanes get the same bits.
 #pragma once
 
 namespace diffattn::cuda {

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What rounding a float to 16 bits loses, in one more byte. As words, a float and its rounded
-// neighbour differ by at most half a unit in the last place of T, 2^15 (bf16) or 2^12 (fp16) of the
-// float's own; the byte counts 1/256 of that unit. Together they hold 16 (19) bits of mantissa,
-// which delta = dO.O needs where a row's probabilities are close to 0 and 1: dP - delta cancels.
+// The "rest": one byte that stores the error of rounding a float to a 16-bit type T, in 1/256 of
+// T's unit in the last place (ulp).
+//
+//   rest = (bits(x) - bits(float(rounded))) / 2^kRestShift, rounded and clamped to [-128, 127]
+//
+// The difference of the bit patterns is at most half an ulp of T: 2^15 float ulps for bfloat16,
+// 2^12 for float16. Rounded value and rest together hold 16 (bfloat16) or 19 (float16) mantissa
+// bits. The backward needs them for delta = dO.O: dP - delta cancels where probabilities are close
+// to 0 or 1.
 #pragma once
 
 #include "kernels/cuda/element.cuh"
@@ -13,7 +18,7 @@ namespace diffattn::cuda {
 template <class T>
 inline constexpr int kRestShift = __is_same(T, float16) ? 5 : 8;
 
-/// Of x, which was rounded to `rounded`. 0 where that is infinite or NaN.
+/// Returns the rest of x, which the caller rounded to `rounded`; 0 if that is infinite or NaN.
 template <class T>
 __device__ inline int rest_of(float x, T rounded) {
   const float wide = widen(rounded);
@@ -22,9 +27,9 @@ __device__ inline int rest_of(float x, T rounded) {
   return fabsf(wide) < INFINITY ? max(-128, min(127, rest)) : 0;
 }
 
-/// x again, to 1/512 of the unit in the last place of T (1/256 where bytes were rounded down).
-/// Below T's normal numbers, where the byte may stand for more than the number itself, and beyond
-/// them: `rounded` alone.
+/// Reconstructs x to 1/512 ulp of T (1/256 ulp where the byte was clamped). Returns `rounded` alone
+/// if it is infinite, NaN or below T's normal range: an ulp of a subnormal float16 exceeds 2^13
+/// float ulps.
 template <class T>
 __device__ inline float with_rest(T rounded, int rest) {
   constexpr float kSmallest = __is_same(T, float16) ? 0x1p-14f : 0x1p-126f;

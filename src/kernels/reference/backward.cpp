@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward, as docs/algorithm.md writes it. For each row, with p1, p2, O recomputed as forward
-// does ((1)-(4)):
+// Backward as in docs/algorithm.md. Each row m of each head recomputes p1, p2 [N] and O [Dv] by
+// steps (1)-(4) of the forward, then:
 //
-//   (6) dO = gradient of the epilogue at dout;   dweight += out_scale dout o O rstd
+//   (6) dO = epilogue backward of dout;   dweight += out_scale * dout * O * rstd
 //   (7) dA[n] = dO.v[n];  dv[n] += A[n] dO;  dp1 = dA,  dp2 = -lambda dA,  dlambda = -sum dA p2
 //   (8) (9) ds, dq, dk, dmask: input_gradients.h
 //
-// All sums are in double; each gradient rounds once, when it is stored. The saved lse, o, o2 are
-// not used: this is the truth that backends using them are held to.
+// All sums are in double; each gradient is rounded once, when it is stored. This backward does not
+// read the saved lse, o and o2, so it can check the backends that do.
 
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/reference.h"
@@ -24,7 +24,8 @@ struct Backward {
   const HeadEpilogue<T> epilogue{params.epilogue, params.value_dim};
   InputGradients<T> inputs{params, params};
   std::vector<double> v{}, dv{};  // [N, Dv] of one kv head
-  std::vector<double> dweight = std::vector<double>(params.value_dim, 0.0);  // / out_scale
+  /// [Dv]: dnorm_weight / out_scale
+  std::vector<double> dweight = std::vector<double>(params.value_dim, 0.0);
 
   void run() {
     for (int64_t b = 0; b < params.batch; ++b) {
@@ -66,7 +67,7 @@ struct Backward {
         add_scaled(o.data(), maps.difference(n), v.data() + n * width, width);  // (4)
     }
     std::vector<double> dout =
-        load_rows<T>(params.dout, b, maps.seq.q_begin + m, 1, h, width);  // (6): becomes dO
+        load_rows<T>(params.dout, b, maps.seq.q_begin + m, 1, h, width);  // (6) makes it dO
     if (maps.visible_count != 0) epilogue.apply_backward(o, dout, dweight);
 
     std::vector<double> dp1(maps.seq.seq_k), dp2(maps.seq.seq_k);

@@ -10,8 +10,11 @@
 
 namespace diffattn::reference {
 
-/// out = out_scale * weight o O * rstd,  rstd = 1 / sqrt(mean(O^2) + eps); without norm, weight and
-/// rstd are 1.
+/// Step (5) and its gradient (6) for one row O [Dv], elementwise and in double:
+///
+///   out = out_scale * weight * O * rstd,   rstd = 1 / sqrt(mean(O^2) + eps)
+///
+/// Without head norm, weight and rstd are 1.
 template <class T>
 class HeadEpilogue {
  public:
@@ -23,24 +26,25 @@ class HeadEpilogue {
     }
   }
 
-  /// O -> out in place.
+  /// Computes out from O in place.
   void apply(std::vector<double>& o) const {
     const double r = rstd(o);
     for (size_t c = 0; c < o.size(); ++c) o[c] *= gain_[c] * r;
   }
 
-  /// dout -> dO in place, given O. Adds this row's part of d(weight) / out_scale to `dweight`.
+  /// Computes dO from dout in place, given O. Adds the row's part of dnorm_weight / out_scale to
+  /// `dweight`.
   void apply_backward(const std::vector<double>& o, std::vector<double>& dout,
                       std::vector<double>& dweight) const {
     const double r = rstd(o);
-    double mean = 0.0;  // of gain o dout o O
+    double mean = 0.0;  // mean(gain * dout * O)
     for (size_t c = 0; c < o.size(); ++c) {
       dweight[c] += dout[c] * o[c] * r;
       dout[c] *= gain_[c];
       mean += dout[c] * o[c];
     }
     mean = norm_ ? mean / static_cast<double>(o.size()) : 0.0;
-    // d/dO of O r(O): r (g - O r^2 mean(g O))
+    // With g = gain * dout, the gradient of O * r(O) is r * (g - O * r^2 * mean(g * O)).
     for (size_t c = 0; c < o.size(); ++c) dout[c] = r * (dout[c] - o[c] * r * r * mean);
   }
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward, as docs/algorithm.md writes it. For each batch entry b, head h and row m:
+// Forward as in docs/algorithm.md. For each batch entry b, head h and row m:
 //
 //   (1) s1[n] = scale q1[m].k1[n] + mask,   s2[n] = scale2 q2[m].k2[n] + mask   for visible n
 //   (2) p1 = softmax(s1), lse1              (3) p2 = softmax(s2), lse2
 //   (4) O  = sum_n (p1[n] - lambda p2[n]) v[n]
-//   (5) out = out_scale * weight o O * rstd(O)
+//   (5) out = out_scale * weight * O * rstd(O)
 //
-// All sums are in double; the one rounding is the store.
+// One row at a time: s1, s2, p1, p2 are [N], O is [Dv]. All sums are in double; results are rounded
+// once, when they are stored.
 
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/reference.h"
@@ -44,7 +45,7 @@ struct Forward {
     const int64_t width = params.value_dim;
     std::vector<double> o(width, 0.0), o2(width, 0.0);
     for (int64_t n = maps.columns.begin; n < maps.columns.end; ++n) {
-      if (!maps.visible[n]) continue;  // an unseen NaN in v stays unseen
+      if (!maps.visible[n]) continue;  // a NaN in a hidden row of v must not reach O
       add_scaled(o.data(), maps.difference(n), v.data() + n * width, width);  // (4)
       add_scaled(o2.data(), maps.p2[n], v.data() + n * width, width);
     }
@@ -52,7 +53,7 @@ struct Forward {
     if (params.o2) store_row<T>(params.o2, b, row, h, o2.data(), width);
     if (params.lse1) store_row<Accumulator<T>>(params.lse1, b, row, h, &maps.lse1, 1);
     if (params.lse2) store_row<Accumulator<T>>(params.lse2, b, row, h, &maps.lse2, 1);
-    if (maps.visible_count != 0) epilogue.apply(o);  // (5); a row that sees nothing stays 0
+    if (maps.visible_count != 0) epilogue.apply(o);  // (5); a row that sees no column stays 0
     store_row<T>(params.out, b, row, h, o.data(), width);
   }
 };

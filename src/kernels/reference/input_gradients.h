@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Gradients of q, k, lambda and the mask, from the gradients dp1 and dp2 of both maps. For each
+// row m, with p, dp, ds [N]:
+//
+//   (8)  ds = p (dp - sum_n p[n] dp[n])                      for both maps
+//   (9)  dq = scale ds k,   dk += scale ds^T q,   dmask += ds1 + ds2
+//
+// All sums are in double; each gradient is rounded once, when it is stored.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +19,11 @@
 
 namespace diffattn::reference {
 
-/// Sums of a gradient whose input was broadcast: several (b, m, h) share one element. Kept in
-/// double until every row was added, so that a sum over a whole batch rounds once.
+/// Accumulates the gradient of a broadcast input, in which several (b, m, h) share one element.
+/// Sums stay in double until all rows are added, so that each element is rounded once.
 class BroadcastSum {
  public:
-  /// `span`: one past the largest offset that will be added to.
+  /// `span`: the largest offset plus 1.
   explicit BroadcastSum(int64_t span) : sum_(span, 0.0) {}
 
   void add(int64_t offset, double value) { sum_[offset] += value; }
@@ -29,12 +37,8 @@ class BroadcastSum {
   std::vector<double> sum_;
 };
 
-/// Turns gradients of the two maps into gradients of what they were computed from:
-///
-///   (8)  ds = p o (dp - sum_n p[n] dp[n])                    for both maps
-///   (9)  dq = scale ds k,   dk += scale ds^T q,   dmask += ds1 + ds2
-///
-/// Rows of one kv head come together: begin_kv_head, add_row ..., end_kv_head; then finish once.
+/// Steps (8) and (9). For each kv head, call begin_kv_head, add_row for all of its rows, and
+/// end_kv_head. Call finish once at the end.
 template <class T>
 class InputGradients {
  public:
@@ -50,7 +54,8 @@ class InputGradients {
     dk2_.assign(seq.seq_k * problem_.head_dim, 0.0);
   }
 
-  /// dp1, dp2 [N]: gradients of row m of p1, p2 (read where visible); dlambda: of its lambda.
+  /// dp1, dp2 [N]: gradients of row m of p1 and p2, read at visible columns only. dlambda: gradient
+  /// of the row's lambda.
   void add_row(const HeadMaps<T>& maps, int64_t b, int64_t h, int64_t m,
                const std::vector<double>& dp1, const std::vector<double>& dp2, double dlambda) {
     const int64_t dim = problem_.head_dim;
@@ -105,7 +110,7 @@ class InputGradients {
     return sum;
   }
 
-  /// Elements of a dense gradient with these strides: [B, M, H], packed [total, H].
+  /// Returns the number of elements of a dense dlambda [B, M, H], or [total, H] if packed.
   int64_t span(const View<void>& view) const {
     const int64_t rows =
         problem_.cu_seqlens_q == nullptr ? problem_.seq_q : problem_.cu_seqlens_q[problem_.batch];
@@ -124,7 +129,7 @@ class InputGradients {
   static int64_t span_of(std::initializer_list<std::pair<int64_t, int64_t>> axes) {
     int64_t span = 1;
     for (const auto& [size, stride] : axes) {
-      if (stride == 0) continue;  // broadcast: one element, however many rows share it
+      if (stride == 0) continue;  // broadcast: all indices share one element
       if (size == 0) return 0;
       span += (size - 1) * stride;
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The maps p1, p2 and A = p1 - lambda p2 as a grid of cells, each showing its entry of largest
-// magnitude. Memory is one row of the maps beside the grid.
+// The maps p1, p2 and A = p1 - lambda p2 (steps (1)-(3) of docs/algorithm.md), downsampled to a
+// grid of cells [B, H, 3, rows, cols]. Each cell shows its entry of largest magnitude. Rows are
+// computed in double, one at a time, so memory is one row of the maps besides the grid.
 
 #include <algorithm>
 
@@ -30,7 +31,7 @@ struct Map {
     A* grid = static_cast<A*>(params.map) + (b * params.heads + h) * kMaps * cells;
     std::fill(grid, grid + kMaps * cells, A{0});
     HeadMaps<T> maps(params, b, h);
-    const int64_t row_end = std::min(params.row_end, maps.seq.seq_q);  // packed: a shorter one
+    const int64_t row_end = std::min(params.row_end, maps.seq.seq_q);  // packed: may be shorter
     for (int64_t m = params.row_begin; m < row_end; ++m) {
       maps.compute_row(m);
       const int64_t r = cell(m, params.row_begin, params.row_end, params.rows);
@@ -45,12 +46,12 @@ struct Map {
     }
   }
 
-  /// Which of `cells` equal parts of [begin, end) holds i.
+  /// Returns which of `cells` equal parts of [begin, end) contains i.
   static int64_t cell(int64_t i, int64_t begin, int64_t end, int64_t cells) {
     return (i - begin) * cells / (end - begin);
   }
 
-  /// NaN is the largest of all: a picture must not hide it.
+  /// Keeps the value of larger magnitude in `cell`. NaN always wins, so that a map shows it.
   static void keep_extreme(A& cell, double value) {
     if (std::isnan(value) || std::abs(value) > std::abs(static_cast<double>(cell))) {
       cell = static_cast<A>(value);

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Both softmax maps of one (batch entry, head), one row at a time, in double:
+//
+//   (1)     s1[n] = scale q1[m].k1[n] + mask,   s2[n] = scale2 q2[m].k2[n] + mask  for visible n
+//   (2) (3) p1 = softmax(s1), lse1;   p2 = softmax(s2), lse2
+//
+// Step numbers are those of docs/algorithm.md.
 #pragma once
 
 #include <cmath>
@@ -11,7 +18,6 @@
 
 namespace diffattn::reference {
 
-/// Both softmax maps of one (batch entry, head), a row at a time: docs/algorithm.md, steps 1-3.
 template <class T>
 class HeadMaps {
  public:
@@ -28,7 +34,7 @@ class HeadMaps {
     p2.resize(seq.seq_k);
   }
 
-  /// Fills the members below for row m. Entries outside [columns.begin, columns.end) are stale.
+  /// Computes row m into the members below. Entries outside [columns.begin, columns.end) are stale.
   void compute_row(int64_t m) {
     const int64_t dim = problem_.head_dim;
     columns = columns_of(problem_, seq, m);
@@ -47,7 +53,7 @@ class HeadMaps {
     lse2 = softmax(p2);  // (3)
   }
 
-  /// A[m, n] of the computed row.
+  /// Returns A[m, n] of the row computed last.
   double difference(int64_t n) const { return p1[n] - lambda * p2[n]; }
 
  private:
@@ -67,8 +73,8 @@ class HeadMaps {
   double lse1 = -INFINITY, lse2 = -INFINITY;
 
  private:
-  /// Scores to probabilities in place over the visible columns; returns log sum exp. A row that
-  /// sees nothing has -inf and no probabilities: exp(-inf - -inf) is never formed.
+  /// Turns scores into probabilities in place and returns log sum exp. Returns -inf for a row that
+  /// sees no column; exp(-inf - -inf) is never formed.
   double softmax(std::vector<double>& p) const {
     double maximum = -INFINITY;
     for (int64_t n = columns.begin; n < columns.end; ++n) {

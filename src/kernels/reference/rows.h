@@ -9,7 +9,7 @@
 
 namespace diffattn::reference {
 
-/// Rows [begin, begin + count) of one head, widened to double: [count, width].
+/// Returns rows [begin, begin + count) of one head, widened to double: [count, width].
 template <class T>
 std::vector<double> load_rows(View<const void> view, int64_t b, int64_t begin, int64_t count,
                               int64_t h, int64_t width) {
@@ -21,7 +21,7 @@ std::vector<double> load_rows(View<const void> view, int64_t b, int64_t begin, i
   return rows;
 }
 
-/// Writes `width` doubles to one row, rounding once.
+/// Rounds `width` doubles to T and stores them as one row.
 template <class T>
 void store_row(View<void> view, int64_t b, int64_t l, int64_t h, const double* values,
                int64_t width) {

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Statistics of the rows of A = p1 - lambda p2 over the columns a row may see, and their gradients.
-// Definitions: `enum Stat` in params.h; docs/algorithm.md, "Statistics".
+// Statistics of the rows of A = p1 - lambda p2 over the columns each row sees, and their gradients.
+// `enum Stat` in params.h and "Statistics" in docs/algorithm.md define them.
+//
+//   forward:   maps of row m [N] by steps (1)-(3), then stats [kStatCount]
+//   backward:  dstats -> dA -> dp1, dp2, dlambda, then steps (8) (9) in input_gradients.h
+//
+// All sums are in double; results are rounded once, when they are stored.
 
 #include <algorithm>
 #include <array>
@@ -16,7 +21,7 @@ namespace {
 constexpr double kFocusThreshold = 0.5;
 constexpr double kCoverageThreshold = 0.1;
 
-/// What map 2 may take away at column n: lambda p2, nothing when lambda is negative.
+/// Returns the most that map 2 can cancel at column n: lambda p2, or 0 if lambda is negative.
 template <class T>
 double taken(const HeadMaps<T>& maps, int64_t n) {
   return std::max(maps.lambda * maps.p2[n], 0.0);
@@ -47,7 +52,7 @@ std::array<double, kStatCount> row_stats(const HeadMaps<T>& maps, double sparse_
     if (magnitude > 0.0) plogp += magnitude * std::log(magnitude);
   }
   stats[kStatVisible] = static_cast<double>(maps.visible_count);
-  // -sum a log a with a = |A| / S is log S - sum |A| log |A| / S
+  // -sum a log a with a = |A| / S equals log S - sum |A| log |A| / S.
   const double sum = stats[kStatAbsSum];
   stats[kStatEntropy] = sum > 0.0 ? std::log(sum) - plogp / sum : 0.0;
   return stats;
@@ -106,7 +111,7 @@ struct StatsBackward {
       const double a = maps.difference(n);
       double da = entry_gradient(a, stats, dstats);
       if (first) da += dstats[kStatSinkMass];
-      if (!maximum_found && a == stats[kStatMax]) {  // the first of equal maxima takes it all
+      if (!maximum_found && a == stats[kStatMax]) {  // the first of equal maxima gets all of it
         da += dstats[kStatMax];
         maximum_found = true;
       }
@@ -119,20 +124,20 @@ struct StatsBackward {
     inputs.add_row(maps, b, h, m, dp1, dp2, dlambda);
   }
 
-  /// dA from the sums over |A|, A^2, max(-A, 0) and the entropy; sign(0) = 0.
+  /// Returns dA of the sums over |A|, A^2 and max(-A, 0) and of the entropy; sign(0) = 0.
   static double entry_gradient(double a, const std::array<double, kStatCount>& stats,
                                const std::vector<double>& dstats) {
     if (a == 0.0) return 0.0;
     const double sign = a > 0.0 ? 1.0 : -1.0;
     const double sum = stats[kStatAbsSum];
-    // d/d|A| of log S - sum |A| log |A| / S is (log S - H - log |A|) / S
+    // The derivative of H = log S - sum |A| log |A| / S by |A| is (log S - H - log |A|) / S.
     const double dentropy = (std::log(sum) - stats[kStatEntropy] - std::log(std::abs(a))) / sum;
     return sign * (dstats[kStatAbsSum] + dstats[kStatEntropy] * dentropy) +
            2.0 * a * dstats[kStatSquareSum] - (a < 0.0 ? dstats[kStatNegativeMass] : 0.0);
   }
 
-  /// The two sums of minima see p1, p2 and lambda directly. Each minimum passes its gradient to the
-  /// smaller side, to p1 when they are equal.
+  /// Adds the gradients of `cancelled` and `overlap`, which depend on p1, p2 and lambda directly.
+  /// Each minimum passes its gradient to the smaller argument, or to p1 if both are equal.
   static void add_minimum_gradients(const HeadMaps<T>& maps, const std::vector<double>& dstats,
                                     int64_t n, double& dp1, double& dp2, double& dlambda) {
     const double cancelled = dstats[kStatCancelled], overlap = dstats[kStatOverlap];

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "diffattn/nn/route.h"
-#include "nn/attention/kept_calls.h"
+#include "nn/attention/checkpointed_calls.h"
 #include "nn/attention/visible.h"
 
 namespace diffattn::nn {

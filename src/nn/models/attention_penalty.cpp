@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/nn/attention_penalty.h"
 
-#include "diffattn/nn/text_rows.h"
+#include "nn/attention/text_rows.h"
 
 namespace diffattn::nn {
 namespace {

@@ -18,7 +18,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "diffattn/ops_loss.h"
+#include "ops/layers/loss.h"
 
 namespace diffattn::nn {
 namespace {

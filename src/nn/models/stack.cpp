@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/nn/stack.h"
 
-#include "nn/models/recompute.h"
+#include "nn/models/activation_checkpointing.h"
 
 namespace diffattn::nn {
 namespace {

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "ops/layers/token_layer.h"
+
 namespace diffattn::nn {
 namespace {
 

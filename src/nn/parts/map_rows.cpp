@@ -5,7 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "diffattn/nn/text_rows.h"
+#include "nn/attention/text_rows.h"
 #include "nn/attention/visible.h"
 
 namespace diffattn::nn {

@@ -2,7 +2,7 @@
 #include "diffattn/nn/swiglu.h"
 
 #include "diffattn/ops.h"
-#include "diffattn/ops_gated.h"
+#include "ops/layers/gated.h"
 #include "diffattn/ops_layers.h"
 
 namespace diffattn::nn {

@@ -2,8 +2,8 @@
 #include "diffattn/train/classifier.h"
 
 #include "diffattn/io/error.h"
-#include "diffattn/train/model_folder.h"
-#include "train/loaded_model.h"
+#include "diffattn/models/model_folder.h"
+#include "models/loaded_model.h"
 
 namespace diffattn::train {
 
@@ -52,12 +52,12 @@ ClassifierOutput ClassifierImpl::forward(const nn::ModelInput& input) {
 }
 
 Classifier load_classifier(const std::string& folder, torch::ScalarType dtype) {
-  const nn::ModelConfig config = read_model_config(folder);
+  const nn::ModelConfig config = models::read_model_config(folder);
   if (config.labels.empty() || config.kind == nn::ModelKind::kEncoderDecoder) {
     throw io::Error(folder + "/config.json",
                     "key 'id2label': expected the classes of a classifier, got none");
   }
-  return loaded_model<Classifier>(folder, config, dtype);
+  return models::loaded_model<Classifier>(folder, config, dtype);
 }
 
 }  // namespace diffattn::train

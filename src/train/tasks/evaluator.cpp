@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/train/evaluator.h"
+#include "train/tasks/evaluator.h"
 
 #include <array>
 #include <chrono>

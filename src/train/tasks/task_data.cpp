@@ -7,8 +7,8 @@
 #include "diffattn/data/tensors.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/json.h"
-#include "diffattn/train/language_data.h"
-#include "diffattn/train/new_model.h"
+#include "train/language_data.h"
+#include "train/new_model.h"
 #include "train/sections.h"
 
 namespace diffattn::train {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "diffattn/train/model_folder.h"
+#include "diffattn/models/model_folder.h"
 
 namespace diffattn::train {
 namespace {
@@ -173,7 +173,7 @@ class SummarizationTask final : public TaskModel {
 
 }  // namespace
 
-void TaskModel::save(const std::string& folder) const { save_model(folder, *module(), config()); }
+void TaskModel::save(const std::string& folder) const { models::save_model(folder, *module(), config()); }
 
 torch::Device TaskModel::device() const { return module()->parameters().front().device(); }
 

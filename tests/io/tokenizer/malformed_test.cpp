@@ -2,7 +2,7 @@
 #include <functional>
 #include <random>
 
-#include "reference_data.h"
+#include "tests/io/tokenizer/reference_data.h"
 
 namespace diffattn::io {
 namespace {

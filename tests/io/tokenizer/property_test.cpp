@@ -4,11 +4,11 @@
 #include <random>
 #include <thread>
 
-#include "diffattn/io/hash.h"
-#include "diffattn/io/text.h"
+#include "io/hash.h"
+#include "io/text.h"
 #include "diffattn/io/tokenizer_training.h"
 #include "io/unicode/characters.h"
-#include "reference_data.h"
+#include "tests/io/tokenizer/reference_data.h"
 
 namespace diffattn::io {
 namespace {

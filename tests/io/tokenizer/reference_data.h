@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "diffattn/io/tokenizer.h"
-#include "io/test_files.h"
+#include "tests/io/test_files.h"
 
-// What tools/make_tokenizer_data.py wrote under tests/data/tokenizer.
+// What tools/make_tokenizer_data.py wrote under tests/fixtures/tokenizer.
 
 namespace diffattn::io::testing {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/io/tokenizer_training.h"
 #include "io/unicode/nfc.h"
-#include "reference_data.h"
+#include "tests/io/tokenizer/reference_data.h"
 
 namespace diffattn::io {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backend.h"
+#include "tests/kernels/cuda/backend.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -47,6 +47,14 @@ PinnedPool& pool() {
 }
 
 constexpr const char* kName = "cuda";
+
+int& limit() {
+  static int capability = [] {
+    const char* text = std::getenv("DIFFATTN_TEST_CAPABILITY");
+    return text == nullptr ? kNoCapabilityLimit : std::atoi(text);
+  }();
+  return capability;
+}
 
 bool available() { return device_capability() >= 80; }
 bool takes(const Problem& problem) { return cuda::takes(problem, device_capability()); }
@@ -100,6 +108,7 @@ void poison(const View<void>& view, const ForwardParams& params) {
 
 void forward(const ForwardParams& given) {
   ForwardParams params = given;
+  params.max_capability = limit();
   if (params.o && params.o2 && has_16_bits(params)) rests().give(params);
   ++forward_routes()[cuda::forward_route(params)];
   const size_t bytes = cuda::forward_workspace_bytes(params);
@@ -115,6 +124,7 @@ void forward(const ForwardParams& given) {
 
 void backward(const BackwardParams& given) {
   BackwardParams params = given;
+  params.max_capability = limit();
   params.deterministic = !backward_in_any_order();
   if (params.o && params.o.data == rests().o) {
     const auto input = [](const View<void>& view) {
@@ -149,9 +159,6 @@ void map(const MapParams& params) {
 /// Before main: the list of targets is made when test suites are instantiated.
 const bool kRegistered = [] {
   if (!available()) return false;
-  if (const char* capability = std::getenv("DIFFATTN_TEST_CAPABILITY")) {
-    cuda::limit_capability(std::atoi(capability));
-  }
   memory_source() = {[](size_t bytes) { return pool().allocate(bytes); },
                      [](void* memory) { pool().release(memory); }};
   extra_backends().push_back(Backend{.name = kName,
@@ -199,6 +206,14 @@ int device_capability() {
   return capability;
 }
 
+int capability_limit() { return limit(); }
+
+int usable_capability() { return std::min(device_capability(), limit()); }
+
+CapabilityLimit::CapabilityLimit(int capability) : before_(limit()) { limit() = capability; }
+
+CapabilityLimit::~CapabilityLimit() { limit() = before_; }
+
 void check_cuda(cudaError_t status) {
   if (status != cudaSuccess) throw Error(cudaGetErrorString(status));
 }
@@ -222,7 +237,7 @@ bool has_float_matrix_kernels() {
   constexpr int kNeeded = 215 * 1024;  // the most that any of them takes for a block
   int bytes = 0;
   check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-  return cuda::usable_capability() >= 80 && bytes >= kNeeded;
+  return usable_capability() >= 80 && bytes >= kNeeded;
 }
 
 std::vector<Target> float_targets() {

@@ -7,17 +7,34 @@
 #include <map>
 #include <string>
 
-#include "support/run.h"
+#include "tests/support/run.h"
 
 /// The CUDA kernels as one more backend of the shared kernel tests. Test memory is page-locked host
 /// memory, which kernels read and write through the same pointers; calls wait for the device.
-/// DIFFATTN_TEST_CAPABILITY=80 in the environment leaves the portable kernels.
+/// The environment variable DIFFATTN_TEST_CAPABILITY=80 restricts the tests to the sm80 kernels.
 namespace diffattn::testing {
 
-/// Compute capability of device 0, 10 * major + minor; 0 where there is none.
+/// Returns the compute capability of device 0, 10 * major + minor; 0 without a GPU.
 int device_capability();
-/// Does the device have what float32's kernels of matrix instructions ask for?
+/// Returns the newest compute capability whose kernels the tests may use: DIFFATTN_TEST_CAPABILITY,
+/// by default no limit. Tests that call kernels directly copy it to `Problem::max_capability`.
+int capability_limit();
+/// Returns the compute capability of device 0, capped at that limit.
+int usable_capability();
+/// True if the float32 kernels that use tensor cores run on the device.
 bool has_float_matrix_kernels();
+
+/// Sets capability_limit() for the length of a scope.
+class CapabilityLimit {
+ public:
+  explicit CapabilityLimit(int capability);
+  ~CapabilityLimit();
+  CapabilityLimit(const CapabilityLimit&) = delete;
+  CapabilityLimit& operator=(const CapabilityLimit&) = delete;
+
+ private:
+  int before_;
+};
 
 /// Throws `Error` with what went wrong.
 void check_cuda(cudaError_t status);

@@ -10,12 +10,11 @@
 #include <iterator>
 #include <vector>
 
-#include "backend.h"
-#include "diffattn/kernels/cuda.h"
-#include "support/check.h"
-#include "support/naive.h"
-#include "support/oracle.h"
-#include "support/tolerance.h"
+#include "tests/kernels/cuda/backend.h"
+#include "tests/support/check.h"
+#include "tests/support/naive.h"
+#include "tests/support/oracle.h"
+#include "tests/support/tolerance.h"
 
 namespace diffattn::testing {
 namespace {
@@ -94,7 +93,7 @@ TEST_P(CudaBackwardTiles, InOrder) {
   for (const auto& [route, calls] : backward_routes()) {
     std::printf("%s: %ld backward calls\n", route.c_str(), static_cast<long>(calls));
   }
-  const char* route = cuda::usable_capability() == 90 ? "sm90" : "sm80";
+  const char* route = usable_capability() == 90 ? "sm90" : "sm80";
   if (GetParam().dtype == Dtype::kFloat32) route = has_float_matrix_kernels() ? "tf32" : "simt";
   EXPECT_GE(backward_routes()[route], tally.cases / 2) << route;
   std::printf("cases %ld, worst share of a bound %.2f, mean error / naive %.2f\n",

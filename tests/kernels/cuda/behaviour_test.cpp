@@ -7,10 +7,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "backend.h"
 #include "diffattn/kernels/cuda.h"
 #include "diffattn/kernels/error.h"
-#include "support/compare.h"
+#include "tests/kernels/cuda/backend.h"
+#include "tests/support/compare.h"
 
 namespace diffattn::testing {
 namespace {
@@ -100,6 +100,7 @@ struct SavedRows {
   ForwardParams params;
 
   explicit SavedRows(const Case& c) : params(c.forward()) {
+    params.max_capability = capability_limit();
     const auto output = [&](Tensor& tensor, Dtype dtype, int64_t width) {
       tensor = Tensor(dtype, c.query_dims(width), Layout::kBmhd);
       tensor.make_output();
@@ -210,6 +211,7 @@ TEST_P(CudaBehaviour, CanBeCapturedInAGraph) {
   out.make_output();
   ForwardParams params = c.forward();
   params.out = out.view();
+  params.max_capability = capability_limit();
   const Workspace workspace(cuda::forward_workspace_bytes(params));
   cudaStream_t stream = nullptr;
   cudaGraph_t graph = nullptr;

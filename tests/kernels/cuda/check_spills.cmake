@@ -31,7 +31,7 @@ function(find_allowed kernel)
   elseif(kernel MATCHES "tf32.*14forward_kernel")
     set(allowed 104)  # none but in what runs again for values that are not finite: 100, 92
   elseif(kernel MATCHES "repair_.*kernel")
-    set(allowed 128)  # the portable kernels, run where the others could not
+    set(allowed 128)  # the sm80 kernels, which run where the sm90 kernels cannot
   endif()
   set(allowed ${allowed} PARENT_SCOPE)
 endfunction()

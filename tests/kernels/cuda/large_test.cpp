@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "backend.h"
 #include "diffattn/kernels/cuda.h"
-#include "support/rng.h"
+#include "tests/kernels/cuda/backend.h"
+#include "tests/support/rng.h"
 
 namespace diffattn::testing {
 namespace {
@@ -70,6 +70,7 @@ Problem sizes(int64_t batch) {
   p.value_dim = kValueDim;
   p.scale = p.scale2 = 0.125;
   p.causal = true;
+  p.max_capability = capability_limit();
   return p;
 }
 

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <string_view>
 
-#include "backend.h"
 #include "diffattn/kernels/cuda.h"
-#include "support/check.h"
+#include "tests/kernels/cuda/backend.h"
+#include "tests/support/check.h"
 
 namespace diffattn::testing {
 namespace {
@@ -21,8 +21,7 @@ constexpr Widths kWidths[] = {{64, 128}, {128, 256}, {64, 64}, {128, 128}};
 class CudaSm90 : public ::testing::TestWithParam<Target> {
  protected:
   void SetUp() override {
-    if (cuda::usable_capability() != 90)
-      GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
+    if (usable_capability() != 90) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
   }
 
   void TearDown() override { forward_again_with_known_lse() = false; }
@@ -40,6 +39,7 @@ class CudaSm90 : public ::testing::TestWithParam<Target> {
     Tensor out(c.dtype, c.query_dims(c.spec.value_dim), c.spec.out_layout);
     ForwardParams params = c.forward();
     params.out = out.view();
+    params.max_capability = capability_limit();
     return std::string_view(cuda::forward_route(params)) == "sm90";
   }
 };
@@ -205,21 +205,19 @@ TEST_P(CudaSm90, Random) {
   }
 }
 
-/// The portable kernels compute the same.
-TEST_P(CudaSm90, AgreesWithPortable) {
+/// The sm80 kernels give the same result.
+TEST_P(CudaSm90, AgreesWithSm80) {
   for (const Widths& widths : kWidths) {
     Spec spec = base_spec(widths, 3);
     spec.causal = true;
     const Case c(spec, GetParam().dtype);
     const std::vector<double> out = run_forward(*GetParam().backend, c).out;
     for (int i = 0; i < 10; ++i) ASSERT_EQ(run_forward(*GetParam().backend, c).out, out);
-    const int before = cuda::usable_capability();
-    cuda::limit_capability(80);
+    const CapabilityLimit limit(80);
     EXPECT_FALSE(is_taken(c));
-    const std::vector<double> portable = run_forward(*GetParam().backend, c).out;
-    cuda::limit_capability(before);
+    const std::vector<double> sm80 = run_forward(*GetParam().backend, c).out;
     const std::vector<double> tolerance = out_tolerance(c);
-    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], portable[i], tolerance[i]) << i;
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], sm80[i], tolerance[i]) << i;
   }
 }
 
@@ -283,11 +281,10 @@ double relative_difference(const std::vector<double>& a, const std::vector<doubl
   return std::sqrt(difference / size);
 }
 
-/// Numbers that some write for -inf, sums that overflow: the portable kernels compute the same.
+/// Mask values that stand for -inf, and sums that overflow: the sm80 kernels give the same result.
 TEST_P(CudaSm90, LowBiases) {
   const Dtype dtype = GetParam().dtype;
   const double lowest = dtype == Dtype::kBFloat16 ? -0x1.fep127 : -65504.0;
-  const int before = cuda::usable_capability();
   for (const Dtype mask_dtype : {dtype, Dtype::kFloat32}) {
     for (const double low : {-80.0, -1e4, lowest, 300.0}) {
       for (const double slope : {0.01, 3.0}) {
@@ -296,13 +293,12 @@ TEST_P(CudaSm90, LowBiases) {
         backward_routes().clear();
         const BackwardResult backward = run_backward(*GetParam().backend, c);
         ASSERT_GT(backward_routes()["sm90"], 0);
-        cuda::limit_capability(80);
-        const ForwardResult portable = run_forward(*GetParam().backend, c);
+        const CapabilityLimit limit(80);
+        const ForwardResult sm80 = run_forward(*GetParam().backend, c);
         const BackwardResult gradients = run_backward(*GetParam().backend, c);
-        cuda::limit_capability(before);
         const std::vector<double> tolerance = out_tolerance(c);
         for (size_t i = 0; i < tolerance.size(); ++i) {
-          ASSERT_NEAR(forward.out[i], portable.out[i], tolerance[i]) << i << ", low " << low;
+          ASSERT_NEAR(forward.out[i], sm80.out[i], tolerance[i]) << i << ", low " << low;
         }
         for (const NamedGradient& gradient : kGradients) {
           if ((gradients.*gradient.values).empty()) continue;

@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "backend.h"
 #include "diffattn/kernels/cuda.h"
+#include "tests/kernels/cuda/backend.h"
 
 namespace diffattn::testing {
 namespace {
@@ -33,11 +33,13 @@ class DeviceCall {
  public:
   explicit DeviceCall(const Case& c) : c_(c), block_(kBytes) {
     f_ = c.forward();
+    f_.max_capability = capability_limit();
     const int64_t rows = c.rows_q(), keys = c.rows_k(), d = c.spec.head_dim;
     f_.out = take(rows, c.spec.heads, c.spec.value_dim, c.dtype);
     f_.lse1 = take(rows, c.spec.heads, 1, c.accumulator);
     f_.lse2 = take(rows, c.spec.heads, 1, c.accumulator);
     g_ = c.backward();
+    g_.max_capability = capability_limit();
     g_.lse1 = input(f_.lse1), g_.lse2 = input(f_.lse2);
     g_.dq1 = take(rows, c.spec.heads, d, c.dtype);
     g_.dq2 = take(rows, c.spec.heads, d, c.dtype);

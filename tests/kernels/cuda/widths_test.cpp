@@ -8,9 +8,8 @@
 #include <limits>
 #include <vector>
 
-#include "backend.h"
-#include "diffattn/kernels/cuda.h"
-#include "support/check.h"
+#include "tests/kernels/cuda/backend.h"
+#include "tests/support/check.h"
 
 namespace diffattn::testing {
 namespace {
@@ -130,7 +129,7 @@ TEST_P(CudaWidths, Masks) {
     }
   }
   if (GetParam().dtype != Dtype::kFloat32) {
-    if (cuda::usable_capability() == 90) {
+    if (usable_capability() == 90) {
       EXPECT_GT(backward_routes()["sm90"], 0);
     }
   } else {
@@ -197,8 +196,7 @@ class CudaFloat32 : public ::testing::TestWithParam<Target> {};
 /// The kernels without matrix instructions, which others would otherwise hide.
 TEST_P(CudaFloat32, Simt) {
   Tally tally;
-  const int before = cuda::usable_capability();
-  cuda::limit_capability(70);
+  const CapabilityLimit limit(70);
   forward_routes().clear();
   backward_routes().clear();
   for (const auto& [d, dv] : {std::pair<int64_t, int64_t>{1, 1}, {20, 40}, {64, 128}, {128, 256}}) {
@@ -211,7 +209,6 @@ TEST_P(CudaFloat32, Simt) {
       if (!check_backward(GetParam(), spec, tally)) break;
     }
   }
-  cuda::limit_capability(before);
   EXPECT_EQ(forward_routes()["tf32"] + backward_routes()["tf32"], 0);
   EXPECT_GE(forward_routes()["simt"], 8);
   EXPECT_GE(backward_routes()["simt"], 8);

@@ -9,15 +9,16 @@
 
 namespace diffattn::cpu::amx {
 
-/// What LDTILECFG reads: all eight tile registers as 16 rows of 64 B.
+/// The memory operand of LDTILECFG.
 struct alignas(64) TileConfig {
   uint8_t palette, start_row, reserved[14];
   uint16_t row_bytes[16];
   uint8_t rows[16];
 };
 
-/// A constant in memory: _tile_loadconfig says of 8 of the 64 bytes that it reads them, so stores
-/// to a local variable's other bytes would be dropped.
+/// All eight tile registers as 16 rows of 64 B. It is a constant because GCC's _tile_loadconfig
+/// declares only 8 of its 64 bytes as read: stores to the rest of a local variable would be
+/// dropped.
 template <class Isa>
 inline constexpr TileConfig kTileConfig{
     .palette = 1,
@@ -27,15 +28,15 @@ inline constexpr TileConfig kTileConfig{
     .rows = {16, 16, 16, 16, 16, 16, 16, 16},
 };
 
-/// A 32 x 32 tile of sums in tile registers 0 to 3; 4 and 5 hold rows of the left side, 6 and 7
-/// columns of the right. One pass of four TDPBF16PS sums 16 pairs and loads four tiles: 64 clocks
-/// of products against 32 of loads.
+/// A 32 x 32 tile of fp32 sums of bf16 products, c += a b, on AMX. Tile registers 0 to 3 hold the
+/// sums, 4 and 5 rows of the left operand, 6 and 7 columns of the right operand. Each pass sums 16
+/// pairs with four TDPBF16PS (16 clocks each) and loads four tiles (17 to 18 clocks each from L1).
 template <class Isa>
 struct AmxTile {
   using Vec = __m512;
   static constexpr int kRows = 32, kCols = 32, kLanes = 16;
-  static constexpr int kDepth = 16;    // pairs of one pass
-  alignas(64) float c[kRows * kCols];  // where row() reads
+  static constexpr int kDepth = 16;    // bf16 pairs that one pass sums
+  alignas(64) float c[kRows * kCols];  // the sums that row() reads
 
   DIFFATTN_INLINE void zero() {
     _tile_zero(0);
@@ -55,40 +56,41 @@ struct AmxTile {
     store_upper(p, stride);
     store_lower(p, stride);
   }
-  /// p is where the whole tile goes.
+  /// Stores rows 0 to 15 of the tile; p is the address of row 0.
   DIFFATTN_INLINE void store_upper(float* p, int64_t stride) const {
     _tile_stored(0, p, stride * 4);
     _tile_stored(1, p + 16, stride * 4);
   }
+  /// Stores rows 16 to 31 of the tile; p is the address of row 0.
   DIFFATTN_INLINE void store_lower(float* p, int64_t stride) const {
     _tile_stored(2, p + 16 * stride, stride * 4);
     _tile_stored(3, p + 16 * stride + 16, stride * 4);
   }
-  /// Sums that were stored with stride W.
+  /// Reads the rows of a tile that was stored with stride W.
   struct Stored {
     const float* sums;
     DIFFATTN_INLINE Vec row(int i, int h) const { return Isa::load(sums + i * kCols + h * kLanes); }
   };
   DIFFATTN_INLINE Vec row(int i, int h) const { return Isa::load(c + i * kCols + h * kLanes); }
 
-  /// a [R][steps]; afterwards row() may be called.
+  /// Adds a b, with a [R][steps], and stores the sums for row().
   DIFFATTN_INLINE void multiply_packed(const uint32_t* a, const uint32_t* b, int64_t steps,
                                        const uint32_t*) {
     multiply(a, steps, b, kCols, steps);
     store(c, kCols);
   }
-  /// a[i, k] at a[i * Stride + k].
+  /// Adds a b, with a[i, k] at a[i * Stride + k].
   template <int Stride>
   DIFFATTN_INLINE void multiply_rows(const uint32_t* a, const uint32_t* b, int64_t steps,
                                      const uint32_t*) {
     multiply(a, Stride, b, kCols, steps);
   }
 
-  /// a[i, k] at a[i * a_stride + k], b[k, j] at b[k * b_stride + j].
+  /// Adds a b, with a[i, k] at a[i * a_stride + k] and b[k, j] at b[k * b_stride + j].
   DIFFATTN_INLINE void multiply(const uint32_t* a, int64_t a_stride, const uint32_t* b,
                                 int64_t b_stride, int64_t steps) {
     const int64_t a_bytes = a_stride * 4, b_bytes = b_stride * 4;
-    __atomic_signal_fence(__ATOMIC_SEQ_CST);  // _tile_loadd does not say that it reads memory
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);  // GCC's _tile_loadd does not declare its reads
     for (int64_t k = 0; k < steps; k += kDepth, a += kDepth, b += kDepth * b_stride) {
       _tile_loadd(4, a, a_bytes);
       _tile_loadd(6, b, b_bytes);

@@ -10,8 +10,8 @@
 
 namespace diffattn::cpu::amx {
 
-/// Tile registers for decoding: 0 and 1 are sums of 16 keys x 4 rows, 2 and 3 keys, 4 rows of q as
-/// columns.
+/// Tile registers for decoding: 0 and 1 hold sums [16 keys][4 rows], 2 and 3 hold 16 keys each, 4
+/// holds four rows of q as columns.
 template <class Isa>
 inline constexpr TileConfig kDecodeConfig{
     .palette = 1,
@@ -21,13 +21,13 @@ inline constexpr TileConfig kDecodeConfig{
     .rows = {16, 16, 16, 16, 16},
 };
 
-/// Scores of four rows on tile registers: k q^T, since rows of k can be a left operand as they lie
-/// and q is small enough to be turned.
+/// Computes the scores of four rows with tile registers, as k q^T: rows of k are a left operand
+/// without packing, and only the small q must be transposed. Products are bf16, sums fp32.
 template <class Isa>
 struct DecodeTile {
   static constexpr int kRows = 4, kKeys = 32;
 
-  /// Tile registers are in use while it lives.
+  /// Configures the tile registers for its lifetime.
   struct Session {
     Session() { _tile_loadconfig(&kDecodeConfig<Isa>); }
     ~Session() { _tile_release(); }
@@ -35,7 +35,7 @@ struct DecodeTile {
     Session& operator=(const Session&) = delete;
   };
 
-  /// q to columns: [width / 2 pairs][4].
+  /// Transposes four rows of q: out [width / 2 pairs][4].
   static void turn(const void* const (&q)[kRows], int64_t width, uint32_t* out) {
     for (int64_t k = 0; k < width / 2; k += 16, out += 64) {
       __m512i x[kRows];
@@ -44,7 +44,7 @@ struct DecodeTile {
       }
       const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
       const __m512i c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
-      // Quarter j of p[i]: pair 4 j + i.
+      // 128-bit quarter j of p[i] holds pair 4 j + i of all four rows.
       const __m512i p[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c),
                             _mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d)};
       const __m512i low01 = _mm512_shuffle_i64x2(p[0], p[1], 0x44);
@@ -58,13 +58,13 @@ struct DecodeTile {
     }
   }
 
-  /// sums[n][r] = q[r] . k[n] for 32 rows of k, `stride` bytes apart. more(j, c) is called while
-  /// elements [c, c + 32) of rows [j, j + 16) are loaded.
+  /// Computes sums[n][r] = q[r] . k[n] for 32 rows of k, `stride` bytes apart. Calls more(j, c)
+  /// after the load of elements [c, c + 32) of rows [j, j + 16), for prefetches.
   template <class More>
   static void scores(const uint32_t* q, const void* keys, int64_t stride, int64_t width,
                      float* sums, const More& more) {
     const char* k = static_cast<const char*>(keys);
-    __atomic_signal_fence(__ATOMIC_SEQ_CST);  // _tile_loadd does not say that it reads memory
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);  // GCC's _tile_loadd does not declare its reads
     _tile_zero(0);
     _tile_zero(1);
     for (int64_t c = 0; c < width; c += 32) {
@@ -81,13 +81,13 @@ struct DecodeTile {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
   }
 
-  /// sums [keys][4 rows] to out [row][key].
+  /// Transposes sums [keys][4 rows] to out [row][key].
   static void turn_back(const float* sums, float (&out)[kRows][kTileKeys]) {
     for (int n = 0; n < kTileKeys; n += 16) turn_back(sums + n * kRows, n, out);
   }
 
  private:
-  /// sums [16 keys][4 rows] to out[r][first .. first + 16).
+  /// Transposes sums [16 keys][4 rows] to out[r][first .. first + 16).
   static void turn_back(const float* sums, int first, float (&out)[kRows][kTileKeys]) {
     const __m512i rows01 =
         _mm512_set_epi32(29, 25, 21, 17, 13, 9, 5, 1, 28, 24, 20, 16, 12, 8, 4, 0);

@@ -7,15 +7,15 @@
 #include "kernels/cpu/avx512_bf16/pair_pack.h"
 #include "kernels/cpu/gradient_operands.h"
 
-/// AMX-BF16: products on 16 x 64 B tile registers, everything else on AVX-512.
+/// AMX-BF16: products run on tile registers of 16 rows x 64 B, everything else on AVX-512.
 namespace diffattn::cpu::amx {
 
-/// PairPack with whole tiles along the summed dimension and query rows left as rows.
+/// PairPack that pads the summed dimension to whole tiles (16 pairs) and keeps query rows as rows.
 template <class Isa>
 struct TilePack : PairPack<Isa, 16> {
   using Base = PairPack<Isa, 16>;
 
-  /// out [R][steps]
+  /// Packs the rows of a strip: out [R][steps].
   static void strip(const void* const* rows, Dtype, int64_t width, uint32_t* out) {
     const int64_t depth = Base::steps(width);
     for (int i = 0; i < Isa::kRows; ++i) {
@@ -29,9 +29,8 @@ struct TilePack : PairPack<Isa, 16> {
   }
 };
 
-/// PairGradients that multiply from the right: dk^T = q^T ds. A left tile must have whole rows, so
-/// A^T and ds^T would first have to be turned, tile by tile; q^T and dO^T are turned once per
-/// block.
+/// PairGradients as right operands: dk^T = q^T ds and dv^T = dO^T A. As left operands, A^T and ds^T
+/// would need a transpose for each tile; q^T and dO^T need one per block of rows.
 template <class Isa>
 struct TileGradients : PairGradients<Isa> {
   static constexpr bool kTurned = true;
@@ -49,10 +48,10 @@ struct Isa : PairOperands<Isa> {
   using Gradients = TileGradients<Isa>;
   using DecodeTile = amx::DecodeTile<Isa>;
   using DecodeSession = DecodeTile::Session;
-  static constexpr int kRows = 32;        // 2 x 2 tiles of sums: each operand tile is used twice
-  static constexpr bool kOverlap = true;  // tiles are multiplied beside the vector ports
+  static constexpr int kRows = 32;        // 2 x 2 registers of sums: each operand is used twice
+  static constexpr bool kOverlap = true;  // tile products run in parallel with vector code
 
-  /// Tile registers are in use while it lives.
+  /// Configures the tile registers for its lifetime.
   struct Session {
     Session() { _tile_loadconfig(&kTileConfig<Isa>); }
     ~Session() { _tile_release(); }

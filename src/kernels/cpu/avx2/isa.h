@@ -9,7 +9,7 @@
 #include "kernels/cpu/pack.h"
 #include "kernels/cpu/tile_size.h"
 
-/// AVX2: 16 registers of 8 floats. Needs FMA and F16C.
+/// AVX2 with FMA and F16C, fp32 operands: 16 registers of 8 floats.
 namespace diffattn::cpu::avx2 {
 
 struct Isa {
@@ -19,7 +19,7 @@ struct Isa {
   using Pack = FloatPack<Isa>;
   using Gradients = FloatGradients<Isa>;
   static constexpr int kLanes = 8;
-  static constexpr int kRows = 6;  // 6 x 2 sums + 2 right vectors + 1 broadcast: 15 of 16 registers
+  static constexpr int kRows = 6;  // 6 x 2 sums + 2 vectors of b + 1 broadcast: 15 registers
   static constexpr bool kOverlap = false;
   static constexpr int kCols = 2 * kLanes;
   static constexpr int kPair = 1;
@@ -34,12 +34,12 @@ struct Isa {
   static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
   static Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
   static Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
-  /// The second operand where either is NaN.
+  /// max and min return the second operand if either is NaN.
   static Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
   static Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
   static Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-  /// a b - c
+  /// Returns a b - c.
   static Vec fms(Vec a, Vec b, Vec c) { return _mm256_fmsub_ps(a, b, c); }
   static float sum(Vec x) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -52,18 +52,18 @@ struct Isa {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
   }
 
-  /// x where a bit is set, else `other`.
+  /// Returns x where a bit is set, else `other`.
   static Vec select(uint32_t bits, Vec x, Vec other) {
     const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lane);
     return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lane)));
   }
-  /// x where `map` is not zero, else 0: an entry nobody sees must not turn a NaN into 0 * NaN.
+  /// Returns x where `map` is not zero, else 0. Keeps 0 * inf from becoming NaN.
   static Vec where_seen(Vec map, Vec x) {
     return _mm256_and_ps(_mm256_cmp_ps(map, zero(), _CMP_NEQ_UQ), x);
   }
   static float lane0(Vec x) { return _mm256_cvtss_f32(x); }
-  /// One bit per byte, from the first of `count` <= 16.
+  /// Returns a bit for each of `count` <= 16 bytes that is not zero.
   static uint32_t nonzero_bytes(const uint8_t* p, int64_t count) {
     __m128i bytes = _mm_setzero_si128();
     __builtin_memcpy(&bytes, p, static_cast<size_t>(count));
@@ -80,10 +80,11 @@ struct Isa {
     return _mm256_movemask_ps(_mm256_cmp_ps(x, set1(limit), _CMP_LT_OQ)) == 0xff;
   }
 
-  /// 2^x with relative error below 1e-7: minimax polynomial of degree 6 on [-1/2, 1/2], times a
-  /// power of two made from its exponent bits: 0 below 2^-126, infinity from 2^128 on.
+  /// Returns 2^x with a relative error below 1e-7: a minimax polynomial of degree 6 on [-1/2, 1/2],
+  /// times a power of two built from its exponent bits. Gives 0 for x < -126.5 and infinity for
+  /// x > 127.5.
   static Vec exp2(Vec x) {
-    x = _mm256_min_ps(set1(128.0f), max(set1(-127.0f), x));  // NaN stays
+    x = _mm256_min_ps(set1(128.0f), max(set1(-127.0f), x));  // keeps NaN
     const Vec n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vec f = sub(x, n);
     Vec p = set1(1.534581200e-04f);
@@ -97,7 +98,7 @@ struct Isa {
     return mul(p, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
   }
 
-  /// x = m 2^exponent with m in [sqrt(1/2), sqrt(2)), for x > 0; something finite for 0.
+  /// Splits x > 0 into m 2^exponent with m in [sqrt(1/2), sqrt(2)) and returns m. Finite for x = 0.
   static Vec mantissa(Vec x, Vec* exponent) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i k = _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_set1_epi32(kRootHalf)), 23);
@@ -105,7 +106,8 @@ struct Isa {
     return _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(k, 23)));
   }
 
-  /// Elements [at, at + 8) of an array, widened; 0 from `at + count` on, which is not read.
+  /// Loads elements [at, at + 8) of an array as floats. Elements from `at + count` on are not read
+  /// and become 0.
   static Vec load_elements(const void* data, Dtype dtype, int64_t at, int64_t count) {
     if (dtype == Dtype::kFloat32) {
       const float* p = static_cast<const float*>(data) + at;
@@ -129,7 +131,7 @@ struct Isa {
     __builtin_memcpy(static_cast<uint16_t*>(data) + at, &half,
                      count >= kLanes ? 16 : 2 * static_cast<size_t>(count));
   }
-  /// Round to nearest even; NaN stays a NaN.
+  /// Rounds to nearest even; NaN stays NaN.
   static __m128i to_bfloat16(Vec x) {
     const __m256i word = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(word, 16), _mm256_set1_epi32(1));
@@ -144,7 +146,7 @@ struct Isa {
     store(p + kLanes, x1);
   }
 
-  /// 8 x 8 floats, in place.
+  /// Transposes 8 x 8 floats in place.
   static void transpose(Vec r[kLanes]) {
     Vec u[kLanes];
     for (int j = 0; j < 8; j += 4) {
@@ -161,7 +163,7 @@ struct Isa {
       r[j + 4] = _mm256_permute2f128_ps(u[j], u[j + 4], 0x31);
     }
   }
-  /// Lane j: the sum of all lanes of x[j].
+  /// Returns a vector whose lane j is the sum of all lanes of x[j].
   static Vec sums(const Vec (&x)[kLanes]) {
     const Vec a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
     const Vec b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
@@ -169,6 +171,7 @@ struct Isa {
   }
 
  private:
+  /// Returns a mask of the first `count` lanes.
   static __m256i first(int64_t count) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lane);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tile code for AVX2. Compiled with the flags of cmake/isa_flags.cmake.
+// Instantiates the tile code for AVX2. cmake/isa_flags.cmake sets the compiler flags.
 
 #include "kernels/cpu/avx2/isa.h"
 #include "kernels/cpu/tile_code.h"

@@ -6,7 +6,7 @@
 #include "kernels/cpu/gradient_operands.h"
 #include "kernels/cpu/pack.h"
 
-/// AVX-512 in fp32: 32 registers of 16 floats.
+/// AVX-512 with fp32 operands: 32 registers of 16 floats.
 namespace diffattn::cpu::avx512 {
 
 struct Isa : Avx512<Isa> {
@@ -14,7 +14,7 @@ struct Isa : Avx512<Isa> {
   using Tile = FmaTile<Isa>;
   using Pack = FloatPack<Isa>;
   using Gradients = FloatGradients<Isa>;
-  static constexpr int kRows = 12;  // 12 x 2 sums + 2 right vectors + 1 broadcast: 27 of 32
+  static constexpr int kRows = 12;  // 12 x 2 sums + 2 vectors of b + 1 broadcast: 27 registers
   static constexpr bool kOverlap = false;
   static constexpr int kPair = 1;
 

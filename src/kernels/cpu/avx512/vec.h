@@ -8,8 +8,9 @@
 
 namespace diffattn::cpu {
 
-/// Vectors of 16 floats: what all instruction sets built on AVX-512 (F, BW, DQ, VL) share. `Isa`
-/// keeps the copies that are compiled with different flags apart.
+/// Operations on vectors of 16 floats, shared by all instruction sets that build on AVX-512 (F, BW,
+/// DQ, VL). `Isa` gives each of them an instantiation of its own, because their compiler flags
+/// differ.
 template <class Isa>
 struct Avx512 {
   using Vec = __m512;
@@ -23,26 +24,26 @@ struct Avx512 {
   static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
   static Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
   static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
-  /// The second operand where either is NaN.
+  /// max and min return the second operand if either is NaN.
   static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
   static Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
   static Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-  /// a b - c
+  /// Returns a b - c.
   static Vec fms(Vec a, Vec b, Vec c) { return _mm512_fmsub_ps(a, b, c); }
   static float sum(Vec x) { return _mm512_reduce_add_ps(x); }
   static float maximum(Vec x) { return _mm512_reduce_max_ps(x); }
 
-  /// x where a bit is set, else `other`.
+  /// Returns x where a bit is set, else `other`.
   static Vec select(uint32_t bits, Vec x, Vec other) {
     return _mm512_mask_mov_ps(other, static_cast<__mmask16>(bits), x);
   }
-  /// x where `map` is not zero, else 0: an entry nobody sees must not turn a NaN into 0 * NaN.
+  /// Returns x where `map` is not zero, else 0. Keeps 0 * inf from becoming NaN.
   static Vec where_seen(Vec map, Vec x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(map, zero(), _CMP_NEQ_UQ), x);
   }
   static float lane0(Vec x) { return _mm512_cvtss_f32(x); }
-  /// One bit per byte, from the first of `count` <= 32.
+  /// Returns a bit for each of `count` <= 32 bytes that is not zero.
   static uint32_t nonzero_bytes(const uint8_t* p, int64_t count) {
     const __mmask32 k = static_cast<__mmask32>((uint64_t{1} << count) - 1);
     const __m256i bytes = _mm256_maskz_loadu_epi8(k, p);
@@ -56,8 +57,8 @@ struct Avx512 {
     return _mm512_cmp_ps_mask(x, set1(limit), _CMP_LT_OQ) == 0xffff;
   }
 
-  /// 2^x with relative error below 1e-7: minimax polynomial of degree 6 on [-1/2, 1/2]. scalef
-  /// takes any exponent and flushes what is too small.
+  /// Returns 2^x with a relative error below 1e-7: a minimax polynomial of degree 6 on [-1/2, 1/2].
+  /// scalef accepts any exponent and flushes results that are too small.
   static Vec exp2(Vec x) {
     const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vec f = sub(x, n);
@@ -71,7 +72,7 @@ struct Avx512 {
     return _mm512_scalef_ps(p, n);
   }
 
-  /// x = m 2^exponent with m in [sqrt(1/2), sqrt(2)), for x > 0; something finite for 0.
+  /// Splits x > 0 into m 2^exponent with m in [sqrt(1/2), sqrt(2)) and returns m. Finite for x = 0.
   static Vec mantissa(Vec x, Vec* exponent) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i k = _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_set1_epi32(kRootHalf)), 23);
@@ -79,10 +80,12 @@ struct Avx512 {
     return _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(k, 23)));
   }
 
+  /// Returns a mask of the first `count` lanes.
   static __mmask16 first(int64_t count) {
     return static_cast<__mmask16>(count >= kLanes ? 0xffffu : (1u << count) - 1u);
   }
-  /// Elements [at, at + 16) of an array, widened; 0 from `at + count` on, which is not read.
+  /// Loads elements [at, at + 16) of an array as floats. Elements from `at + count` on are not read
+  /// and become 0.
   static Vec load_elements(const void* data, Dtype dtype, int64_t at, int64_t count) {
     const __mmask16 k = first(count);
     if (dtype == Dtype::kFloat32) {
@@ -103,7 +106,7 @@ struct Avx512 {
                              : to_bfloat16(x);
     _mm256_mask_storeu_epi16(static_cast<uint16_t*>(data) + at, k, half);
   }
-  /// Round to nearest even; NaN stays a NaN.
+  /// Rounds to nearest even; NaN stays NaN.
   static __m256i to_bfloat16(Vec x) {
     const __m512i word = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(word, 16), _mm512_set1_epi32(1));
@@ -112,7 +115,7 @@ struct Avx512 {
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(up, nan, quiet), 16));
   }
-  /// 16 x 16 floats, in place.
+  /// Transposes 16 x 16 floats in place.
   static void transpose(Vec r[kLanes]) {
     Vec u[kLanes];
     for (int j = 0; j < 16; j += 2) {
@@ -137,8 +140,8 @@ struct Avx512 {
     }
     for (int j = 0; j < 16; ++j) r[j] = u[j];
   }
-  /// Lane j: the sum of all lanes of x[j]. Halves are added while they are brought side by side: 30
-  /// shuffles where a transpose has 64.
+  /// Returns a vector whose lane j is the sum of all lanes of x[j]. It adds after each step of
+  /// interleaving, so it needs 30 shuffles, where a transpose has 64.
   static Vec sums(const Vec (&x)[kLanes]) {
     Vec u[4];
     for (int j = 0; j < 4; ++j) {
@@ -146,7 +149,7 @@ struct Avx512 {
                         _mm512_unpackhi_ps(x[4 * j], x[4 * j + 1]));
       const Vec b = add(_mm512_unpacklo_ps(x[4 * j + 2], x[4 * j + 3]),
                         _mm512_unpackhi_ps(x[4 * j + 2], x[4 * j + 3]));
-      u[j] = add(unpacklo64(a, b), unpackhi64(a, b));  // of x[4 j + lane % 4], in each quarter
+      u[j] = add(unpacklo64(a, b), unpackhi64(a, b));  // per quarter: sums of x[4 j + lane % 4]
     }
     const auto quarters = [](Vec a, Vec b) {
       return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));

@@ -9,8 +9,8 @@
 
 namespace diffattn::cpu {
 
-/// FmaTile over pairs of bf16: one step broadcasts R dwords, loads two vectors of dwords and sums
-/// two elements of the inner dimension.
+/// FmaTile for operands of two bf16. One step broadcasts R operands of a, loads two vectors of b,
+/// and sums two elements of the inner dimension with vdpbf16ps; sums are fp32.
 template <class Isa>
 struct DotTile {
   using Vec = __m512;

@@ -9,9 +9,9 @@
 
 namespace diffattn::cpu {
 
-/// FloatPack for bf16 operands: an operand is a dword of two bf16 that are neighbours along the
-/// summed dimension, as vdpbf16ps and TDPBF16PS take them. Nothing is converted. A product takes
-/// kDepth operands at a time; what an odd width leaves open is zero.
+/// FloatPack for bf16 inputs. An operand is two bf16 that are adjacent along the summed dimension,
+/// as vdpbf16ps and TDPBF16PS take them; nothing is converted. The summed dimension is padded with
+/// zeros to a multiple of kDepth operands, which a product takes at a time.
 template <class Isa, int kDepth>
 struct PairPack {
   static constexpr int kLanes = Isa::kLanes, kCols = Isa::kCols, kRows = Isa::kRows;
@@ -20,7 +20,7 @@ struct PairPack {
   static int64_t transposed_operands(int64_t width) { return steps(width) * kCols; }
   static int64_t strip_operands(int64_t width) { return steps(width) * kRows; }
 
-  /// Rows [panel * W, (panel + 1) * W) as columns: out [steps][W].
+  /// Packs rows [panel * W, (panel + 1) * W) as columns: out [steps][W].
   static void transposed(const Matrix* in, int64_t first, int64_t end, int64_t panel, void* out) {
     const int64_t depth = steps(in->width);
     for (int h = 0; h < kCols; h += kLanes) {
@@ -39,8 +39,8 @@ struct PairPack {
     }
   }
 
-  /// The same rows, two by two: out [ceil(width / W)] x column_stride, each [W / 2 pairs][W].
-  /// Returns the rows that are not finite, which become zeros.
+  /// Packs the same rows as pairs of rows: ceil(width / W) column panels [W / 2 pairs][W],
+  /// column_stride apart. Returns a bit for each odd row and writes odd rows as zeros.
   static uint32_t rows(const Matrix* in, int64_t first, int64_t end, int64_t panel,
                        int64_t column_stride, void* out) {
     uint32_t* to = static_cast<uint32_t*>(out);
@@ -65,7 +65,7 @@ struct PairPack {
     return odd;
   }
 
-  /// Rows of a strip, interleaved: out [steps][R], with a vector to spare.
+  /// Packs the rows of a strip, interleaved: out [steps][R], with a spare vector as in FloatPack.
   static void strip(const void* const* rows, Dtype, int64_t width, uint32_t* out) {
     for (int64_t k = 0; k < steps(width); k += kLanes) {
       __m512 r[kLanes];
@@ -81,7 +81,7 @@ struct PairPack {
     }
   }
 
-  /// Operands [k, k + 16) of a row; 0 beyond its width.
+  /// Loads operands [k, k + 16) of a row; 0 beyond its width.
   static __m512 load_pairs(const uint16_t* row, int64_t width, int64_t k) {
     const int64_t count = width - 2 * k;
     const __mmask32 mask = count >= 32 ? 0xffffffffu : count <= 0 ? 0u : (1u << count) - 1u;
@@ -92,7 +92,7 @@ struct PairPack {
   static const uint16_t* row(const Matrix* in, int64_t n) {
     return static_cast<const uint16_t*>(in->data) + n * in->stride;
   }
-  /// Elements [c, c + 16) as dwords; 0 beyond the width or without a row.
+  /// Loads elements [c, c + 16) as 32-bit words; 0 beyond the width or if `row` is null.
   static __m512i load_words(const uint16_t* row, int64_t width, int64_t c) {
     if (row == nullptr || c >= width) return _mm512_setzero_si512();
     return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(Isa::first(width - c), row + c));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward over all heads. Blocks of query rows of one kv head add to the same dk and dv. To
-// run in parallel they are dealt out to a fixed number of slabs (depending on the shape alone),
-// each with its own copy of dk and dv, and a slab takes its blocks in order; the slabs are then
-// added up in order. So results do not depend on the number of threads.
+// The backward over all heads. The blocks of query rows of one kv head add to the same dk and dv.
+// To run in parallel, they are dealt out to slabs, whose number depends on the shape alone. A slab
+// is a copy of dk and dv; it takes its blocks in order, and at the end the slabs are added in
+// order. So results do not depend on the number of threads.
 
 #include <algorithm>
 #include <cstring>
@@ -24,7 +24,7 @@ int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 struct BackwardRun {
   const BackwardParams& params;
   const TileCode& code;
-  /// Not null: the gradient comes from these, as gradients of the statistics, and not from dout.
+  /// If not null, the incoming gradient is that of the row statistics instead of dout.
   const View<const void>* dstats = nullptr;
   const bool wants_o = params.epilogue.norm || params.dnorm_weight != nullptr;
   const PackPlan plan{.problem = params,
@@ -45,7 +45,7 @@ struct BackwardRun {
       block_rows, map_panels, params.head_dim, params.value_dim);
   const bool dmask_alone = params.dmask != nullptr && rows_own_dmask();
   DlambdaSum dlambda{params};
-  std::vector<double> dgain{};  // [heads of all sequences][slabs][Dv]
+  std::vector<double> dgain{};  // [kv heads of all sequences][kMaxSlabs][Dv]
 
   void run() {
     const std::vector<Head> heads = heads_of(params, /*empty=*/true);
@@ -78,20 +78,20 @@ struct BackwardRun {
   int64_t strips(const Head& head) const {
     return ceil_div(plan.panels(head) * code.columns, code.rows);
   }
-  /// Floats of the tiles of an [N, width] gradient.
+  /// Returns the floats of an [N, width] gradient in tiles.
   int64_t tiles(const Head& head, int64_t width) const {
     return strips(head) * code.rows * ceil_div(width, code.columns) * code.columns;
   }
   int64_t slab_floats(const Head& head) const {
     return 2 * tiles(head, params.head_dim) + tiles(head, params.value_dim) + flag_floats(head);
   }
-  /// Room for one flag per strip, behind the tiles.
+  /// Returns the floats behind the tiles that hold one flag per strip (BackwardBlock::begun).
   int64_t flag_floats(const Head& head) const { return ceil_div(strips(head), 64) * 16; }
   uint8_t* flags(const Head& head, float* slab) const {
     return reinterpret_cast<uint8_t*>(slab + slab_floats(head) - flag_floats(head));
   }
 
-  /// Does no other row add to the same elements of dmask?
+  /// True if no two rows add to the same element of dmask.
   bool rows_own_dmask() const {
     const MaskStrides& stride = params.dmask_strides;
     return (stride.batch != 0 || params.batch == 1) && (stride.head != 0 || params.heads == 1) &&
@@ -109,7 +109,7 @@ struct BackwardRun {
     char* memory = CallMemory::take(CallMemory::kPacked, bytes);
     float* slab = reinterpret_cast<float*>(CallMemory::take(CallMemory::kSlabs, slab_bytes));
     std::vector<PackedKeys> keys;
-    std::vector<float*> sums;  // of each head: its slabs, one after the other
+    std::vector<float*> sums;  // [heads]: the slabs of each head, one after the other
     for (const Head& head : heads) {
       keys.push_back(plan.place(head, memory));
       memory += plan.bytes(head);
@@ -142,7 +142,7 @@ struct BackwardRun {
     }
   }
 
-  /// Rows [first, end) of the head. Without `slab` only dmask is added to.
+  /// Runs rows [first, end) of the head. Without `slab`, it only adds to dmask.
   void run_block(const Head& head, const PackedKeys& keys, int64_t first, int64_t end, float* slab,
                  double* gains, void* memory) {
     Row rows[kMaxBlockRows];
@@ -201,7 +201,8 @@ struct BackwardRun {
     return out;
   }
 
-  /// A row that sees nothing has lse = -inf, and a bad lse must not spoil more than speed.
+  /// Returns the first ref from a saved lse. A row that sees nothing has lse = -inf. With a ref of
+  /// 0, that or an invalid lse costs time but no accuracy.
   static float first_ref(float lse) {
     return std::isfinite(lse) ? static_cast<float>(lse / kLn2) : 0.0f;
   }
@@ -242,8 +243,8 @@ struct BackwardRun {
     });
   }
 
-  /// dmask where several rows share an element: once more over the rows of this head, only for
-  /// dmask, in an order that leaves each element to one task at a time.
+  /// Computes a dmask in which several rows share an element. Runs over the rows of this head a
+  /// second time, for dmask alone, so that only one task at a time adds to an element.
   void add_shared_dmask(const Head& head, const PackedKeys& keys) {
     const int64_t seq_q = head.seq.seq_q;
     const int64_t tasks = ceil_div(seq_q, block_rows);
@@ -279,7 +280,7 @@ void run_backward(const BackwardParams& params, const TileCode& code) {
 
 void run_stats_backward(const StatsBackwardParams& params, const TileCode& code) {
   validate(params, /*host_arrays=*/true);
-  BackwardParams inputs;  // without values: no v, no dout, no dv
+  BackwardParams inputs;  // without v, dout and dv
   static_cast<Problem&>(inputs) = params;
   static_cast<ProblemGradients&>(inputs) = params;
   inputs.value_dim = 0;

@@ -9,13 +9,15 @@
 namespace diffattn::cpu {
 namespace {
 
-/// Linux hands out the 8 KB of tile state only on request: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
+/// Requests the 8 KB of AMX tile state, which Linux grants only on request (ARCH_REQ_XCOMP_PERM,
+/// XFEATURE_XTILEDATA).
 bool ask_for_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-/// AMX-TILE and AMX-BF16: leaf 7, EDX bits 24 and 22. g++ 12 has no name for them.
+/// True if the processor has AMX-TILE and AMX-BF16: CPUID leaf 7, EDX bits 24 and 22.
+/// __builtin_cpu_supports of g++ 12 does not know them.
 bool cpu_has_amx_bf16() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;

@@ -3,14 +3,15 @@
 
 namespace diffattn::cpu {
 
-/// What this processor has and this system lets us use. Asked once.
+/// True if the processor has these instructions and the operating system lets us use them. Each
+/// function checks once.
 bool has_avx2();         // with FMA and F16C
-bool has_avx512();       // F, BW, DQ, VL
-bool has_avx512_bf16();  // and the above
-bool has_amx_bf16();     // and the above; asks the kernel for permission to use tiles
+bool has_avx512();       // has_avx2() and F, BW, DQ, VL
+bool has_avx512_bf16();  // has_avx512() and BF16
+bool has_amx_bf16();     // has_avx512_bf16(), AMX-TILE and AMX-BF16; asks Linux for permission
 
-/// Does vdpbf16ps do more per clock than FMA? On AMD's processors that have it (Zen 4 on) twice as
-/// much; on Intel's half as much: 87 against 183 GFLOP/s were measured on a Xeon with AMX.
+/// True if vdpbf16ps has more FLOP/s than FMA. It has twice as many on AMD processors (Zen 4 and
+/// later) and half as many on Intel's (87 against 183 GFLOP/s on a Xeon with AMX).
 bool has_fast_bf16_dot_products();
 
 }  // namespace diffattn::cpu

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The entry points of each instruction set.
+// The public entry points of each instruction set (cpu.h).
 
 #include "diffattn/kernels/cpu.h"
 #include "kernels/cpu/host/cpu_features.h"
@@ -9,7 +9,8 @@
 namespace diffattn::cpu {
 
 int forward_block_rows(int64_t keys, const TileCode& code) {
-  // 768 KB of maps at 2048 keys; tiles of 32 rows: 512 KB, beside 1 MB of packed keys in bf16.
+  // At 2048 keys the maps of 48 rows take 768 KB. With AMX the maps of 32 rows take 512 KB, and the
+  // packed keys 1 MB in bf16.
   if (code.rows == 32) return keys <= 512 ? 64 : 32;
   return keys <= 2048 ? 48 : 24;
 }

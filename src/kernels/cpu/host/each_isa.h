@@ -4,8 +4,8 @@
 #include <bit>
 #include <cstdint>
 
-/// Before a function: the compiler makes a copy for each instruction set, the loader picks one.
-/// Sanitizers' runtimes are not up when the loader runs the resolver of such copies.
+/// Marks a function that the compiler emits once per instruction set; the loader picks the copy.
+/// Empty under sanitizers, whose runtime is not ready when the loader runs the resolver.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define DIFFATTN_EACH_ISA
 #else
@@ -15,9 +15,9 @@
 
 namespace diffattn::cpu {
 
-/// exp(x) for x clamped to [-87, 88]: 2^n 2^f, n whole, |f| <= 1/2.
+/// Returns exp(x) for x clamped to [-87, 88], as 2^n exp(f) with integer n and |f| <= ln(2) / 2.
 [[gnu::always_inline]] inline float fast_exp(float x) {
-  constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;  // 1.5 * 2^23: its fraction is whole
+  constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;  // adding 1.5 * 2^23 rounds
   const float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
   const float shifted = clamped * kLog2E + kRound;
   const float n = shifted - kRound;

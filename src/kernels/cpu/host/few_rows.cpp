@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A few rows times matrices. Every weight is read once and used for all rows; memory is read in its
-// own order, a little ahead of its use. The compiler makes a copy for each instruction set, as in
-// layers.cpp; a vector is 16 lanes in all of them, so that all add in the same order.
+// y = add + x weight^T + bias for a few rows (few_rows.h). Every weight is read once, in address
+// order with prefetches, and used for all rows. The compiler emits a copy for each instruction set,
+// as in layers.cpp. A vector has 16 lanes in all copies, so that all add in the same order. Sums
+// are float32.
 
-#include "diffattn/kernels/few_rows.h"
+#include "kernels/few_rows.h"
 
 #include <algorithm>
 
@@ -16,16 +17,16 @@ namespace diffattn::cpu {
 namespace {
 
 constexpr int kLanes = 16, kStep = 2 * kLanes;
-constexpr int kTogether = 4;              // rows that share a load of the weights
-constexpr int64_t kTaskBytes = 64 << 10;  // of weights: long enough for a thread to be worth it
-constexpr int64_t kAheadBytes = 2 << 10;  // further than the hardware looks within a page
+constexpr int kTogether = 4;              // rows that share each load of weights
+constexpr int64_t kTaskBytes = 64 << 10;  // weights of a task: enough to pay for a thread
+constexpr int64_t kAheadBytes = 2 << 10;  // prefetch distance, beyond the hardware prefetchers'
 constexpr int64_t kLineBytes = 64;
 
 using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Words = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
 using Halves = uint16_t __attribute__((vector_size(kLanes * sizeof(uint16_t))));
 
-/// to = the 16 elements at `from`
+/// Loads 16 elements as floats.
 [[gnu::always_inline]] inline void load(const float* from, Lanes& to) {
   __builtin_memcpy(&to, from, sizeof(to));
 }
@@ -36,7 +37,7 @@ using Halves = uint16_t __attribute__((vector_size(kLanes * sizeof(uint16_t))));
   __builtin_memcpy(&to, &words, sizeof(to));
 }
 
-/// out[r] = x[r] . weight for R rows of x.
+/// Computes out[r] = x[r] . weight for R rows of x.
 template <int R, class T>
 [[gnu::always_inline]] inline void dots(const float* x, int64_t width, const T* weight,
                                         float (&out)[kTogether]) {
@@ -47,7 +48,7 @@ template <int R, class T>
   int64_t i = 0;
   for (; i + kStep <= width; i += kStep) {
     for (int64_t line = 0; line < kStep; line += kLine) {
-      __builtin_prefetch(weight + i + kAhead + line);  // past the end it does nothing
+      __builtin_prefetch(weight + i + kAhead + line);  // harmless past the end
     }
     Lanes first, second, mine;
     load(weight + i, first);

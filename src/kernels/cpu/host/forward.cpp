@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward over all heads: kv heads are packed a few at a time, then blocks of query rows of
-// these heads are independent tasks. Heads with few rows are not packed: chunks of keys are tasks.
+// The forward over all heads. It packs a few kv heads at a time (a wave) and then runs blocks of
+// their query rows as independent tasks. Heads with few rows are decoded instead: nothing is
+// packed, and chunks of keys are the tasks.
 
 #include <algorithm>
 
@@ -46,7 +47,7 @@ struct ForwardRun {
   }
 
  private:
-  /// Do rows of k1, k2 and v hold all kv heads, with nothing between them?
+  /// True if the rows of k1, k2 and v hold all kv heads without gaps.
   bool heads_are_interleaved() const {
     const auto dense = [&](const View<const void>& view, int64_t width) {
       return view.head_stride == width && view.seq_stride == params.kv_heads * width;
@@ -55,8 +56,9 @@ struct ForwardRun {
            dense(params.v, params.value_dim);
   }
 
-  /// Heads with few rows: chunks of keys are the tasks, of one head, or of all interleaved heads of
-  /// a batch entry where that leaves enough tasks. How keys are cut depends on nothing else.
+  /// Decodes heads with few rows. A task is one chunk of keys of one head, or of all interleaved
+  /// heads of a batch entry if that leaves enough tasks. Chunks always start at multiples of
+  /// kDecodeKeys, so this choice does not change results.
   void run_decode(std::span<const Head> heads) {
     const auto count = static_cast<int64_t>(heads.size());
     if (count == 0) return;
@@ -94,7 +96,7 @@ struct ForwardRun {
                  [&](int64_t i, int64_t) { code.decode_join(&blocks[i], chunks, parts[i]); });
   }
 
-  /// The rows from `first` on, at most block_rows of them.
+  /// Returns the block of rows from `first` on, at most block_rows of them.
   ForwardBlock make_block(const Head& head, const PackedKeys& keys, int64_t first, Row* rows,
                           ForwardRow* outputs) const {
     const int count = static_cast<int>(std::min<int64_t>(block_rows, head.rows - first));

@@ -9,7 +9,7 @@
 namespace diffattn::cpu {
 namespace {
 
-/// One past the largest offset of a dense array with these {size, stride} axes; stride 0 repeats.
+/// Returns the elements of a dense array with these {size, stride} axes; stride 0 is broadcast.
 int64_t span_of(std::initializer_list<std::pair<int64_t, int64_t>> axes) {
   int64_t span = 1;
   for (const auto& [size, stride] : axes) {

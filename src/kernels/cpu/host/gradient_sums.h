@@ -8,14 +8,14 @@
 
 namespace diffattn::cpu {
 
-/// dlambda: every row writes its own part; parts that belong to one element are added in double, in
-/// the order of rows, when all are there.
+/// Sums dlambda. Every row writes its own part; store() then adds the parts of each element in
+/// double, in row order.
 class DlambdaSum {
  public:
   DlambdaSum(const Problem& problem, const ProblemGradients& gradients);
   explicit DlambdaSum(const BackwardParams& params) : DlambdaSum(params, params) {}
 
-  /// Where row (b, l, h) writes; null when dlambda is not wanted.
+  /// Returns where row (b, l, h) writes its part; null if dlambda is not wanted.
   float* row(int64_t b, int64_t l, int64_t h);
   void store() const;
 
@@ -27,7 +27,7 @@ class DlambdaSum {
   std::vector<float> parts_;  // [B, rows, H], packed [rows, H]
 };
 
-/// Zeros every element of dmask.
+/// Sets every element of dmask to 0.
 void clear_dmask(const BackwardParams& params);
 
 }  // namespace diffattn::cpu

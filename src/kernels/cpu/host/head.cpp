@@ -19,7 +19,7 @@ Matrix matrix_of(const View<const void>& view, const Problem& problem, const Hea
 
 int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-struct Host;  // the tag of this file's Carver
+struct Host;  // tag for Carver
 
 }  // namespace
 
@@ -102,7 +102,7 @@ int64_t PackPlan::bytes(const Head& head) const {
     operands += maps * (ceil_div(d, columns) * padded * columns + count);
     operands += count * code.depth(dv) * columns;
   }
-  constexpr int64_t kArrays = 16;  // each may be rounded up to a cache line
+  constexpr int64_t kArrays = 16;  // at most; Carver rounds each up to a cache line
   return operands * 4 + kArrays * 64;
 }
 

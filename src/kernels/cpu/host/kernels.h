@@ -6,42 +6,44 @@
 
 namespace diffattn::cpu {
 
-/// The operations over the tile code of one instruction set.
+/// Each function runs one operation over all heads, with the tile code of one instruction set.
 void run_forward(const ForwardParams& params, const TileCode& code);
 void run_backward(const BackwardParams& params, const TileCode& code);
 void run_stats(const StatsParams& params, const TileCode& code);
 void run_stats_backward(const StatsBackwardParams& params, const TileCode& code);
 void run_map(const MapParams& params, const TileCode& code);
 
-/// Query rows of a forward block, from the number of keys alone.
+/// Returns the query rows of a forward block, which depend on the number of keys alone.
 int forward_block_rows(int64_t keys, const TileCode& code);
-/// The same where the maps of all keys are held at once, however many there are.
+/// Returns the query rows of a block that holds the maps of all keys at once.
 int whole_block_rows(int64_t keys, const TileCode& code);
 
-/// Tasks that each worker should find in a wave, so that the last ones to finish wait little.
+/// Tasks per worker in a wave: enough for all workers to finish at about the same time.
 inline constexpr int64_t kTasksPerWorker = 8;
-/// Packed copies of a wave beyond this leave the shared cache anyway.
+/// Limit on the packed copies of a wave: more would not stay in the shared cache.
 inline constexpr int64_t kWaveBytes = int64_t{32} << 20;
-/// Keys whose maps are held at once. 24 rows * 8 B * 16k = 3 MB per worker: L2 and a share of L3.
+/// Most keys whose maps a forward block holds at once: 24 rows * 8 B * 16384 = 3 MB per worker,
+/// which fits into L2 and a share of L3.
 inline constexpr int64_t kMapKeys = 16384;
 
-/// Heads with so few rows go through decode.h: a tile of 12 rows would cost more than they do.
+/// A kv head with at most this many query rows is decoded (decode.h): tiles of 12 rows and packed
+/// keys would cost more than they save.
 inline constexpr int64_t kDecodeRows = 8;
 /// Keys of one decoding task: 512 KB of k1, k2 and v in fp32 at D = 64.
 inline constexpr int64_t kDecodeKeys = 512;
 
-/// Query rows of a backward block: 12 B of maps and dA per row and key, and every block reads and
-/// writes all of dk and dv once (1 KB per key at D = 64), so more rows mean less traffic. Tile
-/// registers are done so soon that they wait for this: twice as many, up to kLongKeys.
+/// Query rows of a backward block. A row needs 12 B of maps and dA per key. Every block reads and
+/// writes all of dk and dv once (1 KB per key at D = 64), so more rows mean less traffic. AMX is
+/// limited by this traffic and takes twice as many rows, up to kLongKeys keys.
 inline constexpr int kBackwardRows = 48, kBackwardRowsOfTiles = 96;
-/// With tile registers twice as many again where dk and dv have more columns than at D = 64, as
-/// long as maps of that many rows are not much larger still.
+/// AMX doubles the rows again if dk1, dk2 and dv have more than kWideColumns columns together (as
+/// many as at D = 64, Dv = 128). With more than kWideKeys keys the maps would be too large for it.
 inline constexpr int64_t kWideColumns = 256, kWideKeys = 4096;
-/// Slabs of one kv head: enough for 8 threads on one head, for as many copies of dk and dv. Where
-/// these copies are long, only as many as all heads need for 16 threads, but two.
+/// Most slabs of one kv head. 8 slabs let 8 threads work on one head, but are 8 copies of dk and
+/// dv. Beyond kLongKeys keys all kv heads share kSlabsOfLong slabs, with at least two per head.
 inline constexpr int64_t kMaxSlabs = 8, kLongKeys = 8192, kSlabsOfLong = 16;
-/// Blocks that make a slab worth adding up (2 % of 12 blocks), or, with few heads to run side by
-/// side, that let more threads in.
+/// Blocks per slab. Adding up a slab costs 2 % of 12 blocks. With fewer than kFewHeads kv heads,
+/// smaller slabs let more threads work.
 inline constexpr int64_t kBlocksPerSlab = 12, kBlocksPerSlabOfFewHeads = 5, kFewHeads = 4;
 
 namespace avx2 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loops of a fixed inner length, which the compiler turns into the vectors of each instruction set
-// it makes a copy for; the loader picks the copy.
+// RMSNorm, SwiGLU and rotary embedding (formulas in layers.h), all in float32. The inner loops have
+// a fixed length, so that the compiler vectorises them for each instruction set (each_isa.h).
 
-#include "diffattn/kernels/layers.h"
+#include "kernels/layers.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,8 +15,8 @@
 namespace diffattn::cpu {
 namespace {
 
-constexpr int kLanes = 16;          // of the widest vectors
-constexpr int64_t kBlockRows = 64;  // a task: dweight is summed block by block, whoever runs them
+constexpr int kLanes = 16;                // floats of the widest vector
+constexpr int64_t kBlockRows = 64;        // rows of a task; dweight is summed per task, in order
 constexpr int64_t kBlockCount = 1 << 15;  // elements of a task
 
 float sum_of(const float (&lanes)[kLanes]) {
@@ -25,7 +25,7 @@ float sum_of(const float (&lanes)[kLanes]) {
   return sum;
 }
 
-/// The sum of a b, or of a b c when c is given.
+/// Returns the sum of a b, or of a b c if c is given.
 DIFFATTN_EACH_ISA float dot(const float* a, const float* b, const float* c, int64_t width) {
   float lanes[kLanes] = {};
   int64_t i = 0;
@@ -43,7 +43,7 @@ DIFFATTN_EACH_ISA float dot(const float* a, const float* b, const float* c, int6
   return sum_of(lanes);
 }
 
-/// y = weight x factor
+/// y = weight * x * factor
 DIFFATTN_EACH_ISA void scaled(const float* x, const float* weight, float factor, float* y,
                               int64_t width) {
   if (weight == nullptr) {
@@ -53,7 +53,7 @@ DIFFATTN_EACH_ISA void scaled(const float* x, const float* weight, float factor,
   }
 }
 
-/// dx = rstd (weight dy - x shrink)
+/// dx = rstd * (weight * dy - x * shrink)
 DIFFATTN_EACH_ISA void norm_gradient(const float* dy, const float* x, const float* weight,
                                      float rstd, float shrink, float* dx, int64_t width) {
   if (weight == nullptr) {
@@ -63,7 +63,7 @@ DIFFATTN_EACH_ISA void norm_gradient(const float* dy, const float* x, const floa
   }
 }
 
-/// sums += dy x rstd
+/// sums += dy * x * rstd
 DIFFATTN_EACH_ISA void add_products(const float* dy, const float* x, float rstd, float* sums,
                                     int64_t width) {
   for (int64_t i = 0; i < width; ++i) sums[i] += dy[i] * x[i] * rstd;
@@ -101,7 +101,7 @@ void turn_pairs(const float* x, const float* cos, const float* sin, float direct
   }
 }
 
-/// body(begin, end) for blocks of `count`.
+/// Calls body(begin, end) in parallel for blocks of [0, count).
 template <class Body>
 void over_blocks(int64_t count, int64_t block, const Body& body) {
   const int64_t tasks = (count + block - 1) / block;

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A row of logits stays in the cache for all that is done to it, so memory is read and written
-// once. Loops as in layers.cpp.
+// Cross-entropy and its gradient, row by row (formula in loss.h):
+//
+//   most = max z,  e = exp(z - most),  lse = most + log(sum e)
+//   z = factor ((1 + 2 c lse) e / sum e - smoothing / V - (1 - smoothing) [label])
+//
+// All passes over a row of logits run while it is in cache, so memory is read and written once.
+// Lanes are float32, totals double. The compiler vectorises the loops as in layers.cpp.
 
-#include "diffattn/kernels/loss.h"
+#include "kernels/loss.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,9 +20,9 @@ namespace diffattn::cpu {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int64_t kTaskBytes = 64 << 10;  // of logits, at least one row
+constexpr int64_t kTaskBytes = 64 << 10;  // logits of a task, at least one row
 
-/// NaN when there is one.
+/// Returns the maximum, or NaN if there is one.
 DIFFATTN_EACH_ISA float maximum(const float* z, int64_t count) {
   float lanes[kLanes];
   int32_t unordered[kLanes] = {};
@@ -72,7 +77,7 @@ double run_row(const CrossEntropy& p, float* z, int64_t label) {
   const auto classes = static_cast<double>(p.classes);
   const double even = p.smoothing / classes, own = 1.0 - p.smoothing;
   const float most = maximum(z, p.classes);
-  if (!std::isfinite(most)) {  // NaN, inf, or nothing but -inf: so says the formula
+  if (!std::isfinite(most)) {  // NaN, inf, or all -inf: the formula gives NaN
     std::fill(z, z + p.classes, NAN);
     return NAN;
   }

@@ -7,11 +7,12 @@
 
 namespace diffattn::cpu {
 
-/// Memory of the calling thread that is kept for its next call: fresh pages cost a page fault each,
-/// about as long as 100 pairs take.
+/// Scratch memory of the calling thread, kept for its next call. A fresh page would cost a page
+/// fault, about the time of 100 (query, key) pairs.
 class CallMemory {
  public:
-  /// Aligned to a cache line; not zeroed. Valid until the next call with the same `slot`.
+  /// Returns memory that is aligned to a cache line and not zeroed. It is valid until the next call
+  /// with the same `slot`.
   static char* take(int slot, int64_t bytes) {
     thread_local Block blocks[kSlots];
     Block& block = blocks[slot];

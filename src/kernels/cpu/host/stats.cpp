@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Statistics of the maps' rows, and pictures of the maps, over all heads.
+// Row statistics and downsampled maps over all heads, in waves as in the forward.
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ constexpr int64_t kMaps = 3;  // p1, p2, A
 
 int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-/// What statistics and pictures have in common: maps without values.
+/// The setup that both operations share: maps of all keys, without values.
 struct MapsRun {
   const Problem& problem;
   const TileCode& code;
@@ -65,12 +65,13 @@ struct StatsRun {
   }
 };
 
-/// Whole rows of cells of one head are a task, so that a cell has one task.
+/// Downsamples the maps. A task is some whole rows of cells of one head, so that only one task
+/// writes a cell.
 struct MapRun {
   const MapParams& params;
   const MapsRun common;
   const int64_t height = params.row_end - params.row_begin;
-  /// Rows of cells that make about one block of query rows.
+  /// Rows of cells per task: about one block of query rows.
   const int64_t task_cells =
       height == 0 ? 1 : std::max<int64_t>(1, common.block_rows* params.rows / height);
   const int64_t tasks_per_head = ceil_div(params.rows, task_cells);
@@ -88,7 +89,7 @@ struct MapRun {
             });
   }
 
-  /// First query row of a row of cells.
+  /// Returns the first query row of a row of cells.
   int64_t first_row(int64_t cell) const {
     return params.row_begin + ceil_div(cell * height, params.rows);
   }
@@ -102,14 +103,14 @@ struct MapRun {
       std::fill(grid + m * cells + cell * params.cols, grid + m * cells + end_cell * params.cols,
                 0.0f);
     }
-    const int64_t end = std::min(first_row(end_cell), head.seq.seq_q);  // packed: a shorter one
+    const int64_t end = std::min(first_row(end_cell), head.seq.seq_q);  // packed: may be shorter
     for (int64_t m = first_row(cell); m < end; m += common.block_rows) {
       run_rows(head, keys, member * head.seq.seq_q, m, std::min(m + common.block_rows, end), grid,
                memory);
     }
   }
 
-  /// Query rows [first, end) of the head whose rows begin at `head_row`.
+  /// Runs query rows [first, end) of the head whose rows begin at `head_row`.
   void run_rows(const Head& head, const PackedKeys& keys, int64_t head_row, int64_t first,
                 int64_t end, float* grid, void* memory) const {
     Row rows[kMaxBlockRows];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The library's own pool, and the hook that replaces it.
+// The library's own thread pool, and the hook with which a host program replaces it.
 
 #include <sched.h>
 #include <xmmintrin.h>
@@ -23,8 +23,9 @@ int64_t core_count() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
-/// Sleeping threads that are woken for one job at a time. The caller works too. A call that finds
-/// the pool busy, because another thread or the job itself is using it, works alone.
+/// A pool of sleeping threads that runs one job at a time; the caller works too. If the pool is
+/// busy with the job of another thread, or the call comes from inside a job, the caller works
+/// alone.
 class Pool {
  public:
   ~Pool() { stop(); }
@@ -44,7 +45,7 @@ class Pool {
     wake_.notify_all();
     body(context);
     std::unique_lock<std::mutex> lock(mutex_);
-    wanted_ = 0;  // who has not come by now is not needed
+    wanted_ = 0;  // threads that have not started by now are not needed
     done_.wait(lock, [this] { return running_ == 0; });
   }
 
@@ -74,7 +75,7 @@ class Pool {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  std::mutex use_;    // held by the caller whose job it is
+  std::mutex use_;    // held by the caller whose job runs
   std::mutex mutex_;  // guards everything below
   std::condition_variable wake_, done_;
   std::vector<std::thread> threads_;

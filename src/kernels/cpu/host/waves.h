@@ -13,14 +13,15 @@
 
 namespace diffattn::cpu {
 
-/// kv heads are packed a few at a time (a wave), then blocks of query rows of these heads are
-/// independent tasks. `scratch`: bytes that a worker needs.
+/// Runs blocks of query rows of all kv heads in parallel. It packs a few kv heads at a time (a
+/// wave); then the blocks of these heads are independent tasks. `scratch`: bytes per worker.
 class Waves {
  public:
   Waves(const PackPlan& plan, int64_t scratch) : plan_(plan), scratch_(scratch) {}
 
-  /// body(head, keys, block, memory) for block = 0 .. blocks(head) - 1 of every head, the last
-  /// block first: late rows see most when causal, and no long task is left for the end.
+  /// Calls body(head, keys, block, memory) for block = 0 .. blocks(head) - 1 of every head. Starts
+  /// with a head's last block: under a causal mask late rows see most keys, and no long task should
+  /// be left for the end.
   template <class Blocks, class Body>
   void run(std::span<const Head> heads, const Blocks& blocks, const Body& body) const {
     for (size_t first = 0; first < heads.size();) {
@@ -31,7 +32,8 @@ class Waves {
   }
 
  private:
-  /// Heads until every worker has a few blocks to take, while their copies stay small.
+  /// Returns the end of the wave that starts at `first`. It takes heads until every worker has
+  /// kTasksPerWorker blocks or the packed copies would exceed kWaveBytes.
   template <class Blocks>
   size_t end_of_wave(std::span<const Head> heads, size_t first, const Blocks& blocks) const {
     const int64_t wanted = kTasksPerWorker * threads().count();

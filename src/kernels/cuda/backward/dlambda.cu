@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dlambda[entry] = -sum over the rows (b, m, h) that shared the entry of lambda. Many entries: a
-// thread each. Few: a block for every kPartRows rows of each, whose threads meet in a fixed tree,
-// and where an entry has several such parts, a block that adds them in the same way.
+// dlambda[entry] = -sum of minus_rows[b, m, h] over the rows that share the entry of lambda.
+//
+// With many entries (kManyEntries or more), one thread sums each entry. With few, one block sums
+// each part of kPartRows rows of an entry by a fixed tree; if an entry has several parts, a second
+// kernel sums them with one block per entry. The order of summation is always the same.
 
 #include <algorithm>
 
@@ -14,9 +16,10 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kManyEntries = 4096;
-constexpr int kPartRows = 4 * kThreads;  // one block over all rows would wait for memory each time
+constexpr int kPartRows = 4 * kThreads;  // rows per block; more would expose the memory latency
 
-/// One of the axes b, m, h: its size goes either to the entries or to the rows that share one.
+/// One of the axes b, m, h. If lambda has the axis, `entries` is its size; if lambda is broadcast
+/// along it, `shared` is its size. The other number is 1.
 struct Axis {
   int entries, shared;
 };
@@ -24,17 +27,17 @@ struct Axis {
 struct DlambdaArguments {
   Shape shape;
   Rows<const float> minus_rows;  // [B, M, H]
-  Rows<float> dlambda;           // strides 0 where it is broadcast
+  Rows<float> dlambda;           // stride 0 along broadcast axes
   Axis b, m, h;
   int entries, shared;  // products over the axes; `takes` keeps B * M * H below 2^31
-  int parts;            // of an entry; 0: a thread for each entry
-  float* sums;          // [entries, parts], where there are several parts
+  int parts;            // blocks per entry; 0 means one thread per entry
+  float* sums;          // [entries, parts], used if parts > 1
 };
 
-/// One entry of lambda: the first row that shares it, and where its gradient goes.
+/// One entry of lambda.
 struct Entry {
-  int b, m, h;
-  float* out;  // null where the row does not exist
+  int b, m, h;  // the first row that shares it
+  float* out;   // its gradient; null if the row does not exist
 
   __device__ Entry(const DlambdaArguments& args, int number)
       : b(number / args.h.entries / args.m.entries),
@@ -46,7 +49,7 @@ struct Entry {
   }
 };
 
-/// Over rows first, first + step, ... before `end` of those that share an entry.
+/// Returns the sum over rows first, first + step, ..., below `end`, of those that share the entry.
 __device__ float shared_sum(const DlambdaArguments& args, const Entry& entry, int first, int end,
                             int step) {
   float sum = 0.0f;
@@ -61,13 +64,13 @@ __device__ float shared_sum(const DlambdaArguments& args, const Entry& entry, in
   return sum;
 }
 
-/// Of all threads of the block, in thread 0.
+/// Returns the sum over the block's threads by a fixed tree; valid in thread 0.
 __device__ float block_sum(float x) {
   __shared__ float sums[kThreads];
   const int thread = threadIdx.x;
   sums[thread] = x;
   for (int width = kThreads / 2; width > 0; width /= 2) {
-    __syncthreads();  // the sums of the last round are there
+    __syncthreads();  // all threads have written the sums of the previous round
     if (thread < width) sums[thread] += sums[thread + width];
   }
   return sums[0];
@@ -77,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
     dlambda_kernel(const __grid_constant__ DlambdaArguments args) {
   const bool by_blocks = args.parts != 0;
   const int number = by_blocks ? blockIdx.x / args.parts : blockIdx.x * kThreads + threadIdx.x;
-  if (number >= args.entries) return;  // whole blocks when blocks share an entry
+  if (number >= args.entries) return;  // with by_blocks, all threads of a block return together
   const Entry entry(args, number);
   if (!by_blocks) {
     if (entry.out != nullptr) *entry.out = shared_sum(args, entry, 0, args.shared, 1);
@@ -94,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A block for each entry.
+/// Sums the parts of each entry, with one block per entry.
 __global__ void __launch_bounds__(kThreads)
     dlambda_parts_kernel(const __grid_constant__ DlambdaArguments args) {
   const float* const sums = args.sums + static_cast<int64_t>(blockIdx.x) * args.parts;
@@ -105,13 +108,13 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0 && entry.out != nullptr) *entry.out = sum;
 }
 
-/// Everything but the rows to sum and the memory for parts.
+/// Fills the arguments except minus_rows and sums.
 DlambdaArguments dlambda_arguments(const Problem& problem, const View<void>& out) {
   const auto axis = [](int64_t size, bool broadcast) {
     const int n = static_cast<int>(size);
     return broadcast ? Axis{1, n} : Axis{n, 1};
   };
-  // Packed rows of all sequences lie on one axis: lambda has it whole or not at all.
+  // Packed sequences have one axis for all rows, so lambda has both axes b and m, or neither.
   const bool packed = problem.cu_seqlens_q != nullptr;
   const bool batch_broadcast = packed ? out.seq_stride == 0 : out.batch_stride == 0;
   DlambdaArguments args{.shape = shape_of(problem),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dmask of attention:
+// dmask of the attention backward. dmask.cuh sums ds1 + ds2 over the scores that share an entry:
 //
 //   p = exp2(scale log2(e) q.k + mask - lse),  dp = dO.v
 //   ds1 = p1 (dp - delta1),  ds2 = -lambda p2 (dp - delta2)
@@ -14,6 +14,7 @@
 namespace diffattn::cuda {
 namespace {
 
+/// Returns ds1 + ds2 of one score (b, h, m, n), or 0 if row m may not see column n.
 template <class T>
 struct AttentionScoreGradient {
   Shape shape;

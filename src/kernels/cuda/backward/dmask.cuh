@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dmask[entry] = sum of ds1 + ds2 over the (b, h, m, n) that shared the entry of an additive mask.
-// Recomputed entry by entry with plain dot products: a learned mask is rare, and its gradient is
-// the only result that would need memory or atomics in the tiled passes. Few sharers: one thread
-// per entry; many: one warp, whose lanes take every 32nd and meet in a fixed tree.
+// dmask[entry] = sum of ds1 + ds2 over the scores (b, h, m, n) that share the entry of an additive
+// mask.
+//
+// The kernel recomputes every score with plain dot products. A learned mask is rare, and in the
+// tiled passes its gradient would need extra memory or atomics. One thread sums an entry that fewer
+// than 32 scores share; otherwise one warp sums it, in a fixed order.
 #pragma once
 
 #include "kernels/cuda/check.h"
@@ -14,13 +16,14 @@ namespace diffattn::cuda {
 
 inline constexpr int kDmaskThreads = 128;
 
-/// One axis of [B, H, M, N]: its size goes either to the entries or to the sharers of one.
+/// One axis of [B, H, M, N]. If the mask has the axis, `entries` is its size; if the mask is
+/// broadcast along it, `shared` is its size. The other number is 1.
 struct MaskAxis {
   int entries, shared;
 };
 
-/// ScoreGradient: `float operator()(int b, int h, int m, int n) const` on the device gives ds1 +
-/// ds2 of one entry, 0 where it may not be seen.
+/// Kernel arguments. ScoreGradient has `float operator()(int b, int h, int m, int n) const` on the
+/// device, which returns ds1 + ds2 of one score, or 0 if row m may not see column n.
 template <class ScoreGradient>
 struct DmaskArguments {
   ScoreGradient score_gradient;
@@ -44,7 +47,7 @@ __global__ void __launch_bounds__(kDmaskThreads)
   const int64_t thread = blockIdx.x * static_cast<int64_t>(kDmaskThreads) + threadIdx.x;
   const int lanes = args.warp_per_entry ? kWarpSize : 1;
   const int64_t entry = thread / lanes;
-  if (entry >= args.entries) return;  // whole warps when a warp shares an entry
+  if (entry >= args.entries) return;  // with warp_per_entry, all lanes of a warp return together
   const int n0 = static_cast<int>(entry % args.n.entries);
   const int m0 = static_cast<int>(entry / args.n.entries % args.m.entries);
   const int h0 = static_cast<int>(entry / args.n.entries / args.m.entries % args.h.entries);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the passes over rows read and write.
+// Arguments of the row pass (rows.cu and whole_rows.cuh).
 #pragma once
 
 #include "kernels/cuda/backward/row_softmax.cuh"
@@ -9,22 +9,23 @@
 
 namespace diffattn::cuda {
 
-/// U: of o and o2, T as the forward saved them or float as the backward recomputed them.
+/// U is the element type of o and o2: T if the forward saved them, float if the backward recomputed
+/// them.
 template <class T, class U>
 struct RowsArguments {
   Shape shape;
   Rows<const T> dout;                  // [B, M, H, Dv]
   Rows<const U> o, o2;                 // [B, M, H, Dv]
   Rows<const int8_t> o_rest, o2_rest;  // [B, M, H, Dv] or null
-  Rows<const float> lse1, lse2;        // [B, M, H], natural
+  Rows<const float> lse1, lse2;        // [B, M, H], natural logarithm
   Rows<const float> lambda;            // [B, M, H]
   HeadEpilogue epilogue;
   MaskedScores<T> scores;
   Rows<T> d_o;  // [B, M, H, Dv]
   RowState state;
   float* dnorm_parts;  // [kRowBlocks, Dv] or null
-  const int* only_if;  // null, or nothing is done where it holds 0
-  uint4* sums;         // [sum_chunks] to clear for those who add to it later, or null
+  const int* only_if;  // if not null and *only_if is 0, the kernel does nothing
+  uint4* sums;         // [sum_chunks]: sums of dq to zero, or null
   int64_t sum_chunks;
 };
 

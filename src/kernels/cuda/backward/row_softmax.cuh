@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A row's softmax once more, for rows whose lse is too large to hold it: under a mask of the lowest
-// finite number (what some write for -inf) or of -1e9 all scores of a row are huge and nearly
-// equal, and reference + log2(sum), one float, has no digits left for the sum. The kernels still
-// compute p = exp2(s - lse): here lse becomes the reference alone, and what p is then too large by
-// is divided out of dO and lambda,
+// Recomputes the softmax of a row whose lse is too large for one float. An additive mask may hide
+// every column of a row with a huge finite number (-FLT_MAX, -1e9). Then all scores are huge and
+// nearly equal, and lse = max + log2(sum) has no digits left for the sum. The other kernels compute
+// p = exp2(s - lse). For such a row we give them the row maximum as lse. Their p is then too large
+// by the factor `sum`, which we divide out of dO and lambda:
 //
 //   p1 / sum1 (dp - delta1)          = p1 (dp' - delta1')                  dO' = dO / sum1
 //   lambda p2 / sum2 (dp - delta2)   = lambda' p2 (dp' - delta2')     lambda' = lambda sum1 / sum2
 //
-// so that only these rows pay for it.
+// One warp per row; only these rows pay for it.
 #pragma once
 
 #include "kernels/cuda/backward/dmask.cuh"
@@ -18,21 +18,22 @@
 
 namespace diffattn::cuda {
 
-/// From here on the last place of a lse is more than what a rounding to bf16 would change p by.
+/// |lse| (natural logarithm) above which one ulp of lse, at least 2^-8, changes p by more than
+/// rounding p to bfloat16 does.
 inline constexpr float kEnoughDigits = 0x1p15f;
 
-/// Of one map of a row, base 2: lse = reference + log2(sum).
+/// Row maximum (`reference`) and sum of one map in base 2: lse = reference + log2(sum).
 struct RowSoftmax {
   float reference = -INFINITY, sum = 0.0f;
 
   __device__ void add(float score) {
-    const float s = score == -INFINITY ? -FLT_MAX : score;  // overflowed: seen all the same
+    const float s = score == -INFINITY ? -FLT_MAX : score;  // overflowed, but still visible
     const float larger = fmaxf(reference, s);
     sum = sum * ptx::exp2(reference - larger) + ptx::exp2(s - larger);
     reference = larger;
   }
 
-  /// Over the lanes of a warp; every lane gets the same bits.
+  /// Merges the lanes of a warp; every lane gets the same bits.
   __device__ RowSoftmax of_warp() const {
     float largest = reference;
     for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
@@ -52,13 +53,14 @@ struct MaskedScores {
   Rows<const T> q1, q2, k1, k2;  // [B, M, H, D], [B, N, Hkv, D]
   float scale_log2, scale2_log2;
 
-  /// Is one float too little for this lse (natural)?
+  /// True if one float cannot hold this lse (natural logarithm) precisely enough.
   __device__ static bool is_needed(const Shape& shape, float lse) {
     return shape.mask.kind == MaskKind::kAdditive && fabsf(lse) > kEnoughDigits &&
            fabsf(lse) < INFINITY;
   }
 
-  /// By a warp, with plain dot products: such rows are padding.
+  /// Computes both maps' softmax of a row with the calling warp. Uses plain dot products, because
+  /// such rows are rare (padding).
   __device__ __noinline__ RowSoftmaxes softmax(const Shape& shape, int b, int m, int h) const {
     const Sequence seq = shape.sequence(b);
     const HeadMask mask(shape, seq, b, h);

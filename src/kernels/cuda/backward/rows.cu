@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pass over rows, one warp per row (b, m, h). With g = out_scale weight o dout and
-// rstd = 1 / sqrt(mean(O^2) + eps) (1 without norm):
+// Row pass of the backward, one warp per row (b, m, h). With g = out_scale * weight * dout
+// (elementwise) and rstd = 1 / sqrt(mean(O^2) + eps), or 1 without norm:
 //
-//   dO     = rstd (g - O rstd^2 mean(g o O))      (the second term only with norm)
+//   dO     = rstd (g - O rstd^2 mean(g * O))      [Dv]; the second term only with norm
 //   delta2 = dO.o2,  delta1 = dO.O + lambda delta2
-//   dnorm_weight = sum over rows of out_scale dout o O rstd: per warp in registers, per block in
-//                  shared memory, over blocks by a second kernel, each in a fixed order
+//   minus_dlambda = dO.o2
+//   dnorm_weight = sum over rows of out_scale * dout * O * rstd
 //
-// Everything in float; dO is rounded to T when it is stored, and delta uses the rounded one, which
-// is what the products with keys will see. dlambda = -dO.o2 cancels under a norm, whose gradient is
-// nearly orthogonal to O: it uses dO as it was.
+// dnorm_weight is summed per warp in registers, per block in shared memory, and over blocks by a
+// second kernel, each in a fixed order. All arithmetic is in float; the store rounds dO to T.
+// delta1 and delta2 use the rounded dO, because the products with v and k use it too. minus_dlambda
+// uses the unrounded dO: under a norm dO is nearly orthogonal to O, and the terms of dO.o2 cancel.
 
 #include "kernels/cuda/backward/row_arguments.cuh"
 #include "kernels/cuda/backward/whole_rows.cuh"
@@ -23,12 +24,12 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kMaxWidth = 256;
 
-/// A lane's columns lane, lane + 32, ... of a saved row. What the loads bring is first used by
-/// `value`: a row is all latency, so everything is asked for before the first of it is used.
+/// Columns lane, lane + 32, ... of a saved row. The constructor only issues loads and `value` uses
+/// them, so that all loads of a row are in flight together.
 template <class U, int kPerLane>
 struct SavedColumns {
   U values[kPerLane];
-  int rests[kPerLane];  // what rounding lost
+  int rests[kPerLane];  // rounding errors, see rest.cuh
 
   __device__ SavedColumns(const U* row, const int8_t* rest, int lane, int width) {
 #pragma unroll
@@ -53,7 +54,7 @@ struct SavedColumns {
   }
 };
 
-/// kPerLane: columns of a lane.
+/// Computes rows with up to kPerLane columns per lane.
 template <class T, class U, int kPerLane>
 struct PrepareRow {
   const RowsArguments<T, U>& args;
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   if (args.dnorm_parts == nullptr) return;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) parts[warp][row.lane + i * kWarpSize] = row.dweight[i];
-  __syncthreads();  // every warp's part is there
+  __syncthreads();  // all warps have written their partial sums
   for (int c = threadIdx.x; c < shape.value_dim; c += kWarps * kWarpSize) {
     float sum = 0.0f;
     for (int w = 0; w < kWarps; ++w) sum += parts[w][c];
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   }
 }
 
-/// dnorm_weight [width] = sum over blocks; one block per column, a fixed tree.
+/// Sums dnorm_weight [width] over the row pass's blocks. One warp per column, in a fixed order.
 __global__ void __launch_bounds__(kWarpSize)
     reduce_dnorm_kernel(const float* parts, float* dnorm_weight, int width) {
   float sum = 0.0f;
@@ -171,8 +172,8 @@ __global__ void __launch_bounds__(kWarpSize)
   if (threadIdx.x == 0) dnorm_weight[blockIdx.x] = sum;
 }
 
-/// Can half a warp read a row of each tensor 16 bytes (of the rests 8) at a time, and need no row's
-/// softmax once more?
+/// True if whole_rows.cuh supports the problem: no additive mask, and every row can be read in
+/// chunks of 8 columns (16 bytes, or 8 bytes of rests).
 bool has_whole_rows(const BackwardParams& params, const BackwardWorkspace& workspace) {
   const int64_t width = params.value_dim;
   const auto has_rests = [&](const View<const void>& rest) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pass over rows (rows.cu says what it computes) for the common case: 16-bit rows that may be
-// read 16 bytes at a time, o and o2 saved, no additive mask. Half a warp a row, since what counts
-// is the number of instructions a row: 8 neighbouring columns a lane, of every 128. It also clears
-// the sums of dq: stores that nothing waits for.
+// Row pass of the backward (equations in rows.cu) for the common case: bfloat16 or float16 rows
+// with 16-byte alignment, o and o2 saved by the forward, no additive mask. Half a warp computes one
+// row, because the number of instructions per row limits the speed; a lane has 8 adjacent columns
+// of every 128. The kernel also zeroes the sums of dq, because nothing in it waits for the stores.
 #pragma once
 
 #include "kernels/cuda/backward/row_arguments.cuh"
@@ -11,10 +11,10 @@
 
 namespace diffattn::cuda {
 
-inline constexpr int kRowLanes = kWarpSize / 2;  // of a row
-inline constexpr int kRowChunk = 8;              // columns of a lane, in 16 bytes
+inline constexpr int kRowLanes = kWarpSize / 2;  // lanes per row
+inline constexpr int kRowChunk = 8;              // adjacent columns of a lane, 16 bytes
 
-/// Over the lanes of a row; each of them gets the same bits.
+/// Returns the sum over the lanes of a row; each lane gets the same bits.
 __device__ inline float row_sum(float x) {
   for (int offset = kRowLanes / 2; offset > 0; offset /= 2) {
     x += __shfl_xor_sync(0xffffffffu, x, offset);
@@ -22,10 +22,10 @@ __device__ inline float row_sum(float x) {
   return x;
 }
 
-/// 8 columns as they lie in memory.
+/// 8 columns of a row in their storage format.
 struct RowChunk {
   uint4 words = {};
-  uint2 rests = {};  // what rounding lost, a byte each
+  uint2 rests = {};  // rounding errors, one byte per column, see rest.cuh
 
   template <class T>
   __device__ void load(const Rows<const T>& rows, int b, int64_t l, int h, int c) {
@@ -46,7 +46,7 @@ struct RowChunk {
   }
 };
 
-/// kChunks: of a lane.
+/// Computes rows with kChunks chunks of 8 columns per lane.
 template <class T, int kChunks>
 struct PrepareWholeRow {
   const RowsArguments<T, T>& args;
@@ -67,7 +67,8 @@ struct PrepareWholeRow {
 
   __device__ int column(int i) const { return (i * kRowLanes + lane) * kRowChunk; }
 
-  /// Every lane of the warp calls it; `exists` may differ between its rows.
+  /// Computes one row per half-warp. All lanes of the warp must call it; `exists` may differ
+  /// between the two rows.
   __device__ void run(bool exists, int b, int64_t l, int h) {
     const int width = args.shape.value_dim;
     RowChunk dout[kChunks], o_chunk[kChunks], o2_chunk[kChunks];
@@ -116,7 +117,7 @@ struct PrepareWholeRow {
     delta = row_sum(delta), delta2 = row_sum(delta2), minus_dlambda = row_sum(minus_dlambda);
     if (!exists || lane != 0) return;
     const float seen = dead ? 0.0f : lambda;
-    const int64_t at = args.state.lse1.at(b, l, h) - args.state.lse1.data;  // in each array
+    const int64_t at = args.state.lse1.at(b, l, h) - args.state.lse1.data;  // same in each array
     args.state.lse1.data[at] = dead ? INFINITY : lse1 * kLog2E;
     args.state.lse2.data[at] = dead ? INFINITY : lse2 * kLog2E;
     args.state.delta1.data[at] = delta + seen * delta2;
@@ -125,7 +126,7 @@ struct PrepareWholeRow {
     args.state.minus_dlambda.data[at] = minus_dlambda;
   }
 
-  /// dO of 8 columns, and what they add to the row's sums.
+  /// Returns dO of 8 columns and adds their terms to delta, delta2, minus_dlambda and dweight.
   __device__ uint4 gradient(int i, const RowChunk& dout, const RowChunk& o_chunk,
                             const RowChunk& o2_chunk, float rstd, float pull, float& delta,
                             float& delta2, float& minus_dlambda) {
@@ -150,7 +151,7 @@ struct PrepareWholeRow {
     return packed;
   }
 
-  /// A row that sees nothing has dO = 0, whatever dout is.
+  /// Stores dO = 0 for a row that sees no column, whatever dout is.
   __device__ void clear(int b, int64_t l, int h) const {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
@@ -160,17 +161,18 @@ struct PrepareWholeRow {
   }
 };
 
-/// kWarps: of a block. `count` rows (b, h, m), less than 2^31.
+/// Runs the row pass over `count` < 2^31 rows (b, h, m) with kRowBlocks blocks of kWarps warps.
 template <class T, int kChunks, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarpSize, 4 / kChunks)
     prepare_whole_rows_kernel(const __grid_constant__ RowsArguments<T, T> args, int count) {
-  constexpr int kRows = 2 * kWarps;  // of a block at once
+  constexpr int kRows = 2 * kWarps;  // rows that a block computes at once
   __shared__ float parts[kRows][kChunks * kRowLanes * kRowChunk];
   PrepareWholeRow<T, kChunks> rows(args);
   const Shape& shape = args.shape;
   const int mine = static_cast<int>(threadIdx.x) / kRowLanes;
   const unsigned heads = shape.heads, seq_q = shape.seq_q;
-  // A few stores beside each row's loads, so that memory is read and written all along.
+  // Each iteration zeroes two chunks of the sums beside its loads, so that reads and writes
+  // overlap.
   constexpr int kAllThreads = kRowBlocks * kWarps * kWarpSize;
   int64_t chunk = blockIdx.x * (kWarps * kWarpSize) + threadIdx.x;
   for (unsigned first = blockIdx.x * kRows; first < static_cast<unsigned>(count);
@@ -179,7 +181,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 4 / kChunks)
     for (int i = 0; i < 2; ++i, chunk += kAllThreads) {
       if (chunk < args.sum_chunks) args.sums[chunk] = uint4{};
     }
-    // One head's rows after another's: what is kept of them are neighbours in memory.
+    // Consecutive rows belong to one head, because the RowState arrays are [H, rows].
     const unsigned row = first + mine, head = row / seq_q;
     const int b = static_cast<int>(head / heads), m = static_cast<int>(row % seq_q);
     bool exists = row < static_cast<unsigned>(count);
@@ -198,7 +200,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 4 / kChunks)
 #pragma unroll
     for (int e = 0; e < kRowChunk; ++e) parts[mine][rows.column(i) + e] = rows.dweight[i][e];
   }
-  __syncthreads();  // every row's part is there
+  __syncthreads();  // all half-warps have written their partial sums
   for (int c = threadIdx.x; c < shape.value_dim; c += kWarps * kWarpSize) {
     float sum = 0.0f;
     for (int r = 0; r < kRows; ++r) sum += parts[r][c];

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Layout of the backward's workspace, see BackwardWorkspace.
 
 #include "kernels/cuda/backward/rows.cuh"
 #include "kernels/cuda/sm80/backward/launch.h"
@@ -7,7 +9,7 @@
 namespace diffattn::cuda {
 namespace {
 
-/// Hands out aligned pieces of one allocation; counts only, when there is none.
+/// Divides one allocation into aligned pieces. If `memory` is null, it only counts bytes.
 struct Cutter {
   char* memory;
   size_t used = 0;

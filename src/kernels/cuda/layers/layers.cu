@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Elementwise parts of a layer: each thread takes 16 bytes (rotate: two times 4 elements), so that
-// memory is the only limit.
+// Elementwise operations of a transformer layer:
+//
+//   swiglu:  y = gate sigmoid(gate) up
+//   rotate:  (u, v) -> (u cos - v sin, v cos + u sin) for each pair of elements of a head
+//
+// Each thread processes 16 bytes of each tensor (rotate: two groups of 4 elements), so that memory
+// bandwidth limits the speed. Arithmetic is in float.
 
-#include "diffattn/kernels/layers.h"
+#include "kernels/layers.h"
 
 #include <string>
 
@@ -56,7 +61,8 @@ __global__ void swiglu_backward_kernel(const Pack<T, kCount>* dy, const Pack<T, 
   dup[i] = du;
 }
 
-/// A thread turns elements [4 i, 4 i + 4) and their partners of one head.
+/// Rotates elements [4 i, 4 i + 4) of a head with their partners, which lie dim / 2 further on. One
+/// thread per group of 4.
 template <class T>
 __global__ void rotate_kernel(Rotate p) {
   const int64_t quads = p.dim / 8;
@@ -95,7 +101,7 @@ void check_layer_launch(const char* kernel, int64_t count) {
               " elements: " + cudaGetErrorString(status));
 }
 
-/// run(T{}) with the device type of dtype.
+/// Calls run(T{}) with the device type T of `dtype`.
 template <class Run>
 void with_element(Dtype dtype, const Run& run) {
   switch (dtype) {

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// p1, p2 and A = p1 - lambda p2 as a grid of cells, each showing its entry of largest magnitude:
+// The maps p1, p2 and A = p1 - lambda p2 as a grid of cells. Each cell shows its entry of largest
+// magnitude, with its sign. Three kernels, with blocks of 256 threads:
 //
-//   (1) m, l of both maps for the chosen rows, to the workspace
-//   (2) a block takes 32 rows x kColumns columns: entries to cells in shared memory, then in global
-//   (3) codes to numbers
+//   (1) map_softmax_kernel: m, l of both maps, to the workspace; a block has 32 rows
+//   (2) map_cells_kernel: the largest code of each cell; a block has 32 rows x kColumns columns. It
+//       combines each tile of 32 columns in shared memory and merges the result into global memory
+//   (3) map_numbers_kernel: codes to numbers; one thread per cell
 //
-// A cell under way is the code of its number: magnitude bits, then the sign. The largest code is
-// the largest magnitude, NaN before all, and a maximum does not depend on the order of its terms.
+// A code is a float rotated left by one bit: magnitude bits first, then the sign. Integer order of
+// codes is the order of magnitudes, with NaN as the largest; of equal magnitudes, the negative
+// entry has the larger code. atomicMax gives the same result in any order.
 
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/cuda.h"
@@ -20,14 +23,14 @@ namespace {
 using simt::kBlock;
 
 constexpr int kMaps = 3;        // p1, p2, A
-constexpr int kColumns = 1024;  // of a block: enough to make reading q again cheap
+constexpr int kColumns = 1024;  // columns of a block
 constexpr int kCellPitch = kBlock + 1;
 
 struct PairSoftmax {
   simt::RowSoftmax p1, p2;
 };
 
-/// One side of the grid: `cells` equal parts of [begin, end).
+/// One axis of the grid: [begin, end), divided into `cells` equal parts.
 struct Side {
   int begin, end, cells;
 
@@ -72,6 +75,7 @@ __global__ void __launch_bounds__(simt::kThreads)
   }
 }
 
+/// Step (2) of one block.
 template <class T>
 struct Cells {
   const MapArguments<T>& args;
@@ -97,14 +101,14 @@ struct Cells {
     for (int n0 = begin; n0 < end; n0 += kBlock) add_tile(n0, end_row, row, lambda);
   }
 
-  /// (2) for the columns [n0, n0 + 32) that are in the grid.
+  /// (2) for those of columns [n0, n0 + 32) that are in the grid.
   __device__ void add_tile(int n0, int end_row, const PairSoftmax (&row)[2],
                            const float (&lambda)[2]) const {
     for (int i = threadIdx.x; i < kMaps * kBlock * kCellPitch; i += simt::kThreads) {
       cells_smem[i] = 0;
     }
     simt::Scores s1, s2;
-    maps.scores(/*keys_own=*/false, h, m0, n0, s1, s2);  // its barriers cover cells_smem too
+    maps.scores(/*keys_own=*/false, h, m0, n0, s1, s2);  // its barriers also publish cells_smem
     const int row_cell = args.rows.cell(m0);
     const int column_cell = args.columns.cell(max(n0, args.columns.begin));
 #pragma unroll
@@ -122,11 +126,12 @@ struct Cells {
         atomicMax(cell + 2 * kBlock * kCellPitch, code_of(difference(p1, p2, lambda[i])));
       }
     }
-    __syncthreads();  // the tile's cells are there
+    __syncthreads();  // all threads have entered their codes
     flush(row_cell, column_cell);
-    __syncthreads();  // and were read: the next tile may clear them
+    __syncthreads();  // all threads have read the cells; the next tile clears them
   }
 
+  /// Merges the tile's cells into the grid in global memory.
   __device__ void flush(int row_cell, int column_cell) const {
     const int64_t head = static_cast<int64_t>(maps.b) * args.in.shape.heads + h;
     for (int i = threadIdx.x; i < kMaps * kBlock * kBlock; i += simt::kThreads) {

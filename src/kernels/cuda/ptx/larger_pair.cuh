@@ -7,7 +7,8 @@
 
 namespace diffattn::cuda::ptx {
 
-/// The larger magnitudes of two packed pairs of T, NaN where there is one. Signs mean nothing.
+/// Returns the larger magnitude of each half of two packed pairs of T, or NaN if either is NaN. The
+/// signs of the result are meaningless.
 template <class T>
 __device__ inline uint32_t larger_pair(uint32_t a, uint32_t b) {
   uint32_t larger;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Warp-wide matrix instructions (sm_80 and later). Fragment layouts, lane = thread in warp,
+// mma.sync for 16-bit elements (sm_80 and later). Fragment layouts as (row, column), with
 // g = lane / 4, t = lane % 4:
 //
 //   A 16x16: a[0] = (g, 2t..2t+1)  a[1] = (g+8, 2t..)  a[2] = (g, 2t+8..)  a[3] = (g+8, 2t+8..)
@@ -15,7 +15,8 @@
 
 namespace diffattn::cuda::ptx {
 
-/// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+/// Loads four 8x8 matrices of 16-bit elements. Lane i passes the address of row i % 8 of matrix
+/// i / 8.
 __device__ inline void load_matrix_x4(uint32_t (&r)[4], uint32_t smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -23,7 +24,7 @@ __device__ inline void load_matrix_x4(uint32_t (&r)[4], uint32_t smem) {
                : "memory");
 }
 
-/// The same, each matrix transposed.
+/// Loads four 8x8 matrices like `load_matrix_x4` and transposes each.
 __device__ inline void load_matrix_x4_transposed(uint32_t (&r)[4], uint32_t smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -31,7 +32,7 @@ __device__ inline void load_matrix_x4_transposed(uint32_t (&r)[4], uint32_t smem
                : "memory");
 }
 
-/// c [16, 8] += a [16, 16] b [16, 8], products and sums in float.
+/// Computes c [16, 8] += a [16, 16] b [16, 8] with float products and sums.
 template <class T>
 __device__ inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                     uint32_t b1) {

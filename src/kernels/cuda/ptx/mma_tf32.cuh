@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Warp-wide products of tf32 (sm_80 and later). Fragment layouts, lane = thread in warp,
-// g = lane / 4, t = lane % 4; each element in the upper 19 bits of a word, the others are ignored:
+// mma.sync for tf32 (sm_80 and later). The hardware reads the upper 19 bits of each 32-bit element
+// and ignores the rest. Fragment layouts as (row, column), with g = lane / 4, t = lane % 4:
 //
 //   A 16x8: a[0] = (g, t)   a[1] = (g+8, t)   a[2] = (g, t+4)   a[3] = (g+8, t+4)
 //   B 8x8:  b0 = (t, g)     b1 = (t+4, g)
@@ -12,7 +12,8 @@
 
 namespace diffattn::cuda::ptx {
 
-/// c [16, 8] += a [16, 8] b [8, 8]; sums are cut off, not rounded, to float.
+/// Computes c [16, 8] += a [16, 8] b [8, 8]. The hardware truncates the sums to float instead of
+/// rounding them.
 __device__ inline void mma_m16n8k8_tf32(float (&c)[4], const uint32_t (&a)[4],
                                         const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "

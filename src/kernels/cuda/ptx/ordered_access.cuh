@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Words in global memory by which blocks of one launch tell each other what is done, and 16-byte
-// stores to shared memory.
+// Acquire loads and release stores of global flags, with which the blocks of one launch report
+// progress to each other; float4 reductions to global memory; stores to shared memory.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,14 @@ __device__ inline void store_release(int* gmem, int x) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(gmem), "r"(x) : "memory");
 }
 
-/// Orders this thread's ordinary accesses to global memory and its copies and reductions.
+/// Orders this thread's ordinary accesses to global memory against its bulk copies and bulk
+/// reductions, which use the async proxy.
 __device__ inline void fence_async_proxy_global() {
   asm volatile("fence.proxy.async.global;\n" ::: "memory");
 }
 
-/// Adds four floats to global memory, 16-byte aligned. The order of sums is open.
+/// Atomically adds four floats to 16-byte aligned global memory. Concurrent additions happen in any
+/// order.
 __device__ inline void reduce_add_float4(float* gmem, float x, float y, float z, float w) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(gmem), "f"(x),
                "f"(y), "f"(z), "f"(w)

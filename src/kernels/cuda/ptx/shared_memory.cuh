@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Words and matrices to and from shared memory, by its own addresses (`smem_address`).
+// Loads and stores of words and 8x8 matrices by shared-memory address (`smem_address`).
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,12 @@ __device__ inline void store_8(uint32_t smem, uint64_t x) {
   asm volatile("st.shared.b64 [%0], %1;\n" ::"r"(smem), "l"(x) : "memory");
 }
 
-/// Where a warp stores four 8x8 matrices that its lanes hold as load_matrix_x4 gives them.
+/// The lane's addresses for storing four 8x8 matrices, which the warp holds in the layout of
+/// `load_matrix_x4`. Uses stmatrix from sm_90 on and four 4-byte stores before.
 struct MatrixPlace {
   uint32_t first[4];
 
-  /// at(r, i): the address of row r of matrix i.
+  /// at(r, i) returns the address of row r of matrix i.
   template <class At>
   __device__ static MatrixPlace of(int lane, const At& at) {
 #if __CUDA_ARCH__ >= 900
@@ -40,7 +41,7 @@ struct MatrixPlace {
     return {{at(row, 0) + word, at(row, 1) + word, at(row, 2) + word, at(row, 3) + word}};
 #endif
   }
-  /// `bytes` further than those addresses.
+  /// Stores the matrices `bytes` beyond the addresses of `at`.
   __device__ void store(uint32_t bytes, const uint32_t (&words)[4]) const {
 #if __CUDA_ARCH__ >= 900
     store_matrix_x4(first[0] + bytes, words[0], words[1], words[2], words[3]);

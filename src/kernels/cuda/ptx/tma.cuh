@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tensor memory accelerator (sm_90): boxes of a tensor between global and shared memory. A
-// tensor map must be a __grid_constant__ kernel parameter or lie in constant or global memory.
-// Coordinates run from the contiguous dimension outwards. Loads announce their bytes to a barrier;
-// stores and reductions form groups of the issuing thread.
+// The tensor memory accelerator, TMA (sm_90), copies boxes of a tensor between global and shared
+// memory. A tensor map must be a __grid_constant__ kernel parameter or lie in constant or global
+// memory. Coordinates c0, c1, ... start at the contiguous dimension. A load counts its bytes at an
+// mbarrier. Stores and reductions form bulk groups of the issuing thread.
 #pragma once
 
 #include <cuda.h>
@@ -51,8 +51,8 @@ __device__ inline void load_box(uint32_t smem, const CUtensorMap& map, uint32_t 
       : "memory");
 }
 
-/// Into the same place of every block of `blocks` (a bit per rank of the cluster); each one's
-/// barrier at the same place gets the bytes.
+/// Loads a box into the same shared-memory offset of several blocks of the cluster; bit r of
+/// `blocks` selects rank r. Each block's mbarrier at the offset of `barrier` counts the bytes.
 __device__ inline void load_box_multicast(uint32_t smem, const CUtensorMap& map, uint32_t barrier,
                                           uint16_t blocks, int c0, int c1, int c2, int c3, int c4) {
   asm volatile(
@@ -62,7 +62,7 @@ __device__ inline void load_box_multicast(uint32_t smem, const CUtensorMap& map,
       : "memory");
 }
 
-/// `bytes` (a multiple of 16) that are contiguous on both sides, 16-byte aligned.
+/// Copies `bytes` contiguous bytes, a multiple of 16. Both addresses are 16-byte aligned.
 __device__ inline void load_bytes(uint32_t smem, const void* gmem, uint32_t bytes,
                                   uint32_t barrier) {
   asm volatile(
@@ -89,7 +89,8 @@ __device__ inline void store_box(const CUtensorMap& map, uint32_t smem, int c0, 
       : "memory");
 }
 
-/// Adds floats to global memory, `bytes` contiguous on both sides. The order of sums is open.
+/// Atomically adds `bytes` contiguous bytes of floats to global memory. Concurrent additions happen
+/// in any order.
 __device__ inline void reduce_add_floats(float* gmem, uint32_t smem, uint32_t bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(gmem),
@@ -97,24 +98,25 @@ __device__ inline void reduce_add_floats(float* gmem, uint32_t smem, uint32_t by
       : "memory");
 }
 
-/// Ends the group of stores this thread has issued since the last call.
+/// Commits the stores and reductions that this thread has issued since the last call as one group.
 __device__ inline void commit_stores() {
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
 }
 
-/// Waits until all but `kPending` of this thread's groups have read their shared memory.
+/// Waits until all but the last `kPending` groups of this thread have read their shared memory.
 template <int kPending = 0>
 __device__ inline void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
 }
 
-/// Waits until all but `kPending` of this thread's groups are done and visible.
+/// Waits until all but the last `kPending` groups of this thread are complete and visible to it.
 template <int kPending = 0>
 __device__ inline void wait_stores() {
   asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
-/// Makes this thread's ordinary writes to shared memory visible to copies and warpgroup products.
+/// Makes this thread's ordinary writes to shared memory visible to TMA and wgmma, which read
+/// through the async proxy.
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Warpgroup-wide matrix instructions (sm_90a): d [64, N] = or += a [64, 16] b [16, N], float sums.
-// Four consecutive warps issue one together; it runs on its own until waited for.
+// wgmma (sm_90a): d [64, N] (+)= a [64, 16] b [16, N] with float accumulators. The four warps of a
+// warpgroup issue it together; it runs asynchronously until `wgmma_wait`.
 //
-// Accumulator: warp w holds rows 16w .. 16w + 15; thread (g = lane / 4, t = lane % 4) has in
-// d[4i + e] the column 8i + 2t + e % 2 of row g (e < 2) or g + 8. Rounded in pairs, the same
-// registers are the register operand a of a next product: 16 columns i = packed 4i .. 4i + 3.
+// Accumulator: warp w holds rows 16w .. 16w + 15. With g = lane / 4 and t = lane % 4, the thread's
+// d[4i + e] is column 8i + 2t + e % 2 of row g (e < 2) or row g + 8 (e >= 2). Packed in pairs, the
+// same registers serve as the register operand a of the next product: columns 16i .. 16i + 15 are
+// the packed registers 4i .. 4i + 3.
 //
-// Shared-memory operands are described in 64 bits (`smem_descriptor`). Both kinds lie in rows of
-// 128 bytes with the 128-byte swizzle: the 16-byte chunk c of row r at chunk c ^ (r % 8), tiles
-// 1024-byte aligned.
-//   K-major:  a row holds 64 values of the summed index; 16 more of them are descriptor + 2.
-//   MN-major: a row holds 64 values of one summed index; 16 more of those are descriptor + 128, and
-//             the next 64 columns are `leading_bytes` away.
+// A 64-bit descriptor (`smem_descriptor`) describes an operand in shared memory. Tiles are
+// 1024-byte aligned and have rows of 128 bytes with the 128-byte swizzle: 16-byte chunk c of row r
+// is stored at chunk c ^ (r % 8).
+//   K-major:  a row holds 64 values of the summed index k. The next 16 k are at descriptor + 2.
+//   MN-major: a row holds one k and 64 values of the other index. The next 16 k are at
+//             descriptor + 128, the next 64 values of the other index `leading_bytes` away.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,8 +23,8 @@
 
 namespace diffattn::cuda::ptx {
 
-/// In a cluster a shared address carries the block's rank in its top byte, which must not get into
-/// the leading offset.
+/// Builds a descriptor. It masks the address to 18 bits, because in a cluster the top byte holds
+/// the block's rank and would spill into the field of the leading offset.
 __device__ inline uint64_t smem_descriptor(uint32_t smem, uint32_t leading_bytes = 16) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
@@ -31,22 +32,22 @@ __device__ inline uint64_t smem_descriptor(uint32_t smem, uint32_t leading_bytes
          kSwizzle128;
 }
 
-/// Orders register writes before the products issued next.
+/// Orders this warpgroup's register writes before the products that it issues next.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 
-/// Ends the group of products issued since the last call.
+/// Commits the products issued since the last call as one group.
 __device__ inline void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
 }
 
-/// Waits until at most `kPending` groups are still under way.
+/// Waits until at most `kPending` groups are still in flight.
 template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 
-/// Keeps the compiler from moving reads or writes of `r` across this point: between its issue and
-/// the wait, a product works on registers behind the compiler's back.
+/// Keeps the compiler from moving reads or writes of `r` across this point. Between the issue of a
+/// product and the wait for it, the hardware uses `r` without the compiler's knowledge.
 template <int kN>
 __device__ inline void pin(float (&r)[kN]) {
 #pragma unroll
@@ -58,23 +59,24 @@ __device__ inline void pin(uint32_t (&r)[kN]) {
   for (int i = 0; i < kN; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
-/// Starts a new, undefined value: without it a product that overwrites r keeps the old one alive.
+/// Makes `r` undefined. The asm of a product names `r` as input and output, so without this call
+/// the compiler would keep the old values alive even if the product overwrites them.
 template <int kN>
 __device__ inline void fresh(float (&r)[kN]) {
 #pragma unroll
   for (int i = 0; i < kN; ++i) asm volatile("" : "=f"(r[i])::"memory");
 }
 
-/// Where the summed index is contiguous (K-major), or the other one (MN-major).
+/// The contiguous index of an operand: the summed one (K-major) or the other one (MN-major).
 enum class Major : int { kK = 0, kMn = 1 };
 
-/// The products for N = kN columns and elements T:
+/// The products for N = kN columns and elements of type T:
 ///   ss: a and b in shared memory;  rs: a in four registers, b in shared memory.
-/// With kAccumulate false d is overwritten.
+/// Adds to d if kAccumulate is true, else overwrites d.
 template <class T, int kN>
 struct Wgmma;
 
-// Register lists: text of registers %0 .. %(n - 1), and the operands themselves.
+// R<n> is the asm text of the n accumulator registers, D<n> their operand constraints.
 #define DIFFATTN_R16               \
   "%0, %1, %2, %3, %4, %5, %6, %7" \
   ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -128,7 +130,7 @@ struct Wgmma;
 #define DIFFATTN_D128() \
   DIFFATTN_D96(), DIFFATTN_D8(96), DIFFATTN_D8(104), DIFFATTN_D8(112), DIFFATTN_D8(120)
 
-// n0 .. n6: the numbers of the operands after the accumulator.
+// n0 .. n6 are the asm numbers of the operands that follow the accumulator.
 #define DIFFATTN_SS(TYPE, N, REGISTERS, OPERANDS, n0, n1, n2, n3, n4)                           \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2                                         \
                ", 0;\n"                                                                         \

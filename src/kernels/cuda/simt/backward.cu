@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Launches of the simt backward, see backward.cuh. The pass over queries always runs, because it
+// computes the shares for the pass over keys.
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/simt/backward.cuh"

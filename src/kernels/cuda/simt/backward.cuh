@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward in float, for float32 and for heads too wide for the matrix kernels. The same two passes
-// as the matrix kernels make, and the same order of sums, so no atomics:
+// simt backward: float arithmetic without tensor cores, for problems that neither tf32 nor sm80
+// supports. Two passes, each with a fixed order of summation and no atomics:
 //
-//   over queries: a block owns 32 rows of a (batch entry, head), over the keys they may see
-//   over keys: a block owns 32 keys of a (batch entry, kv head), over the group's heads and queries
+//   over queries: a block owns 32 rows of a (batch entry, head), visits the keys they may see, and
+//                 computes dq1, dq2 and the rows' shares (see share_of)
+//   over keys:    a block owns 32 keys of a (batch entry, kv head), visits the rows of all heads of
+//                 the group that may see them, and computes dk1, dk2, dv
 //
-// Each step, with rows the owned ones and columns the others:
-//   (1) s1, s2, dp: dot products of rows and columns
-//   (2) p = exp2(scale log2(e) s + mask - lse), over keys times its row's share;
+// Each step multiplies the 32 owned rows (of q or of k) with 32 rows of the other tensor:
+//   (1) s1 = q1.k1, s2 = q2.k2, dp = dO.v                            [32, 32]
+//   (2) p = exp2(scale log2(e) s + mask - lse), times the row's share in the pass over keys
 //       ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
-//   (3) sums of the owned rows += weights times the columns' rows
-//
-// The pass over queries also sums p, see share_of.
+//   (3) dq1 += ds1 k1, dq2 += ds2 k2        over queries
+//       dv += (p1 - lambda p2)^T dO, dk1 += ds1^T q1, dk2 += ds2^T q2        over keys
 #pragma once
 
 #include "kernels/cuda/backward/row_softmax.cuh"
@@ -23,6 +24,7 @@
 
 namespace diffattn::cuda::simt {
 
+/// Kernel arguments of the simt backward. Gradients that the caller does not want have null data.
 template <class T>
 struct BackwardArguments {
   Shape shape;
@@ -59,27 +61,30 @@ BackwardArguments<T> backward_arguments(const BackwardParams& params,
           .dv = rows_of<T>(params.dv)};
 }
 
-/// exp2(scale s + bias - lse). Without a bias the product is not rounded before lse is taken off.
+/// Returns p = min(exp2(scale s + bias - lse), 1). Without a bias, one FMA subtracts lse before the
+/// product is rounded.
 __device__ inline float probability(float s, float scale, float bias, float lse) {
   if (bias == 0.0f) return ptx::probability(fmaf(s, scale, -lse));
   return ptx::probability(fmaf(s, scale, bias) - lse);
 }
 
-/// What p of a row must be multiplied by for their sum, which is `sum`, to be 1. It is not, since
-/// lse is one float: of a lse of 300 the last place is 3e-5, which all p of the row are then off
-/// by, relatively. Rows whose p the pass over rows gave another sum on purpose keep it (`lse1`: of
-/// map 1, for the shares of both), and so do rows of nothing. Those rows have an lse beyond
-/// kEnoughDigits, which is 1.44 times that in base 2, as here; what is kept of them is less by the
-/// logarithm of their keys' number.
+/// Returns the row's share: the factor that makes its p sum to 1, given their present sum. The sum
+/// is not exactly 1, because lse is rounded to one float: one ulp of an lse of 300 is 3e-5, and all
+/// p of the row have that relative error.
+///
+/// Returns 1 for a row that sees no column, and for rows whose p do not sum to 1 on purpose (see
+/// row_softmax.cuh). Their |lse| exceeds kEnoughDigits in natural units, 1.44 kEnoughDigits in base
+/// 2. `lse1` is map 1's row maximum in base 2 there, which is less by log2 of the number of keys;
+/// hence 1.4.
 __device__ inline float share_of(float sum, float lse1, const Shape& shape) {
   if (shape.mask.kind == MaskKind::kAdditive && fabsf(lse1) > 1.4f * kEnoughDigits) return 1.0f;
   return sum > 0.0f ? 1.0f / sum : 1.0f;
 }
 
-/// Gradients of one pair (m, n).
+/// Probabilities and gradients of one (query m, key n); all 0 if m may not see n.
 struct PairGradient {
-  float p1, p2;       // before their shares
-  float a, ds1, ds2;  // p1 - lambda p2, and of both scores; 0 where m may not see n
+  float p1, p2;       // not yet multiplied by the shares
+  float a, ds1, ds2;  // p1 - lambda p2, and the gradients of both scores
 };
 
 template <class T>
@@ -92,12 +97,12 @@ struct Backward {
   const int pitch = pitch_of(max(args.shape.head_dim, args.shape.value_dim));
 
   float* const x_smem = smem;                     // [32, pitch]: the owned rows
-  float* const y_smem = x_smem + kBlock * pitch;  // [32, pitch]: the others
+  float* const y_smem = x_smem + kBlock * pitch;  // [32, pitch]: the other tensor's rows
   float* const a_smem = y_smem + kBlock * pitch;  // [32, kScorePitch] each
   float* const ds1_smem = a_smem + kBlock * kScorePitch;
   float* const ds2_smem = ds1_smem + kBlock * kScorePitch;
 
-  float sum1[2] = {0.0f, 0.0f}, sum2[2] = {0.0f, 0.0f};  // of p1 and p2 here, rows ty + 16 i
+  float sum1[2] = {0.0f, 0.0f}, sum2[2] = {0.0f, 0.0f};  // this thread's sums of p1 and p2
 
   __device__ void load_queries(float* tile, const Rows<const T>& rows, int h, int m0, int width) {
     load_tile(tile, rows.at(b, seq.q_begin + m0, h), rows.seq_stride, 0, seq.seq_q - m0, width,
@@ -108,17 +113,19 @@ struct Backward {
               seq.end_key - n0, width, pitch);
   }
 
-  /// (1) of one pair of tensors; `keys_own`: rows of the result are keys, columns queries.
+  /// (1) for one pair of tensors. With `keys_own` the block owns keys: rows of s are keys and
+  /// columns are queries.
   __device__ void dots(Scores& s, bool keys_own, const Rows<const T>& queries,
                        const Rows<const T>& keys, int h, int m0, int n0, int width) {
-    __syncthreads();  // nobody reads the tiles of the step before
+    __syncthreads();  // all threads have read the previous tiles
     load_queries(keys_own ? y_smem : x_smem, queries, h, m0, width);
     load_keys(keys_own ? x_smem : y_smem, keys, args.shape.kv_head(h), n0, width);
-    __syncthreads();  // both tiles are there
+    __syncthreads();  // all threads have written both tiles
     dot_rows(s, x_smem, y_smem, width, pitch);
   }
 
-  /// (1) and (2) of a whole tile, to a_smem, ds1_smem and ds2_smem. y_smem ends with dO or v.
+  /// (1) and (2) for a whole tile, to a_smem, ds1_smem and ds2_smem. Leaves dO (keys_own) or v in
+  /// y_smem.
   __device__ void gradients(bool keys_own, int h, int m0, int n0) {
     const HeadMask mask{args.shape, seq, b, h};
     Scores s1, s2, dp;
@@ -141,7 +148,7 @@ struct Backward {
     store_scores(a_smem, a);
     store_scores(ds1_smem, ds1);
     store_scores(ds2_smem, ds2);
-    __syncthreads();  // the weights are there
+    __syncthreads();  // all threads have written a, ds1 and ds2
   }
 
   __device__ PairGradient pair_gradient(const HeadMask& mask, bool keys_own, int h, int m, int n,
@@ -158,7 +165,7 @@ struct Backward {
             -weight2 * (dp - *args.state.delta2.at(b, l, h))};
   }
 
-  /// scale: of rows ty and ty + 16.
+  /// Stores rows of a sum, multiplied by scale[i] in row ty + 16 i.
   __device__ void store(const Rows<T>& out, Wide& sum, const float (&scale)[2], int64_t begin,
                         int row0, int end_row, int h, int width) const {
     if (out.data == nullptr) return;
@@ -181,10 +188,10 @@ struct Backward {
         for (int m0 = begin; m0 < end; m0 += kBlock) {
           gradients(true, h, m0, n0);                                       // (1) (2)
           accumulate(dv_reg, a_smem, y_smem, args.shape.value_dim, pitch);  // (3)
-          __syncthreads();                                                  // dO was used
+          __syncthreads();                                                  // all have read dO
           load_queries(y_smem, args.q1, h, m0, width);
           load_queries(x_smem, args.q2, h, m0, width);
-          __syncthreads();  // q1, q2 are there
+          __syncthreads();  // all threads have written q1 and q2
           accumulate(dk1_reg, ds1_smem, y_smem, width, pitch);
           accumulate(dk2_reg, ds2_smem, x_smem, width, pitch);
         }
@@ -207,7 +214,7 @@ struct Backward {
       gradients(false, h, m0, n0);  // (1) (2)
       load_keys(y_smem, args.k1, g, n0, width);
       load_keys(x_smem, args.k2, g, n0, width);
-      __syncthreads();                                      // k1, k2 are there
+      __syncthreads();                                      // all threads have written k1 and k2
       accumulate(dq1_reg, ds1_smem, y_smem, width, pitch);  // (3)
       accumulate(dq2_reg, ds2_smem, x_smem, width, pitch);
     }
@@ -217,7 +224,8 @@ struct Backward {
     store(args.dq2, dq2_reg, scale2, seq.q_begin, m0, seq.seq_q, h, width);
   }
 
-  /// Shares of rows ty and ty + 16, kept for the pass over keys, and the scales of their dq.
+  /// Computes the shares of rows ty and ty + 16, stores them for the pass over keys, and returns
+  /// the factors of their dq.
   __device__ void finish_shares(int h, int m0, float (&scale1)[2], float (&scale2)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -234,7 +242,7 @@ struct Backward {
   }
 };
 
-/// Bytes of shared memory that a block takes.
+/// Returns the bytes of shared memory per block.
 inline int backward_bytes(const Shape& shape) {
   const int width = std::max(shape.head_dim, shape.value_dim);
   return 4 * kBlock * (2 * pitch_of(width) + 3 * kScorePitch);

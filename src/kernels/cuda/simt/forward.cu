@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Launch of the simt forward, see forward.cuh.
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/simt/forward.cuh"
@@ -12,7 +14,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardArguments<T> args, int tiles) {
   extern __shared__ __align__(16) float simt_smem[];
   BlockPlace place(blockIdx.x, args.shape.heads, tiles);
-  place.tile = tiles - 1 - place.tile;  // causal: the rows that see most come first
+  place.tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
   Forward<T>{args, simt_smem, place}.run();
 }
 

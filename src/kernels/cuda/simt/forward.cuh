@@ -1,35 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward in float, for float32 and for heads too wide for the matrix kernels. One block computes
-// 32 query rows of one (batch entry, head); both maps by the same threads:
+// simt forward: float arithmetic without tensor cores, for problems that neither tf32 nor sm80
+// supports. A block of 256 threads computes 32 rows of one (batch entry, head). Each thread works
+// on both maps; tile.cuh says which rows and columns it owns:
 //
 //   for each key tile that any row may see:
 //     (1) s1 = q1 k1^T, s2 = q2 k2^T, times scale log2(e), + mask       [32, 32]
-//     (2) m, l, o1, o2 rescaled; p = exp2(s - m)                        online softmax, base 2
-//     (3) o1 += p1 v, o2 += p2 v
+//     (2) rescale m, l, o1, o2;  p = exp2(s - m)                        online softmax, base 2
+//     (3) o1 += p1 v, o2 += p2 v                                        [32, Dv]
 //   (4) lse = m ln 2 + log l;  O = o1 / l1 - lambda o2 / l2;  out = epilogue(O)
 #pragma once
 
+#include "kernels/cuda/dispatch/forward.h"
 #include "kernels/cuda/epilogue.cuh"
-#include "kernels/cuda/forward.h"
 #include "kernels/cuda/mask.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
 #include "kernels/cuda/simt/tile.cuh"
 
 namespace diffattn::cuda::simt {
 
+/// Kernel arguments of the simt forward. Optional outputs have null data.
 template <class T>
 struct ForwardArguments {
   Shape shape;
-  Rows<const T> q1, q2, k1, k2;  // [B, M, H, D], [B, N, Hkv, D]
-  Rows<const T> v;               // [B, N, Hkv, Dv]
-  Rows<const float> lambda;      // [B, M, H]
-  float scale_log2, scale2_log2;
+  Rows<const T> q1, q2, k1, k2;   // [B, M, H, D], [B, N, Hkv, D]
+  Rows<const T> v;                // [B, N, Hkv, Dv]
+  Rows<const float> lambda;       // [B, M, H]
+  float scale_log2, scale2_log2;  // scale log2(e) of map 1 and map 2
   HeadEpilogue epilogue;
-  Rows<T> out, o, o2;             // [B, M, H, Dv]
-  Rows<int8_t> o_rest, o2_rest;   // [B, M, H, Dv]
-  Rows<float> lse1, lse2;         // [B, M, H]
-  Rows<float> o_exact, o2_exact;  // [B, M, H, Dv]
+  Rows<T> out, o, o2;             // [B, M, H, Dv]: result, O before the epilogue, softmax2 v
+  Rows<int8_t> o_rest, o2_rest;   // [B, M, H, Dv]: rounding errors of o and o2, see rest.cuh
+  Rows<float> lse1, lse2;         // [B, M, H]: log-sum-exp, natural logarithm
+  Rows<float> o_exact, o2_exact;  // [B, M, H, Dv]: o and o2 in float
 };
 
 template <class T>
@@ -55,10 +57,12 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const ExactOu
           .o2_exact = rows_of<float>(exact.o2)};
 }
 
-/// From here on rounding takes more off a score than a probability can be told from 0 or 1 by.
+/// Magnitude (2^20) from which we do not correct a score's rounding error. There one ulp is 1/8 or
+/// more, and the correction of an infinite score would be NaN.
 inline constexpr float kLargeScore = 1048576.0f;
 
-/// Row state of one map for rows ty and ty + 16.
+/// Softmax state of one map for rows ty and ty + 16: row maximum m (base 2) and row sum l, which
+/// covers this thread's columns until the loop ends.
 struct Softmax {
   float m[2] = {-INFINITY, -INFINITY};
   float l[2] = {0.0f, 0.0f};
@@ -98,10 +102,10 @@ struct Forward {
       store_scores(p1_smem, s1);
       store_scores(p2_smem, s2);
       load_keys(args.v, n0, args.shape.value_dim);
-      __syncthreads();                                                   // v and both p are there
+      __syncthreads();  // all threads have written v, p1 and p2
       accumulate(o1_reg, p1_smem, y_smem, args.shape.value_dim, pitch);  // (3)
       accumulate(o2_reg, p2_smem, y_smem, args.shape.value_dim, pitch);
-      __syncthreads();  // nobody reads them any more
+      __syncthreads();  // all threads have read v, p1 and p2
     }
     for (int i = 0; i < 2; ++i) {
       state1.l[i] = row_sum(state1.l[i]);
@@ -115,17 +119,18 @@ struct Forward {
               seq.first_key - n0, seq.end_key - n0, width, pitch);
   }
 
-  /// `rest` is what rounding took off each score: a score of 16 has lost 1e-6, and with it as much
-  /// of its probability, relatively. Scores minus the maximum are small and can take it back.
+  /// (1) for one map. `rest` receives the rounding error of each score. A score of 16 is off by up
+  /// to 1e-6, and its probability by the same relative error. After the row maximum is subtracted,
+  /// the score is small, and adding `rest` restores the lost digits.
   __device__ void scores(Scores& s, Scores& rest, const Rows<const T>& q, const Rows<const T>& k,
                          int n0, float scale) {
     const int width = args.shape.head_dim;
     load_tile(x_smem, q.at(place.b, seq.q_begin + row0, place.h), q.seq_stride, 0, seq.seq_q - row0,
               width, pitch);
     load_keys(k, n0, width);
-    __syncthreads();  // q and k are there
+    __syncthreads();  // all threads have written q and k
     dot_rows(s, x_smem, y_smem, width, pitch);
-    __syncthreads();  // nobody reads them any more
+    __syncthreads();  // all threads have read q and k
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -135,16 +140,17 @@ struct Forward {
         const float lost = fmaf(s[i][j], scale, -product) + (bias - (score - product));
         rest[i][j] = fabsf(score) < kLargeScore ? lost : 0.0f;
         s[i][j] = score;
-        if (bias == -INFINITY) s[i][j] = -INFINITY, rest[i][j] = 0.0f;  // replaces a NaN
+        if (bias == -INFINITY) s[i][j] = -INFINITY, rest[i][j] = 0.0f;  // overwrites a NaN, too
       }
     }
   }
 
+  /// (2) for one map: replaces the scores by p.
   __device__ static void update(Softmax& state, Scores& s, const Scores& rest, Wide& o) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float m_new = fmaxf(state.m[i], row_max(fmaxf(s[i][0], s[i][1])));
-      // While a row has seen nothing its maximum is -inf: -inf - (-inf) would be NaN.
+      // A row that has seen no column has m = -inf, and -inf - (-inf) is NaN.
       const float reference = m_new == -INFINITY ? 0.0f : m_new;
       const float rescale = ptx::exp2(state.m[i] - reference);
       state.m[i] = m_new;
@@ -224,7 +230,7 @@ struct Forward {
   }
 };
 
-/// Bytes of shared memory that a block takes.
+/// Returns the bytes of shared memory per block.
 inline int forward_bytes(const Shape& shape) {
   return 4 * 2 * kBlock * (pitch_of(std::max(shape.head_dim, shape.value_dim)) + kScorePitch);
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles in float for the kernels that use no matrix instructions: float32, and 16-bit heads wider
-// than the matrix kernels take. 256 threads as 16 x 16: thread (ty, tx) owns rows ty and ty + 16 of
-// every tile of 32 rows, and either columns tx and tx + 16 of a tile of scores, or columns
-// 4 tx .. 4 tx + 3 of every 64 of a wide accumulator.
+// Float tiles of the simt kernels. The 256 threads form a 16 x 16 grid. Thread (ty, tx) owns rows
+// ty and ty + 16 of every 32-row tile. In a tile of scores it owns columns tx and tx + 16; in a
+// wide accumulator it owns columns 4 tx to 4 tx + 3 of every 64.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +15,10 @@ namespace diffattn::cuda::simt {
 inline constexpr int kThreads = 256;
 inline constexpr int kBlock = 32;  // rows and columns of a tile of scores
 inline constexpr int kMaxWidth = 256;
-inline constexpr int kScorePitch = kBlock + 1;  // floats; odd: a column of scores hits every bank
+inline constexpr int kScorePitch = kBlock + 1;  // floats; odd, so that a column covers all banks
 
-/// Floats between rows of a tile of `width` columns. The 4 more shift neighbouring rows by 4 banks,
-/// so that 16-byte loads of 8 rows hit 32 different banks.
+/// Returns the floats from one row to the next in a tile of `width` columns. The extra 4 shift
+/// adjacent rows by 4 banks, so that 16-byte loads of 8 rows hit 32 different banks.
 __host__ __device__ constexpr int pitch_of(int width) { return (width + 3) / 4 * 4 + 4; }
 
 using Scores = float[2][2];                // rows ty + 16 i, columns tx + 16 j
@@ -29,8 +28,8 @@ struct ThreadPlace {
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 };
 
-/// tile [kBlock, pitch] = rows [row0, row0 + kBlock) of one head in float; rows outside
-/// [begin, end) and columns from `width` to the next multiple of 4 are 0.
+/// Loads kBlock rows of one head to tile [kBlock, pitch] in float; row0 is the address of the first
+/// one. Rows outside [begin, end) and columns from `width` to the next multiple of 4 become 0.
 template <class T>
 __device__ inline void load_tile(float* tile, const T* row0, int64_t stride, int begin, int end,
                                  int width, int pitch) {
@@ -49,7 +48,8 @@ __device__ inline void load_tile(float* tile, const T* row0, int64_t stride, int
   }
 }
 
-/// s = x y^T over `width` columns. Four chains a score: shorter sums round less and overlap more.
+/// s = x y^T over `width` columns. Each score has four partial sums, which round less than one long
+/// sum and hide the latency of the additions.
 __device__ inline void dot_rows(Scores& s, const float* x, const float* y, int width, int pitch) {
   const ThreadPlace at;
   float4 sum[2][2] = {};
@@ -81,7 +81,7 @@ __device__ inline void dot_rows(Scores& s, const float* x, const float* y, int w
   }
 }
 
-/// Scores of this thread to a tile [kBlock, kScorePitch] that others will read.
+/// Stores this thread's scores to a shared tile [kBlock, kScorePitch].
 __device__ inline void store_scores(float* tile, const Scores& s) {
   const ThreadPlace at;
 #pragma unroll
@@ -91,8 +91,8 @@ __device__ inline void store_scores(float* tile, const Scores& s) {
   }
 }
 
-/// acc += a b, a [kBlock, kBlock] a tile of scores, b [kBlock, width]. Zeros of a stand for "may
-/// not see" and skip the row of b, which may hold NaN.
+/// acc += a b, with a [kBlock, kBlock] a tile of scores and b [kBlock, width]. Skips zeros of a,
+/// because a is 0 where a row may not see a column, and that row of b may hold NaN.
 __device__ inline void accumulate(Wide& acc, const float* a, const float* b, int width, int pitch) {
   const ThreadPlace at;
   for (int n = 0; n < kBlock; ++n) {
@@ -113,7 +113,7 @@ __device__ inline void accumulate(Wide& acc, const float* a, const float* b, int
   }
 }
 
-/// f(i, column, value) for every column below `width` that this thread owns.
+/// Calls f(i, column, value) for every column below `width` that this thread owns.
 template <class F>
 __device__ inline void for_each_column(Wide& acc, int width, F f) {
   const ThreadPlace at;
@@ -130,7 +130,7 @@ __device__ inline void for_each_column(Wide& acc, int width, F f) {
   }
 }
 
-/// Sum and maximum over the 16 threads that share a row.
+/// Return the sum and the maximum over the 16 threads that share a row.
 __device__ inline float row_sum(float x) {
   for (int offset = 8; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
   return x;

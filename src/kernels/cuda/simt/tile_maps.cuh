@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of both maps in float, 32 queries by 32 keys, computed from q and k whenever they are asked
-// for: what works on the maps themselves makes several passes and stores none of them. Products of
-// 16-bit types are made by matrix instructions, a 16 x 8 piece of each map a warp.
+// Score tiles of both maps, [32 queries, 32 keys] in float, for the kernels that need the maps
+// themselves (stats/, map/). Those make several passes over the maps; each pass recomputes
+//
+//   s = scale log2(e) q.k + mask,  p = exp2(s - m) / l
+//
+// from q and k, so that no map is ever stored. A block has 256 threads. For bfloat16 and float16
+// each of its 8 warps computes a 16 x 8 part of the products with mma.sync; for float32 each thread
+// computes four dot products.
 #pragma once
 
 #include <cfloat>
@@ -15,13 +20,14 @@
 
 namespace diffattn::cuda::simt {
 
+/// Inputs of the maps, as kernel arguments.
 template <class T>
 struct MapInputs {
   Shape shape;
-  Rows<const T> q1, q2, k1, k2;  // [B, M, H, D], [B, N, Hkv, D]
-  Rows<const float> lambda;      // [B, M, H]
-  float scale_log2, scale2_log2;
-  bool q_aligned, k_aligned;  // 16-byte loads are allowed
+  Rows<const T> q1, q2, k1, k2;   // [B, M, H, D], [B, N, Hkv, D]
+  Rows<const float> lambda;       // [B, M, H]
+  float scale_log2, scale2_log2;  // scale log2(e) of map 1 and map 2
+  bool q_aligned, k_aligned;      // rows may be read in 16-byte chunks
 };
 
 template <class T>
@@ -39,11 +45,11 @@ MapInputs<T> map_inputs(const Problem& problem) {
           .k_aligned = has_aligned_rows(problem.k1, d) && has_aligned_rows(problem.k2, d)};
 }
 
-/// One row of one map: p = exp2(s - m) * inverse.
+/// Softmax state of one row of one map: p = exp2(s - m) * inverse.
 struct RowSoftmax {
-  float m, inverse;
+  float m, inverse;  // row maximum (base 2) and 1 / l
 
-  /// NaN stays NaN; a row that sees nothing is never asked.
+  /// Returns p of a visible score. NaN stays NaN.
   __device__ float probability(float s) const { return ptx::probability(s - m) * inverse; }
 };
 
@@ -57,18 +63,18 @@ struct TileMaps {
   const int width = in.shape.head_dim;
   const int pitch = pitch_of(width);
 
-  float* const x_smem = smem;                     // [32, pitch]: rows of the tile of scores
-  float* const y_smem = x_smem + kBlock * pitch;  // [32, pitch]: its columns
-  // [32, kScorePitch] each, where a thread finds its entries of both maps and may leave its own.
+  float* const x_smem = smem;                     // [32, pitch]: q or k of the score tile's rows
+  float* const y_smem = x_smem + kBlock * pitch;  // [32, pitch]: k or q of its columns
+  // Scores of both maps, [32, kScorePitch] each. Callers may overwrite their own entries.
   float* const s1_smem = smem + tile_floats(width);
   float* const s2_smem = s1_smem + kBlock * kScorePitch;
 
-  /// Floats of shared memory that all of this takes.
+  /// Returns the floats of shared memory per block.
   __host__ __device__ static constexpr int smem_floats(int width) {
     return tile_floats(width) + 2 * kBlock * kScorePitch;
   }
 
-  /// The columns that any of the 32 rows from m0 may see before any mask; begins at a tile.
+  /// Columns that any of the 32 rows from m0 may see before any mask; begin is a multiple of 32.
   struct Range {
     int begin, end;
   };
@@ -86,9 +92,9 @@ struct TileMaps {
               seq.end_key - n0, width, pitch);
   }
 
-  /// s1, s2 in base 2 with the mask, of the queries from m0 and the keys from n0: queries are rows,
-  /// or columns when `keys_own`. -inf where a query may not see a key, even if the product is NaN.
-  /// Every pass gets the same bits.
+  /// Computes this thread's scores of queries [m0, m0 + 32) and keys [n0, n0 + 32) in base 2 with
+  /// the mask. Queries are rows of the tile, or columns if `keys_own`. A score is -inf if the query
+  /// may not see the key, even if the product is NaN. Every pass gets the same bits.
   __device__ void scores(bool keys_own, int h, int m0, int n0, Scores& s1, Scores& s2) const {
     if constexpr (sizeof(T) == 2) {
       matrix_products(keys_own, h, m0, n0);
@@ -113,8 +119,8 @@ struct TileMaps {
     }
   }
 
-  /// Calls f(i, n, s1, s2) for every entry of row m0 + ty + 16 i that this thread has and the row
-  /// may see, columns in ascending order.
+  /// Calls f(i, n, s1, s2) for this thread's visible columns n of row m0 + ty + 16 i, in ascending
+  /// order of n.
   template <class F>
   __device__ void for_each_visible(int h, int m0, F f) const {
     const Range range = visible_range(m0);
@@ -131,7 +137,8 @@ struct TileMaps {
     }
   }
 
-  /// Both maps' softmax state of rows m0 + ty + 16 i; every thread of a row gets the same bits.
+  /// Computes both maps' softmax state of rows m0 + ty + 16 i. Every thread of a row gets the same
+  /// bits.
   __device__ void softmax(int h, int m0, RowSoftmax (&p1)[2], RowSoftmax (&p2)[2]) const {
     OnlineRow row1[2], row2[2];
     for_each_visible(h, m0, [&](int i, int, float s1, float s2) {
@@ -142,7 +149,7 @@ struct TileMaps {
   }
 
  private:
-  /// One thread's part of a row.
+  /// Softmax state of a row over one thread's columns.
   struct OnlineRow {
     float m = -INFINITY, l = 0.0f;
 
@@ -153,23 +160,24 @@ struct TileMaps {
     }
     __device__ RowSoftmax finish() const {
       const float m_row = row_max(m);
-      // A thread, or a whole row, that sees nothing has -inf: -inf - (-inf) would be NaN.
+      // A row that sees no column has m_row = -inf, and -inf - (-inf) is NaN.
       const float reference = m_row == -INFINITY ? 0.0f : m_row;
       return {reference, 1.0f / row_sum(l * ptx::exp2(m - reference))};
     }
   };
 
-  /// A product that overflows to -inf is still seen; NaN stays NaN.
+  /// Replaces -inf by -FLT_MAX: a score that overflowed is still visible. NaN stays NaN.
   __device__ static float not_lowest(float s) { return s == -INFINITY ? -FLT_MAX : s; }
 
-  static constexpr int kPanel = 64;  // columns of one 16-bit tile
+  static constexpr int kPanel = 64;  // columns of one 16-bit tile in shared memory
   static constexpr int kPanelElements = kBlock * kPanel;
-  static constexpr int kSteps = kPanel / 16;  // products of 16 columns in one
+  static constexpr int kSteps = kPanel / 16;  // mma instructions (k = 16) per panel
 
   __host__ __device__ static constexpr int panels_of(int width) {
     return (width + kPanel - 1) / kPanel;
   }
-  /// x_smem and y_smem, or in their place q1, k1, q2, k2 as 16-bit panels.
+  /// Returns the floats of shared memory for x_smem and y_smem, or for q1, k1, q2 and k2 as 16-bit
+  /// panels, which share that memory.
   __host__ __device__ static constexpr int tile_floats(int width) {
     const int floats = 2 * kBlock * pitch_of(width);
     const int panels = 4 * panels_of(width) * kPanelElements / 2;
@@ -178,18 +186,18 @@ struct TileMaps {
 
   __device__ void dots(bool keys_own, const Rows<const T>& queries, const Rows<const T>& keys,
                        int h, int m0, int n0, Scores& s) const {
-    __syncthreads();  // nobody reads the tiles of the step before
+    __syncthreads();  // all threads have read the previous tiles
     load_queries(keys_own ? y_smem : x_smem, queries, h, m0);
     load_keys(keys_own ? x_smem : y_smem, keys, in.shape.kv_head(h), n0);
-    __syncthreads();  // both tiles are there
+    __syncthreads();  // all threads have written both tiles
     dot_rows(s, x_smem, y_smem, width, pitch);
   }
 
-  /// Products of both maps to s1_smem and s2_smem.
+  /// Computes the products of both maps with mma.sync, to s1_smem and s2_smem.
   __device__ void matrix_products(bool keys_own, int h, int m0, int n0) const {
     const int tensor = panels_of(width) * kPanelElements, g = in.shape.kv_head(h);
     T* const tiles = reinterpret_cast<T*>(smem);  // q1, k1, q2, k2
-    __syncthreads();                              // nobody reads the tiles of the step before
+    __syncthreads();                              // all threads have read the previous tiles
     load_panels(tiles, in.q1.at(b, seq.q_begin + m0, h), in.q1.seq_stride, 0, seq.seq_q - m0,
                 in.q_aligned);
     load_panels(tiles + tensor, in.k1.at(b, seq.k_begin + n0, g), in.k1.seq_stride,
@@ -200,13 +208,13 @@ struct TileMaps {
                 seq.first_key - n0, seq.end_key - n0, in.k_aligned);
     ptx::commit_copies();
     ptx::wait_copies<0>();
-    __syncthreads();  // all four are there
+    __syncthreads();  // all threads' copies have arrived
     for (int map = 0; map < 2; ++map) {
       const T* const q = tiles + 2 * map * tensor;
       const T* const k = q + tensor;
       warp_product(keys_own ? k : q, keys_own ? q : k, map == 0 ? s1_smem : s2_smem);
     }
-    __syncthreads();  // both maps' products are there
+    __syncthreads();  // all warps have written their products
   }
 
   __device__ void load_panels(T* tile, const T* row0, int64_t stride, int begin, int end,
@@ -218,7 +226,7 @@ struct TileMaps {
     }
   }
 
-  /// This warp's 16 x 8 piece of x y^T.
+  /// Computes this warp's 16 x 8 part of x y^T.
   __device__ void warp_product(const T* x, const T* y, float* products) const {
     using Layout = sm80::TileLayout<kPanel>;
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -229,7 +237,7 @@ struct TileMaps {
       const uint32_t y_panel = ptx::smem_address(y + p * kPanelElements);
 #pragma unroll
       for (int k = 0; k < kSteps; k += 2) {
-        uint32_t b_reg[4];  // of two steps
+        uint32_t b_reg[4];  // B operands of two steps
         ptx::load_matrix_x4(b_reg, y_panel + Layout::offset(column + lane % 8, k * 2 + lane / 8));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {

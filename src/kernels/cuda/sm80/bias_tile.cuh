@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an additive mask adds to the scores of a warp's tile, through shared memory: read along the
-// columns, used as the matrix instructions leave the scores.
+// Biases of an additive mask for one warp's tile of scores, staged in shared memory: lanes read the
+// mask along its columns, then each lane fetches the entries of its accumulator fragment.
+//
+//   load_bias:  tile [kRows, 32] = mask log2(e), or -inf where the row may not see the column
+//   add_bias:   s [16, 8 kN8] += tile
+//   touch_bias: prefetches the mask into L1 for a later load_bias
 #pragma once
 
 #include "kernels/cuda/epilogue.cuh"
@@ -10,16 +14,18 @@
 
 namespace diffattn::cuda::sm80 {
 
-inline constexpr int kBiasPitch = 40;  // floats; 8 more keep quads' loads off the same banks
+// Floats from one tile row to the next: 32 columns, and 8 more so that the quads of a warp read
+// different banks.
+inline constexpr int kBiasPitch = 40;
 
-/// `load_bias` of a mask of Ms.
+/// Implements `load_bias` for a mask with elements M and any strides; a lane loads one column.
 template <int kRows, class M>
 __device__ inline void load_bias_of(float* tile, const HeadMask& mask, int m0, int n0) {
-  constexpr int kAtOnce = kRows == 16 ? 16 : 8;  // rows whose numbers are under way together
+  constexpr int kAtOnce = kRows == 16 ? 16 : 8;  // rows whose loads are in flight together
   const int lane = ptx::reread_thread() % kWarpSize;
   const Sequence& seq = mask.seq;
   const MaskStrides& strides = mask.shape.mask.strides;
-  // What does not exist is read from where something does, and not used.
+  // Lanes and rows beyond the sequence read its last column or row; the store discards the value.
   const M* const column = static_cast<const M*>(mask.shape.mask.data) + mask.head +
                           min(n0 + lane, seq.seq_k - 1) * strides.column;
 #pragma unroll 1
@@ -38,7 +44,7 @@ __device__ inline void load_bias_of(float* tile, const HeadMask& mask, int m0, i
   }
 }
 
-/// May rows of 32 columns from n0 on be read 16 bytes at a time?
+/// True if columns [n0, n0 + 32) of every row can be read in aligned 16-byte chunks.
 template <class M>
 __device__ inline bool has_chunks(const HeadMask& mask, int n0) {
   const MaskStrides& strides = mask.shape.mask.strides;
@@ -47,10 +53,11 @@ __device__ inline bool has_chunks(const HeadMask& mask, int n0) {
          strides.row * static_cast<int64_t>(sizeof(M)) % 16 == 0 && n0 + 32 <= mask.seq.seq_k;
 }
 
-/// `load_bias_of` where they may: a lane has neighbours of a row.
+/// Implements `load_bias` with 16-byte loads, if `has_chunks`: a lane loads adjacent columns.
 template <int kRows, class M>
 __device__ inline void load_bias_chunks(float* tile, const HeadMask& mask, int m0, int n0) {
-  constexpr int kColumns = 16 / sizeof(M), kStep = kColumns;  // rows that a warp reads together
+  // Columns of a chunk. A row has 32 / kColumns chunks, so a warp loads kStep = kColumns rows.
+  constexpr int kColumns = 16 / sizeof(M), kStep = kColumns;
   constexpr int kAtOnce = kRows / kStep < 4 ? kRows / kStep : 4;
   const int lane = ptx::reread_thread() % kWarpSize;
   const int column = lane % (kWarpSize / kStep) * kColumns;
@@ -88,8 +95,9 @@ __device__ inline void load_bias_chunks(float* tile, const HeadMask& mask, int m
   }
 }
 
-/// Has what `load_bias` reads for kRows rows and kColumns columns on its way to the nearest cache,
-/// by copies of a few bytes to `place` [kRows * kColumns / 8], which nobody reads.
+/// Prefetches the biases of kRows rows and kColumns columns into L1 for `load_bias`: starts one
+/// cp.async of 2 or 4 bytes per 32-byte sector. The copies go to `place` [kRows * kColumns / 8],
+/// which nobody reads.
 template <int kRows, int kColumns, int kThreads>
 __device__ inline void touch_bias(float* place, const HeadMask& mask, int m0, int n0) {
   constexpr int kSector = 32;  // bytes
@@ -109,11 +117,12 @@ __device__ inline void touch_bias(float* place, const HeadMask& mask, int m0, in
   }
 }
 
-/// tile [kRows, kBiasPitch] = biases of rows from m0 and 32 columns from n0 on, base 2; -inf where
-/// a row may not see. Seen by the warp.
+/// Fills tile [kRows, kBiasPitch] with the biases of rows [m0, m0 + kRows) and columns
+/// [n0, n0 + 32) in base 2, or -inf where a row may not see a column. The calling warp loads and
+/// reads the tile.
 template <int kRows>
 __device__ inline void load_bias(float* tile, const HeadMask& mask, int m0, int n0) {
-  __syncwarp();  // nobody reads the last ones any more
+  __syncwarp();  // all lanes have read the previous tile
   const auto load = [&]<class M>(M) {
     if (sizeof(M) <= 4 && has_chunks<M>(mask, n0)) {
       if constexpr (sizeof(M) <= 4) load_bias_chunks<kRows, M>(tile, mask, m0, n0);
@@ -127,10 +136,11 @@ __device__ inline void load_bias(float* tile, const HeadMask& mask, int m0, int 
     case Dtype::kBFloat16: load(bfloat16{}); break;
     case Dtype::kFloat16: load(float16{}); break;
   }
-  __syncwarp();  // they are there
+  __syncwarp();  // the tile is complete
 }
 
-/// s [16, 8 kN8] += biases of a tile's first 16 rows; -inf replaces a NaN.
+/// Adds a tile's first 16 rows to the fragments s [16, 8 kN8]. A bias of -inf replaces the score,
+/// so that a NaN score of a hidden column disappears.
 template <int kN8>
 __device__ inline void add_bias(float (&s)[kN8][4], const float* tile) {
   const int lane = threadIdx.x % kWarpSize;

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Online softmax in base 2 over the accumulator fragments of one warp:
+//
+//   m' = max(m, max_n s),  p = exp2(s - m'),  l = l exp2(m - m') + sum_n p,  o *= exp2(m - m')
+//
+// with m, l and o in float. To save rescales, m stays as it is (m' = m) unless the maximum of some
+// row of the warp exceeds it by more than kSlack.
 #pragma once
 
 #include <cmath>
@@ -11,9 +18,9 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// The row state (m, l) of one map in base 2, for the rows of one warp's accumulator: a thread
-/// keeps rows g and g + 8 of every 16. m is a maximum up to kSlack; l is the thread's own part
-/// until `finish`.
+/// Row maximum m (base 2) and row sum l of one map for the 16 kM rows of a warp. A thread holds
+/// rows g and g + 8 of each 16-row fragment, g = lane / 4. m may lag the true maximum by kSlack.
+/// Until `finish`, l sums only this thread's columns.
 template <int kM>
 struct OnlineSoftmax {
   float m[kM][2];
@@ -25,9 +32,9 @@ struct OnlineSoftmax {
     }
   }
 
-  /// s: scores, base 2 once multiplied by `factor` > 0 -> exp2(factor s - m) in place. o and l are
-  /// rescaled only when some row of the warp has outgrown its m by kSlack: until then p stays below
-  /// 2^kSlack, which float sums and 16-bit operands hold as exactly as p below 1.
+  /// Replaces the scores s by p = exp2(factor s - m) and adds p to l. `factor` > 0 converts scores
+  /// to base 2. Without a rescale p <= 2^kSlack, which float and 16-bit types represent with the
+  /// same relative precision as p <= 1.
   template <int kN8, int kO8>
   __device__ void update(Accumulator<kM, kN8>& s, float factor, Accumulator<kM, kO8>& o) {
     float m_new[kM][2];
@@ -49,7 +56,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float reference = finite_or_zero(m[i][r]);
-        float sum[2] = {0.0f, 0.0f};  // two chains of additions
+        float sum[2] = {0.0f, 0.0f};  // two independent chains of additions hide their latency
 #pragma unroll
         for (int j = 0; j < kN8; ++j) {
 #pragma unroll
@@ -64,20 +71,20 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Completes l over the quad.
+  /// Sums l over the quad, so that each lane has the whole row's l.
   __device__ void finish() {
     for (int i = 0; i < kM; ++i) {
       for (int r = 0; r < 2; ++r) l[i][r] = quad_sum(l[i][r]);
     }
   }
 
-  /// log sum exp of a row, natural; -inf for a row that sees nothing.
+  /// Returns the row's log-sum-exp (natural logarithm), or -inf for a row that sees no column.
   __device__ float lse(int i, int r) const { return m[i][r] * kLn2 + logf(l[i][r]); }
 
  private:
   static constexpr float kSlack = 8.0f;
 
-  /// While a row has seen nothing its maximum is -inf: -inf - (-inf) would be NaN.
+  /// Replaces -inf by 0. A row that has seen no column has m = -inf, and -inf - (-inf) is NaN.
   __device__ static float finite_or_zero(float x) { return x == -INFINITY ? 0.0f : x; }
 
   template <int kO8>

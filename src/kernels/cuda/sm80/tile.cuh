@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of 16-bit elements in shared memory and the three matrix products made of them.
+// Tiles of 16-bit elements in shared memory and the matrix products of one warp over them:
 //
-// A tile [rows, kCols] is stored in 16-byte chunks; chunk c of row r lies at slot c ^ swizzle(r),
-// so that the eight rows that one 8x8 matrix load touches fall into different banks.
+//   multiply_transposed:  C [16 kM, kN] += A B^T   A and B from tiles (ldmatrix)
+//   multiply:             C [16 kM, kN] += A B     A from registers, B from a tile
+//
+// with mma.sync.m16n8k16 and C in float. A tile [rows, kCols] consists of 16-byte chunks. Chunk c
+// of row r lies at slot c ^ swizzle(r), so that the eight rows of an 8x8 ldmatrix fall into
+// different banks.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +21,7 @@ namespace diffattn::cuda::sm80 {
 
 inline constexpr int kChunk = 8;  // elements in 16 bytes
 
-/// The accumulator of one warp: [16 kM, 8 kN8], as C fragments.
+/// The accumulator of one warp, [16 kM, 8 kN8], as C fragments (layout in ptx/mma.cuh).
 template <int kM, int kN8>
 using Accumulator = float[kM][kN8][4];
 
@@ -26,12 +30,13 @@ struct TileLayout {
   static_assert(kCols % 32 == 0);
   static constexpr int kChunks = kCols / kChunk;
 
-  // Rows whose length is not a multiple of 128 bytes already start at two different banks, so for
-  // them four slots and every other row are enough.
+  // Slots that the swizzle permutes. Rows whose length is an odd multiple of 64 bytes start at two
+  // different banks in turn, so swizzling four slots by every second row is enough.
   static constexpr int kSlots = kChunks % 8 == 0 ? 8 : 4;
 
-  /// Byte offset of chunk `fixed + odd`, `fixed` even and known to the compiler, `odd` 0 or 1: of
-  /// the sum only fixed % kSlots meets the row's swizzle, the rest is an offset in the instruction.
+  /// Returns the byte offset of chunk `fixed + odd` of a row; `fixed` is even and known at compile
+  /// time, `odd` is 0 or 1. Only fixed % kSlots takes part in the swizzle; the rest of `fixed`
+  /// becomes an immediate offset of the load instruction.
   __device__ static uint32_t offset(int row, int fixed, int odd) {
     const int swizzle = kSlots == 8 ? row & 7 : (row >> 1) & 3;
     const int slot = (fixed % kSlots) ^ (odd ^ swizzle);
@@ -40,27 +45,28 @@ struct TileLayout {
   __device__ static uint32_t offset(int row, int chunk) {
     return offset(row, chunk & ~1, chunk & 1);
   }
-  /// The address of chunk `fixed + odd` of a row from that of its chunk `odd`, `first`, `fixed`
-  /// even and known to the compiler. Tiles are aligned to 128 bytes, so that the exclusive or is
-  /// all of the swizzle, and one register serves all chunks of a row.
+  /// Returns the address of chunk `fixed + odd` of a row, given the address `first` of its chunk
+  /// `odd`; `fixed` is even and known at compile time. Tiles are aligned to 128 bytes, so XOR on
+  /// the address is the whole swizzle, and one register serves all chunks of a row.
   __device__ static uint32_t along(uint32_t first, int fixed) {
     return (first ^ (fixed % kSlots * 16)) + fixed / kSlots * kSlots * 16;
   }
 };
 
-/// Rows of a tensor that a tile is filled from: row 0 of the tile and the stride to the next one.
-/// Tile rows outside [begin, end) and columns from `cols` on become 0 and are not read.
+/// The tensor rows that fill a tile. Loads write 0 to the tile outside rows [begin, end) and
+/// columns [0, cols), and do not read the tensor there.
 template <class T>
 struct TileSource {
-  const T* row0;
-  int64_t stride;
-  int begin, end;
-  int cols;
-  bool aligned;  // 16-byte loads are allowed
+  const T* row0;   // address of tile row 0
+  int64_t stride;  // elements from one row to the next
+  int begin, end;  // tile rows to read
+  int cols;        // tile columns to read
+  bool aligned;    // rows may be read in 16-byte chunks
 };
 
-/// Fills one chunk of a tile from the `cols` > 0 elements left in its row, or with zeros when not
-/// `inside`; asynchronous where 16-byte loads are allowed. `any` is an address that may be named.
+/// Fills one chunk of a tile: zeros if not `inside`, else the row's remaining `cols` > 0 elements,
+/// padded with zeros. Uses cp.async if `aligned`. `any` is a valid address for copies that read
+/// nothing.
 template <class T>
 __device__ inline void load_chunk(uint32_t smem, const T* from, bool inside, int cols, bool aligned,
                                   const T* any) {
@@ -75,7 +81,7 @@ __device__ inline void load_chunk(uint32_t smem, const T* from, bool inside, int
   ptx::store_16(smem, *reinterpret_cast<const uint4*>(chunk_reg));
 }
 
-/// Fills a tile with all kThreads threads of the block.
+/// Fills a tile with all kThreads threads of the block. Callers commit and wait for the copies.
 template <int kRows, int kCols, int kThreads, class T>
 __device__ inline void load_tile(T* tile, const TileSource<T>& source) {
   constexpr int kChunks = kCols / kChunk;
@@ -88,8 +94,8 @@ __device__ inline void load_tile(T* tile, const TileSource<T>& source) {
   }
 }
 
-/// The same for tiles that rarely need it. Not unrolled, and the thread's number is read anew,
-/// since the compiler would keep what follows from it in registers all along.
+/// Does the same with fewer registers, for code that rarely runs: the loop is not unrolled, and it
+/// reads threadIdx.x again so that the compiler keeps no derived addresses in registers.
 template <int kRows, int kCols, int kThreads, class T>
 __device__ inline void load_tile_slowly(T* tile, const TileSource<T>& source) {
   constexpr int kChunks = kCols / kChunk;
@@ -103,7 +109,7 @@ __device__ inline void load_tile_slowly(T* tile, const TileSource<T>& source) {
   }
 }
 
-/// acc [16 kM, kN] += A B^T, A [16 kM, kK] from row `a_row` of a tile, B [kN, kK] from row 0.
+/// acc [16 kM, kN] += A B^T, with A [16 kM, kK] = rows from `a_row` of tile a and B [kN, kK] = b.
 template <int kM, int kN, int kK, class T>
 __device__ inline void multiply_transposed(Accumulator<kM, kN / 8>& acc, const T* a, int a_row,
                                            const T* b) {
@@ -133,7 +139,8 @@ __device__ inline void multiply_transposed(Accumulator<kM, kN / 8>& acc, const T
   }
 }
 
-/// Fragments of C, rounded to T, as an A operand: two 16x8 neighbours make one 16x16.
+/// Rounds C fragments to T and arranges them as A operands: two adjacent 16x8 fragments of C hold
+/// the same entries in the same lanes as one 16x16 fragment of A.
 template <class T, int kN8>
 __device__ inline void round_to_operand(uint32_t (&a)[kN8 / 2][4], const float (&c)[kN8][4]) {
 #pragma unroll
@@ -145,7 +152,7 @@ __device__ inline void round_to_operand(uint32_t (&a)[kN8 / 2][4], const float (
   }
 }
 
-/// acc [16 kM, kN] += A B, A [16 kM, kK] in registers, B [kK, kN] from a tile.
+/// acc [16 kM, kN] += A B, with A [16 kM, kK] in registers and B [kK, kN] in a tile.
 template <int kM, int kN, int kK, class T>
 __device__ inline void multiply(Accumulator<kM, kN / 8>& acc, const uint32_t (&a)[kM][kK / 16][4],
                                 const T* b) {
@@ -167,9 +174,9 @@ __device__ inline void multiply(Accumulator<kM, kN / 8>& acc, const uint32_t (&a
   }
 }
 
-/// `multiply` for tiles where A has zeros that stand for "may not see" and B holds infinities or
-/// NaN: 0 * inf would reach rows that must not notice. Skips zero entries of A; slow, and rare.
-/// Inlined like the rest: a call would move the accumulators to local memory.
+/// Computes `multiply` but skips zero entries of A. Callers use it where B holds an infinity or a
+/// NaN in a row that some rows of A may not see: there A is 0, and 0 * inf would be NaN. It is slow
+/// and rarely runs. It must be inlined, because a call would move the accumulators to local memory.
 template <int kM, int kN, int kK, class T>
 __device__ inline void multiply_skipping_zeros(Accumulator<kM, kN / 8>& acc,
                                                const uint32_t (&a)[kM][kK / 16][4], const T* b) {
@@ -179,10 +186,11 @@ __device__ inline void multiply_skipping_zeros(Accumulator<kM, kN / 8>& acc,
     const int owner = lane / 4 * 4 + n % 8 / 2;
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
-      uint32_t low = 0, high = 0;  // A at (g, n) and (g + 8, n), with its neighbour
+      uint32_t low = 0, high = 0;  // packed pairs of A with (g, n) and with (g + 8, n)
 #pragma unroll
       for (int k8 = 0; k8 < kK / 8; ++k8) {
-        const uint32_t chosen = k8 == n / 8 ? 0xffffffffu : 0u;  // no run-time register index
+        // Selects by mask, because registers cannot be indexed at run time.
+        const uint32_t chosen = k8 == n / 8 ? 0xffffffffu : 0u;
         low |= a[i][k8 / 2][k8 % 2 * 2] & chosen;
         high |= a[i][k8 / 2][k8 % 2 * 2 + 1] & chosen;
       }
@@ -206,8 +214,8 @@ __device__ inline void multiply_skipping_zeros(Accumulator<kM, kN / 8>& acc,
   }
 }
 
-/// Does a tile hold an infinity or a NaN? Each thread looks at its share; combine with
-/// __syncthreads_or.
+/// True if this thread's chunks of a tile hold an infinity or a NaN. Callers combine the results of
+/// all kThreads threads with __syncthreads_or.
 template <int kRows, int kCols, int kThreads, class T>
 __device__ inline bool has_non_finite(const T* tile) {
   const uint4* const chunks = reinterpret_cast<const uint4*>(tile);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which of 32 columns a row may see, one bit each: what boolean masks and the bounds of a sequence
-// say, so that a tile of scores needs a few words instead of a number for each entry.
+// Visibility words: bit i of the 32-bit word (m, n) is set if row m may see column n + i under the
+// sequence bounds and the boolean mask. A tile of scores then needs a few words per row instead of
+// one bias per entry.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +12,18 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// Bits [begin, end) of a word; either may lie outside of it.
+/// Returns a word with bits [begin, end) set. Both bounds may lie outside [0, 32].
 __device__ inline uint32_t bits_between(int begin, int end) {
   const auto from = [](int bit) { return __funnelshift_lc(0u, ~0u, min(max(bit, 0), 32)); };
   return from(begin) & ~from(end);
 }
 
-/// Columns [n, n + 32) of row m, before any mask.
+/// Returns the visibility word of row m and columns [n, n + 32) without the mask.
 __device__ inline uint32_t visible_word(const Sequence& seq, int m, int n) {
   return bits_between(seq.first_visible(m) - n, (m < seq.seq_q ? seq.end_visible(m) : 0) - n);
 }
 
-/// Bit i: is byte i of the 32 other than 0?
+/// Returns a word whose bit i is set if byte i of the 32 bytes is not 0.
 __device__ inline uint32_t nonzero_bytes(const uint32_t (&bytes)[8]) {
   uint32_t word = 0;
 #pragma unroll
@@ -32,17 +33,20 @@ __device__ inline uint32_t nonzero_bytes(const uint32_t (&bytes)[8]) {
     for (int i = 0; i < 2; ++i) {
       const uint32_t x = bytes[2 * k + i];
       const uint32_t high = (((x & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x) & 0x80808080u;
-      eight = __dp4a(high, i == 0 ? 0x08040201u : 0x80402010u, eight);  // 128 times the bits
+      // Bytes of `high` are 0 or 128, so the dot product is 128 times the four bits.
+      eight = __dp4a(high, i == 0 ? 0x08040201u : 0x80402010u, eight);
     }
     word = word << 8 | eight >> 7;
   }
   return word;
 }
 
-/// The bytes of a boolean mask for 32 columns of a row from n on, and the word they make.
+/// Turns the boolean mask's 32 bytes at row m, columns [n, n + 32), into a visibility word. Either
+/// `copy` stages the bytes in shared memory for `word(slot)`, or `word()` reads global memory.
 class MaskBytes {
  public:
-  static constexpr int kSlot = 48;  // bytes of shared memory, 16-byte aligned, for `copy`
+  // Bytes of shared memory per word, 16-byte aligned: 32 bytes span up to three 16-byte chunks.
+  static constexpr int kSlot = 48;
 
   __device__ MaskBytes(const HeadMask& mask, int m, int n)
       : mask_(mask),
@@ -52,7 +56,8 @@ class MaskBytes {
         first_(static_cast<const uint8_t*>(mask.shape.mask.data) + mask.head +
                m * mask.shape.mask.strides.row + n * mask.shape.mask.strides.column) {}
 
-  /// Starts copies to a slot, of whole chunks of memory; nothing past the sequence is read.
+  /// Starts cp.async copies of the aligned chunks that hold the bytes. Reads nothing beyond the
+  /// sequence's last column.
   __device__ void copy(uint32_t slot) const {
     if (!along_columns() || count_ == 0) return;
     const int past = past_chunk();
@@ -63,13 +68,15 @@ class MaskBytes {
     }
   }
 
-  /// The word, of what `copy` has brought.
+  /// Returns the word from a slot that `copy` has filled. A mask with strided columns has no copy
+  /// and is read from global memory here.
   __device__ uint32_t word(const char* slot) const {
     if (!along_columns()) return word_by_bytes();
     return word_from(slot + past_chunk());
   }
 
-  /// The word, from memory at once: words of it are read where they all belong to the row.
+  /// Returns the word from global memory. Reads aligned 32-bit words if all of them lie within the
+  /// row, else single bytes.
   __device__ uint32_t word() const {
     const int needed = past_chunk() % 4 == 0 ? 32 : 36;
     const bool whole = along_columns() && count_ > 0 && mask_.seq.end_key - n_ >= needed;
@@ -82,7 +89,8 @@ class MaskBytes {
     return static_cast<int>(reinterpret_cast<uintptr_t>(first_) % 16);
   }
 
-  /// Of 32 bytes, as far from a multiple of 16 as those in memory.
+  /// Returns the word of 32 adjacent bytes, which must have the same address modulo 16 as the bytes
+  /// in global memory.
   __device__ uint32_t word_from(const char* bytes) const {
     uint32_t raw[9] = {};
     const int past = past_chunk() % 4;
@@ -102,7 +110,7 @@ class MaskBytes {
     return nonzero_bytes(joined) & visible_word(mask_.seq, m_, n_);
   }
 
-  /// Any strides, and no byte beyond the sequence.
+  /// Returns the word for any strides. Reads no byte beyond the sequence.
   __device__ uint32_t word_by_bytes() const {
     uint32_t word = 0;
     if (count_ == 0) return word;
@@ -116,18 +124,18 @@ class MaskBytes {
 
   const HeadMask& mask_;
   const int m_, n_;
-  const int count_;  // columns that exist
+  const int count_;  // columns of the 32 that exist in the sequence; 0 for a row beyond it
   const uint8_t* const first_;
 };
 
-/// Columns [n, n + 32) that row m sees, where there are no biases.
+/// Returns the visibility word of row m and columns [n, n + 32). The mask must not be additive.
 __device__ inline uint32_t seen_word(const HeadMask& mask, int m, int n) {
   return mask.shape.mask.kind == MaskKind::kBoolean ? MaskBytes(mask, m, n).word()
                                                     : visible_word(mask.seq, m, n);
 }
 
-/// s [8 kN8] of one row and of this thread's columns, -inf where `word` has no bit, which replaces
-/// a NaN. r: 0 or 1, of the two rows that a fragment has of a thread.
+/// Sets this thread's scores of one row to -inf where `word` has no bit, even if they are NaN. The
+/// row is g if r is 0 and g + 8 if r is 1; s holds the row's fragments over 8 kN8 columns.
 template <int kN8>
 __device__ inline void hide_unseen(float (&s)[kN8][4], int r, uint32_t word) {
   static_assert(kN8 <= 4);

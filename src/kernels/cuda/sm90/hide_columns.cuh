@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Masks on an accumulator. A thread has two rows of it, g and g + 8, and of these the columns
-// 8c + {0, 1}: x[4c + 2r + e] is column 8c + e of row g + 8r.
+// Masks a score accumulator by column limits. A thread holds x[4c + 2r + e], which is column 8c + e
+// (e = 0, 1) of row g + 8r (r = 0, 1). Columns count from the thread's first one.
 #pragma once
 
 #include <cmath>
@@ -9,15 +9,15 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// Bit 2c + e: is column 8c + e below the limit?
+/// Returns a word whose bit 2c + e is set if column 8c + e is below `limit`.
 __device__ __forceinline__ uint32_t columns_below(int limit) {
   const int count = max(0, (limit >> 3) * 2 + min(limit & 7, 2));
   return count < 32 ? (1u << count) - 1 : ~0u;
 }
 
-/// Columns below a limit (kBelow) or from it on get -inf: limit0 for row g, limit1 for g + 8, both
-/// relative to this thread's first column. Tests of bits become one instruction for seven columns,
-/// comparisons one for each.
+/// Writes -inf to the columns below a limit (kBelow) or from the limit on (!kBelow). limit0 belongs
+/// to row g, limit1 to row g + 8; both are relative to the thread's first column. The compiler
+/// turns seven bit tests into one instruction; comparisons would take one each.
 template <bool kBelow, int kN>
 __device__ __forceinline__ void hide_columns(float (&x)[kN], int limit0, int limit1) {
   static_assert(kN <= 64);

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Converts an additive mask [B, H, M, N] into the biases of mask_biases.h. One warp writes one
+// block of [16, columns] biases; the grid's y and z are the heads and batch entries of the copy.
 
 #include "kernels/cuda/sm90/mask_biases.h"
 
@@ -9,10 +12,11 @@
 namespace diffattn::cuda::sm90 {
 namespace {
 
-/// The mask's number; a narrow one no lower than what stays finite when multiplied by log2(e).
+/// Converts one mask value. A float result is in base 2. A narrow result is clamped from below, so
+/// that a finite value stays finite when the kernel multiplies it by log2(e).
 template <class Out, class M>
 __device__ inline Out bias_of(M x) {
-  constexpr float kLowest = -0x1.62p127f;  // a bf16, and beyond what half precision has
+  constexpr float kLowest = -0x1.62p127f;  // exact in bf16; below every float16
   const float bias = widen(x);
   if constexpr (__is_same(Out, float)) {
     return bias_to_base_2(bias);
@@ -21,7 +25,7 @@ __device__ inline Out bias_of(M x) {
   }
 }
 
-/// Number i of this lane's, of the block whose first row and column are given.
+/// Query m and key n of this lane's bias i in the block that begins at (row, column).
 struct BiasPlace {
   int m, n;
 
@@ -51,7 +55,7 @@ __device__ inline void write_block(uint4* to, const HeadMask& mask, int row, int
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const BiasPlace at = BiasPlace::of<kByKeys>(row, column, first + i);
-      // What does not exist is read from where something does, and not used.
+      // Clamp indices past the end to valid memory; the loop below replaces these values by -inf.
       raw[i] =
           data[min(at.m, seq.seq_q - 1) * strides.row + min(at.n, seq.seq_k - 1) * strides.column];
     }
@@ -65,7 +69,7 @@ __device__ inline void write_block(uint4* to, const HeadMask& mask, int row, int
   }
 }
 
-/// One warp per block.
+/// Each warp writes one block of biases.
 template <class Out, bool kByKeys>
 __global__ void __launch_bounds__(kCopyThreads)
     biases_kernel(const __grid_constant__ Shape shape, MaskBiases biases) {
@@ -111,7 +115,7 @@ MaskBiases::MaskBiases(const Problem& problem, bool by_keys, bool narrow, int wh
                        void* memory)
     : columns(columns), by_keys(by_keys), narrow(narrow) {
   if (problem.mask.kind != MaskKind::kAdditive) return;
-  const bool same_rows = problem.mask.strides.row == 0;  // of the problem
+  const bool same_rows = problem.mask.strides.row == 0;  // all queries share one mask row
   data = static_cast<uint4*>(memory);
   block = kRows * columns * (narrow ? 2 : 4) / static_cast<int>(sizeof(uint4));
   const int64_t rows = pieces(by_keys ? problem.seq_k : problem.seq_q, whole) * whole / kRows;

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Converts a boolean mask [B, H, M, N] of bytes into the bit words of mask_words.h. The grid's y
+// and z are the heads and batch entries of the copy.
 
 #include "kernels/cuda/sm90/mask_words.h"
 
@@ -11,7 +14,8 @@ namespace {
 
 constexpr int kUnit = 64;  // rows of a KeyWords entry
 
-/// One thread per row and 32 keys, neighbours along the row.
+/// Each thread makes the word of one row and 32 keys. Neighbouring threads take neighbouring words
+/// of the row.
 __global__ void __launch_bounds__(kCopyThreads)
     row_words_kernel(const __grid_constant__ Shape shape, RowWords words, int keys, int tiles) {
   const int per_tile = keys / 32, per_row = tiles * per_tile;
@@ -27,7 +31,7 @@ __global__ void __launch_bounds__(kCopyThreads)
       sm80::MaskBytes(mask, static_cast<int>(m), word * 32).word();
 }
 
-/// One warp per 32 rows and 32 keys: a lane reads a row and keeps a key.
+/// Each warp transposes 32 rows x 32 keys: lane i reads row i and stores the word of key i.
 __global__ void __launch_bounds__(kCopyThreads)
     key_words_kernel(const __grid_constant__ Shape shape, KeyWords words, int halves) {
   const int lane = threadIdx.x % 32, per_half = words.keys / 32;
@@ -52,7 +56,7 @@ __global__ void __launch_bounds__(kCopyThreads)
 }  // namespace
 
 bool takes_mask(const Problem& problem, int64_t value_dim) {
-  constexpr int64_t kMostBlocks = 65535;  // along y and z
+  constexpr int64_t kMostBlocks = 65535;  // grid limit in y and z
   const Mask& mask = problem.mask;
   const bool written_out =
       mask.kind == MaskKind::kAdditive && mask.strides.row == 0 && problem.causal;

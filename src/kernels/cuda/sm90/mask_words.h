@@ -8,39 +8,44 @@
 
 #include "diffattn/kernels/params.h"
 
-/// A boolean mask as one bit per entry, in the order in which the kernels ask for it, the bounds of
-/// the sequence included. Heads and batch entries that share a mask share the words.
+/// A copy of a boolean mask with one bit per (query, key) pair, in the order in which the kernels
+/// read it. A bit is 1 if the query may see the key, causal bounds included. Heads and batch
+/// entries that share a mask (stride 0) share one copy.
 namespace diffattn::cuda::sm90 {
 
-/// Is this a mask tensor that the kernels take? Over whole sequences, at D = 64 and Dv = 128; not
-/// an additive one that is the same for all rows under causal bounds, which would have to be
-/// written out.
+/// True if the Hopper kernels take this boolean or additive mask tensor. They require D = 64 and
+/// Dv = 128, and a mask tensor excludes window, key_starts, key_lengths and packed sequences. They
+/// refuse a causal problem whose additive mask is the same for all rows: the copy holds the causal
+/// bounds as -inf, so it would need one row per query. Batch and heads are at most 65535 each.
 bool takes_mask(const Problem& problem, int64_t value_dim);
 
-/// For each tile of keys and each row up to four words of 32 keys.
+/// The forward's copy: up to four words of 32 keys for each key tile and query row.
 struct RowWords {
   uint4* data = nullptr;  // [B or 1, H or 1, tiles, rows]
   int64_t batch_stride = 0, head_stride = 0;
-  int rows = 0;
+  int rows = 0;  // M, padded
 
-  /// Rows up to a multiple of `whole`; `keys` of a tile. Empty without a boolean mask.
+  /// Plans the copy at `memory` for tiles of `keys` keys, with M padded to a multiple of `whole`.
+  /// Stays empty without a boolean mask.
   RowWords(const Problem& problem, int whole, int keys, void* memory);
   RowWords() = default;
   size_t bytes(const Problem& problem, int keys) const;
 };
 
-/// For each 64 rows and each key two words of 32 rows.
+/// The backward's copy: two words of 32 query rows for each unit of 64 rows and each key.
 struct KeyWords {
   uint2* data = nullptr;  // [B or 1, H or 1, units, keys]
   int64_t batch_stride = 0, head_stride = 0;
-  int keys = 0;
+  int keys = 0;  // N, padded
 
-  /// Keys up to a multiple of `whole`. Empty without a boolean mask.
+  /// Plans the copy at `memory`, with N padded to a multiple of `whole`. Stays empty without a
+  /// boolean mask.
   KeyWords(const Problem& problem, int whole, void* memory);
   KeyWords() = default;
   size_t bytes(const Problem& problem) const;
 };
 
+/// Launches the kernel that fills `words`; `keys` is the number of keys in a tile.
 void make_words(const RowWords& words, int keys, const Problem& problem, cudaStream_t stream);
 void make_words(const KeyWords& words, const Problem& problem, cudaStream_t stream);
 

@@ -12,13 +12,14 @@ namespace diffattn::cuda::sm90 {
 namespace {
 
 constexpr int64_t kElementBytes = 2;
-constexpr int64_t kBlockElements = 64;  // 128 bytes, a swizzled row
-constexpr int64_t kStrideUnit = 16;     // bytes
-constexpr int64_t kStrideLimit = int64_t{1} << 40;
+constexpr int64_t kBlockElements = 64;              // 128 bytes, a swizzled row
+constexpr int64_t kStrideUnit = 16;                 // bytes; TMA strides are multiples of it
+constexpr int64_t kStrideLimit = int64_t{1} << 40;  // bytes
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-/// From the driver that is loaded, so that nothing links against it.
+/// Returns cuTensorMapEncodeTiled of the loaded driver, or null. The lookup at run time avoids
+/// linking against the driver library.
 EncodeTiled encode_tiled() {
   static const EncodeTiled function = [] {
     void* found = nullptr;
@@ -30,13 +31,15 @@ EncodeTiled encode_tiled() {
   return function;
 }
 
+/// True if TMA accepts `stride`, in elements, for a dimension of size `steps`.
 bool fits(int64_t stride, int64_t steps) {
   if (steps <= 1) return true;
   const int64_t bytes = stride * kElementBytes;
   return bytes > 0 && bytes < kStrideLimit && bytes % kStrideUnit == 0;
 }
 
-/// A stride that is never stepped may be anything in the tensor, but not in the map.
+/// Returns the stride for the map. A dimension of size 1 may have any stride in the tensor, but the
+/// driver requires a valid one.
 cuuint64_t stride_bytes(int64_t stride, int64_t steps) {
   return static_cast<cuuint64_t>(steps <= 1 ? kStrideUnit : stride * kElementBytes);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order of the statistics' backward: rows and keys, then the sums of what was broadcast.
+// Backward of the row statistics: dq and dk (gradients.cu), then dlambda and dmask, whose entries
+// are sums over the rows and scores that share them.
 
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/cuda.h"

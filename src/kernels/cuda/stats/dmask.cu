@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dmask of the statistics.
+// dmask of the statistics' backward. dmask.cuh sums ds1 + ds2 over the scores that share an entry.
 
 #include "kernels/cuda/backward/dmask.cuh"
 #include "kernels/cuda/stats/workspace.cuh"
@@ -8,6 +8,7 @@
 namespace diffattn::cuda {
 namespace {
 
+/// Returns ds1 + ds2 of one score (b, h, m, n), or 0 if row m may not see column n.
 template <class T>
 struct StatsScoreGradient {
   simt::MapInputs<T> in;

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dq and dk of the statistics, in float, maps recomputed. Two kernels, each sum in one order:
+// dq and dk of the row statistics, with the maps recomputed in float. Two kernels of 256 threads
+// per block (thread layout in simt/tile.cuh), each with a fixed order of summation:
 //
-//   over rows: a block owns 32 rows of a (batch entry, head), over the keys they may see
+//   stats_rows_kernel: a block owns 32 rows of a (batch entry, head) and makes four passes over the
+//   keys they may see
 //     (1) m, l of both maps
-//     (2) S = sum |A|, entropy, first column, column of the maximum
-//     (3) dp of every entry; mean = sum p dp, and the row's dlambda; all to the workspace
+//     (2) S = sum |A|, entropy, first visible column, column of the maximum
+//     (3) dp of every entry;  mean = sum p dp and the row's dlambda, to the workspace
 //     (4) ds = p (dp - mean);  dq += scale ds k
-//   over keys: a block owns 32 keys of a (batch entry, kv head), over the group's heads and queries
-//     (5) ds from the workspace's rows;  dk += scale ds^T q
+//   stats_keys_kernel: a block owns 32 keys of a (batch entry, kv head) and visits the rows of the
+//   group's heads that may see them
+//     (5) ds from the workspace;  dk += scale ds^T q
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/stats/workspace.cuh"
@@ -22,12 +25,13 @@ using simt::Scores;
 using simt::store_scores;
 using simt::Wide;
 
+/// Kernel arguments. Gradients that the caller does not want have null data.
 template <class T>
 struct GradientArguments {
   simt::MapInputs<T> in;
-  Rows<const float> dstats;  // [B, M, H, kStatCount]
-  Rows<RowGradient> rows;    // [B, M, H]
-  Rows<float> minus_dlambda;
+  Rows<const float> dstats;   // [B, M, H, kStatCount]
+  Rows<RowGradient> rows;     // [B, M, H]
+  Rows<float> minus_dlambda;  // [B, M, H]
   float scale, scale2;
   Rows<T> dq1, dq2, dk1, dk2;  // [B, M, H, D], [B, N, Hkv, D]
 };
@@ -42,7 +46,7 @@ struct Gradients {
   float* const ds1_smem = maps.s1_smem;  // [32, kScorePitch]
   float* const ds2_smem = maps.s2_smem;  // [32, kScorePitch]
   RowGradient* const rows_smem = reinterpret_cast<RowGradient*>(
-      smem + simt::TileMaps<T>::smem_floats(width));  // [32], over keys only
+      smem + simt::TileMaps<T>::smem_floats(width));  // [32], only in stats_keys_kernel
 
   static int smem_bytes(int width) {
     return 4 * simt::TileMaps<T>::smem_floats(width) +
@@ -68,7 +72,7 @@ struct Gradients {
       share(s1, s2);
       maps.load_keys(maps.y_smem, args.in.k1, g, n0);
       maps.load_keys(maps.x_smem, args.in.k2, g, n0);
-      __syncthreads();  // k1, k2 are there
+      __syncthreads();  // all threads have written k1 and k2
       accumulate(dq1_reg, ds1_smem, maps.y_smem, width, pitch);
       accumulate(dq2_reg, ds2_smem, maps.x_smem, width, pitch);
     }
@@ -76,7 +80,7 @@ struct Gradients {
     store(args.dq2, dq2_reg, args.scale2, maps.seq.q_begin, m0, maps.seq.seq_q, h);
   }
 
-  /// (1) to (3): what the gradient of rows m0 + ty + 16 i needs, to `row` and the workspace.
+  /// (1) to (3) for rows m0 + ty + 16 i: fills `row` and the workspace.
   __device__ void prepare(int h, int m0, RowGradient (&row)[2]) const {
     simt::RowSoftmax p1[2], p2[2];
     maps.softmax(h, m0, p1, p2);  // (1)
@@ -113,7 +117,7 @@ struct Gradients {
     }
   }
 
-  /// lambda and dstats of one row; zeros where there is none.
+  /// Loads lambda and dstats of one row. Leaves zeros if the row does not exist.
   __device__ void load_row(int h, int m, RowGradient& row) const {
     if (m >= maps.seq.seq_q) return;
     const int64_t l = maps.seq.q_begin + m;
@@ -144,13 +148,13 @@ struct Gradients {
     store(args.dk2, dk2_reg, args.scale2, maps.seq.k_begin, n0, maps.seq.seq_k, g);
   }
 
-  /// (5) for the 32 queries from m0.
+  /// (5) for queries [m0, m0 + 32).
   __device__ void add_queries(int h, int m0, int n0, Wide& dk1_reg, Wide& dk2_reg) const {
     if (threadIdx.x < kBlock && m0 + threadIdx.x < maps.seq.seq_q) {
       rows_smem[threadIdx.x] = *args.rows.at(b, maps.seq.q_begin + m0 + threadIdx.x, h);
     }
     Scores s1, s2;
-    maps.scores(/*keys_own=*/true, h, m0, n0, s1, s2);  // its barriers cover rows_smem too
+    maps.scores(/*keys_own=*/true, h, m0, n0, s1, s2);  // its barriers also publish rows_smem
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -161,22 +165,23 @@ struct Gradients {
     share(s1, s2);
     maps.load_queries(maps.y_smem, args.in.q1, h, m0);
     maps.load_queries(maps.x_smem, args.in.q2, h, m0);
-    __syncthreads();  // q1, q2 are there
+    __syncthreads();  // all threads have written q1 and q2
     accumulate(dk1_reg, ds1_smem, maps.y_smem, width, pitch);
     accumulate(dk2_reg, ds2_smem, maps.x_smem, width, pitch);
   }
 
-  /// Scores of entry n of a row to their gradients, in place; 0 where it may not be seen.
+  /// Replaces the scores of column n of a row by their gradients, or by 0 if the row may not see n.
   __device__ static void to_gradient(const RowGradient& row, int n, float& s1, float& s2) {
     ScoreGradient ds{0.0f, 0.0f};
     if (s1 != -INFINITY) ds = score_gradient(row, n, s1, s2);
     s1 = ds.ds1, s2 = ds.ds2;
   }
 
+  /// Stores this thread's ds1 and ds2 to shared memory.
   __device__ void share(const Scores& ds1, const Scores& ds2) const {
     store_scores(ds1_smem, ds1);
     store_scores(ds2_smem, ds2);
-    __syncthreads();  // both are there, and nobody reads x_smem and y_smem any more
+    __syncthreads();  // all threads have written ds1 and ds2, and have read x_smem and y_smem
   }
 
   __device__ void store(const Rows<T>& out, Wide& sum, float scale, int64_t begin, int row0,
@@ -194,7 +199,7 @@ __global__ void __launch_bounds__(simt::kThreads, 1)
     stats_rows_kernel(const __grid_constant__ GradientArguments<T> args, int tiles) {
   extern __shared__ __align__(128) float simt_smem[];
   const BlockPlace place(blockIdx.x, args.in.shape.heads, tiles);
-  const int tile = tiles - 1 - place.tile;  // causal: the rows that see most come first
+  const int tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
   Gradients<T>{args, simt_smem, {args.in, simt_smem, place.b}}.run_rows(place.h, tile * kBlock);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Statistics of one row of A = p1 - lambda p2, and what each entry of the row gets of their
-// gradients. Definitions and steps as in kernels/reference/stats.cpp.
+// Statistics of one row of A = p1 - lambda p2, and their gradients with respect to each entry of
+// the row. Follows kernels/reference/stats.cpp step by step.
 #pragma once
 
 #include <climits>
@@ -15,25 +15,25 @@ namespace diffattn::cuda {
 inline constexpr float kFocusThreshold = 0.5f;
 inline constexpr float kCoverageThreshold = 0.1f;
 
-/// One rounding, the same in every pass, so that signs and maxima agree.
+/// Returns A with one rounding. Every pass uses it, so that signs and maxima agree.
 __device__ inline float difference(float p1, float p2, float lambda) {
   return fmaf(-lambda, p2, p1);
 }
 
-/// What map 2 may take away: lambda p2, nothing when lambda is negative.
+/// Returns what map 2 can cancel: lambda p2, or 0 if lambda is negative.
 __device__ inline float taken(float p2, float lambda) { return fmaxf(lambda * p2, 0.0f); }
 
-/// One thread's part of a row's statistics, until `meet`.
+/// Statistics of a row. Until `meet` they cover one thread's columns only.
 struct RowSums {
   int visible = 0, sparse = 0, focus = 0, coverage = 0;
   float magnitude = 0.0f, square = 0.0f, negative = 0.0f, cancelled = 0.0f, overlap = 0.0f;
   float plogp = 0.0f;     // sum |A| log |A|
-  float top = -INFINITY;  // max A, and the first column that has it
-  int top_at = INT_MAX;
-  float sink = 0.0f;  // A at the first column
-  int first = INT_MAX;
+  float top = -INFINITY;  // max A
+  int top_at = INT_MAX;   // first column with A = top
+  float sink = 0.0f;      // A at the first visible column
+  int first = INT_MAX;    // first visible column
 
-  /// Columns of one thread come in ascending order.
+  /// Adds column n. A thread adds its columns in ascending order.
   __device__ void add(int n, float p1, float p2, float lambda, float sparse_threshold) {
     const float a = difference(p1, p2, lambda), size = fabsf(a);
     ++visible;
@@ -50,7 +50,7 @@ struct RowSums {
     if (first == INT_MAX) first = n, sink = a;
   }
 
-  /// Adds up the parts of the 16 threads of a row; every thread gets the same bits.
+  /// Combines the 16 threads of a row in a fixed order; every thread gets the same bits.
   __device__ void meet() {
     visible = count(visible);
     sparse = count(sparse);
@@ -78,21 +78,21 @@ struct RowSums {
     return x;
   }
 
-  /// -sum a log a with a = |A| / S is log S - sum |A| log |A| / S
+  /// Returns -sum a log a with a = |A| / S, which is log S - sum |A| log |A| / S.
   __device__ float entropy() const {
     return magnitude > 0.0f ? logf(magnitude) - plogp / magnitude : 0.0f;
   }
 };
 
-/// What the gradient of one row needs of the whole row, kept for the pass over keys.
+/// Row-wide quantities that the gradient of an entry needs. S = sum |A|, H = entropy.
 struct RowGradient {
   simt::RowSoftmax p1, p2;
   float lambda;
-  int first, top_at;   // the columns that the sink mass and the maximum were taken from
-  float log_base;      // log S - H; 0 when S is 0
-  float inverse_sum;   // 1 / S; 0 when S is 0
-  float mean1, mean2;  // sum p dp: the softmax gradients' row sums
-  // dstats of this row
+  int first, top_at;   // columns of the sink mass and of the maximum
+  float log_base;      // log S - H; 0 if S is 0
+  float inverse_sum;   // 1 / S; 0 if S is 0
+  float mean1, mean2;  // sum p dp: row sums of the softmax gradients
+  // Gradients of the row's statistics (dstats).
   float dmagnitude, dsquare, dnegative, dtop, dentropy, dsink, dcancelled, doverlap;
 };
 
@@ -100,7 +100,7 @@ struct EntryGradient {
   float dp1, dp2, dlambda;
 };
 
-/// Gradients of p1, p2 and lambda by entry n of a row.
+/// Returns the gradients of p1 and p2 at column n, and the column's term of dlambda.
 __device__ inline EntryGradient entry_gradient(const RowGradient& row, int n, float p1, float p2) {
   const float a = difference(p1, p2, row.lambda);
   float da = 0.0f;  // sign(0) = 0
@@ -115,7 +115,7 @@ __device__ inline EntryGradient entry_gradient(const RowGradient& row, int n, fl
   if (n == row.first) da += row.dsink;
   if (n == row.top_at) da += row.dtop;
   EntryGradient gradient{da, -row.lambda * da, -da * p2};
-  // A minimum passes its gradient to the smaller side, to p1 when they are equal.
+  // The gradient of min(x, y) goes to the smaller argument, and to p1 if they are equal.
   if (p1 <= taken(p2, row.lambda)) {
     gradient.dp1 += row.dcancelled;
   } else if (row.lambda > 0.0f) {
@@ -126,7 +126,7 @@ __device__ inline EntryGradient entry_gradient(const RowGradient& row, int n, fl
   return gradient;
 }
 
-/// Gradients of the two scores of entry n.
+/// Gradients of both maps' scores at one column.
 struct ScoreGradient {
   float ds1, ds2;
 };

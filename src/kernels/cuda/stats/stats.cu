@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Statistics of every row, [B, M, H, kStatCount]. A block computes 32 rows of one (batch entry,
-// head) in two passes over the keys they may see:
+// Statistics of every row of A = p1 - lambda p2, [B, M, H, kStatCount]; params.h defines them. A
+// block of 256 threads computes 32 rows of one (batch entry, head), 16 threads per row (layout in
+// simt/tile.cuh), in two passes over the keys they may see:
 //
 //   (1) m, l of both maps
-//   (2) p1, p2 again, and the sums over A = p1 - lambda p2
+//   (2) p1, p2 and the sums over A
 //
-// Sums in float, counts exact; the 16 threads of a row meet in a fixed tree.
+// Sums are in float and counts in int. The threads of a row combine theirs in a fixed order.
 
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/cuda.h"
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(simt::kThreads)
     stats_kernel(const __grid_constant__ StatsArguments<T> args, int tiles) {
   extern __shared__ __align__(128) float simt_smem[];
   const BlockPlace place(blockIdx.x, args.in.shape.heads, tiles);
-  const int tile = tiles - 1 - place.tile;  // causal: the rows that see most come first
+  const int tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
   Stats<T>{args, {args.in, simt_smem, place.b}, place.h, tile * kBlock}.run();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the pass over rows leaves for the others, one of each per (b, m, h), rows of a head
-// adjacent.
+// Workspace of the statistics' backward: what stats_rows_kernel stores for stats_keys_kernel and
+// for the sums of dlambda and dmask. Arrays are [H, rows], with one entry per (b, m, h).
 #pragma once
 
 #include "kernels/cuda/backward/rows.cuh"
@@ -13,10 +13,10 @@ struct StatsWorkspace {
   size_t bytes = 0;
   Rows<RowGradient> rows;          // [B, M, H]
   Rows<float> minus_dlambda;       // [B, M, H]
-  float* dlambda_parts = nullptr;  // dlambda_part_bytes
+  float* dlambda_parts = nullptr;  // partial sums, dlambda_part_bytes
 
-  /// With `memory` null only `bytes` is meaningful. Packed: where the number of rows is
-  /// not known, B * M bounds it.
+  /// Lays the arrays out in `memory`. If it is null, only `bytes` is meaningful. Packed sequences
+  /// with unknown total_q get the upper bound of B * M rows.
   StatsWorkspace(const StatsBackwardParams& params, void* memory) {
     constexpr size_t kAlignment = 256;
     const bool packed = params.cu_seqlens_q != nullptr;
@@ -35,11 +35,11 @@ struct StatsWorkspace {
   }
 };
 
-/// dq and dk, and the workspace.
+/// Computes dq and dk, and fills the workspace.
 void stats_gradients(const StatsBackwardParams& params, const StatsWorkspace& workspace,
                      cudaStream_t stream);
 
-/// dmask from the workspace.
+/// Computes dmask from the workspace, if the caller wants it.
 void reduce_stats_dmask(const StatsBackwardParams& params, const StatsWorkspace& workspace,
                         cudaStream_t stream);
 

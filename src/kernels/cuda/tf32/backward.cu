@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward for float32, two passes without atomics:
+// tf32 backward (float32) for head_dim up to 64 and value_dim up to 128. Two passes, each with a
+// fixed order of summation and no atomics:
 //
-//   over queries: a block owns 128 rows of a (batch entry, head), over the keys they may see
-//   over keys: a block owns 128 keys of a (batch entry, kv head), over its heads and queries
+//   over queries: a block owns 128 rows of a (batch entry, head), visits the keys they may see, and
+//                 computes dq1, dq2 and the rows' shares
+//   over keys:    a block owns 128 keys of a (batch entry, kv head), visits the rows of the group's
+//                 heads that may see them, and computes dk1, dk2, dv
 //
-// A warp owns 16 of the 128. Each step takes 32 of the others, columns here:
-//   (1) s1, s2, dp: dot products of rows and columns                    [16, 32]
-//   (2) p = exp2(scale log2(e) s + mask - lse), over keys times its row's share;
+// Each of the 8 warps owns 16 of the 128 rows. A step multiplies them with 32 rows of the other
+// tensor:
+//   (1) s1 = q1.k1, s2 = q2.k2, dp = dO.v                            [16, 32] per warp
+//   (2) p = exp2(scale log2(e) s + mask - lse), times the row's share in the pass over keys
 //       ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
-//   (3) sums of the owned rows += weights times the columns' rows
+//   (3) dq1 += ds1 k1, dq2 += ds2 k2        over queries
+//       dv += (p1 - lambda p2)^T dO, dk1 += ds1^T q1, dk2 += ds2^T q2        over keys
 //
-// The pass over queries also sums p: what is missing to 1 is lse's rounding, which dq gets back at
-// its end and the pass over keys through shares.
-//
-// A block whose sums are not finite anywhere runs once more, carefully, see tile.cuh.
+// The pass over queries sums p of each row. The sum differs from 1 by the rounding error of lse;
+// the shares 1 / sum correct it in dq at the end and in the pass over keys (see simt::share_of). If
+// a result is not finite, the block runs again with kCareful, see tile.cuh.
 
 #include "kernels/cuda/tf32/backward.cuh"
 #include "kernels/cuda/tf32/launch.h"
@@ -22,19 +26,20 @@
 namespace diffattn::cuda::tf32 {
 namespace {
 
-/// Either side's rows: q1, q2, dO or k1, k2, v.
+/// Tiles of the queries (q1, q2, dO) or of the keys (k1, k2, v).
 template <int kRows, int kD, int kDv>
 struct alignas(16) Side {
   float x1[kRows * kPitch<kD>], x2[kRows * kPitch<kD>];
   float wide[kRows * kPitch<kDv>];
 };
 
+/// Shared memory of a block: its own rows, and two stages of the other tensor's.
 template <int kD, int kDv>
 struct BackwardSmem {
   Side<kBlockRows, kD, kDv> own;
   struct Stage {
     Side<kColumns, kD, kDv> side;
-    ColumnStats stats;  // over keys
+    ColumnStats stats;  // only in the pass over keys
   } stage[2];
 };
 
@@ -74,7 +79,7 @@ struct Backward {
               seq.end_key - n0, aligned.keys);
   }
 
-  /// (1)
+  /// (1). In the pass over keys (kKeys), rows of the tiles are keys and columns are queries.
   template <bool kKeys>
   __device__ void dots(const Side<kColumns, kD, kDv>& side, Tile& s1, Tile& s2, Tile& dp) {
     dot<kD, kKeys>(s1, smem.own.x1, side.x1, args.shape.head_dim);
@@ -88,7 +93,7 @@ struct Backward {
     if (kCareful) again_dots<kWidth>(s[0], rows, other, width);
   }
 
-  /// Rows of `sum` to those of `out`, if there is such a tensor.
+  /// Stores this warp's rows of `sum` to `out` if the caller wants that gradient.
   template <int kWidth>
   __device__ void store(const Rows<float>& out, const float (&sum)[1][kWidth / 8][4],
                         const float (&scale)[2], int64_t begin, int end_row, int width,
@@ -107,7 +112,7 @@ struct Backward {
       const int begin = seq.first_row(first_key), end = seq.end_row(end_key - 1);
       const int group = args.shape.heads / args.shape.kv_heads;
       const int end_h = begin < end ? (block.h + 1) * group : 0;
-      const auto advance = [&](int& h, int& m0) {  // heads one after the other
+      const auto advance = [&](int& h, int& m0) {  // to the next query tile of the group
         m0 += kColumns;
         if (m0 >= end) m0 = begin, ++h;
       };
@@ -117,7 +122,7 @@ struct Backward {
       ptx::commit_copies();
       for (int stage = 0; h < end_h; stage ^= 1) {
         ptx::wait_copies<0>();
-        __syncthreads();  // this stage is there, and nobody reads the other
+        __syncthreads();  // all copies of this stage have arrived; no warp reads the other stage
         int next_h = h, next_m0 = m0;
         advance(next_h, next_m0);
         if (next_h < end_h) load_stage(smem.stage[stage ^ 1], next_h, next_m0);
@@ -138,16 +143,16 @@ struct Backward {
     load_stats_of_columns(stage.stats, args, block, h, m0);
   }
 
-  /// May any of 32 queries from m0 see any of this warp's keys, before any mask?
+  /// True if any of queries [m0, m0 + 32) may see any of this warp's keys before any mask.
   __device__ bool are_keys_seen(int m0) const {
     const int first = max(warp_row, seq.first_key), end = min(warp_row + kOwnRows, seq.end_key);
     return first < end && m0 + kColumns > seq.first_row(first) && m0 < seq.end_row(end - 1);
   }
 
-  /// Barriers within, as in step_queries: every warp calls it.
+  /// Runs one step of the pass over keys. All warps must call it, because kCareful has barriers.
   __device__ void step_keys(Stage& stage, int h, int m0, float (&dv)[1][kDv / 8][4],
                             float (&dk1)[1][kD / 8][4], float (&dk2)[1][kD / 8][4]) {
-    Tile s1 = {}, s2 = {}, dp = {};  // so they take fewer registers
+    Tile s1 = {}, s2 = {}, dp = {};  // zeroed only because that saves registers
     const bool seen = are_keys_seen(m0);
     if (seen) {
       dots<true>(stage.side, s1, s2, dp);  // (1)
@@ -174,11 +179,11 @@ struct Backward {
         add_unsplit<1, kD>(dk1, s1, stage.side.x1, d);
         add_unsplit<1, kD>(dk2, s2, stage.side.x2, d);
       }
-      __syncthreads();  // nobody looks for them any more
+      __syncthreads();  // all warps have added the values that cannot be split
       clear_unsplit<kColumns, kDv>(stage.side.wide);
       clear_unsplit<kColumns, kD>(stage.side.x1);
       clear_unsplit<kColumns, kD>(stage.side.x2);
-      __syncthreads();  // they are gone
+      __syncthreads();  // all threads have cleared them
     }
     if (!seen) return;
     add_weighted<1, kDv>(dv, dp, stage.side.wide, args.shape.value_dim);  // (3)
@@ -199,7 +204,7 @@ struct Backward {
     load_stats_of_rows(rows, args.state, block, warp_row);
     for (int n0 = begin, stage = 0; n0 < end; n0 += kColumns, stage ^= 1) {
       ptx::wait_copies<0>();
-      __syncthreads();  // this stage is there, and nobody reads the other
+      __syncthreads();  // all copies of this stage have arrived; no warp reads the other stage
       if (n0 + kColumns < end) load_keys(smem.stage[stage ^ 1].side, block.kv_h, n0 + kColumns);
       ptx::commit_copies();
       step_queries(smem.stage[stage].side, n0, rows, sums, dq1, dq2);
@@ -211,17 +216,18 @@ struct Backward {
     store<kD>(args.dq2, dq2, scales.dq2, seq.q_begin, seq.seq_q, d, aligned.dqueries);
   }
 
-  /// May any of this warp's rows see any of 32 keys from n0, before any mask?
+  /// True if any of this warp's rows may see any of keys [n0, n0 + 32) before any mask.
   __device__ bool are_queries_seeing(int n0) const {
     const int last_row = min(warp_row + kOwnRows, seq.seq_q) - 1;
     return last_row >= warp_row && n0 < seq.end_visible(last_row) &&
            n0 + kColumns > seq.first_visible(warp_row);
   }
 
+  /// Runs one step of the pass over queries. All warps must call it, because kCareful has barriers.
   __device__ void step_queries(Side<kColumns, kD, kDv>& side, int n0, const RowStats (&rows)[2],
                                RowSums& sums, float (&dq1)[1][kD / 8][4],
                                float (&dq2)[1][kD / 8][4]) {
-    Tile s1 = {}, s2 = {}, dp = {};  // so they take fewer registers
+    Tile s1 = {}, s2 = {}, dp = {};  // zeroed only because that saves registers
     const bool seen = are_queries_seeing(n0);
     if (seen) {
       dots<false>(side, s1, s2, dp);  // (1)
@@ -247,10 +253,10 @@ struct Backward {
         add_unsplit<1, kD>(dq1, s1, side.x1, d);
         add_unsplit<1, kD>(dq2, s2, side.x2, d);
       }
-      __syncthreads();  // nobody looks for them any more
+      __syncthreads();  // all warps have added the values that cannot be split
       clear_unsplit<kColumns, kD>(side.x1);
       clear_unsplit<kColumns, kD>(side.x2);
-      __syncthreads();  // they are gone
+      __syncthreads();  // all threads have cleared them
     }
     if (!seen) return;
     add_weighted<1, kD>(dq1, s1, side.x1, d);  // (3)
@@ -265,7 +271,8 @@ __device__ inline void run(const BackwardArguments<float>& args, const Aligned& 
   kKeys ? backward.run_keys() : backward.run_queries();
 }
 
-/// Apart from the kernel, which would have fewer registers with it.
+/// Runs the block again with kCareful. Not inlined, because inlining would cost the kernel
+/// registers.
 template <int kD, int kDv, bool kKeys>
 __device__ __noinline__ void run_again(const BackwardArguments<float>& args, const Aligned& aligned,
                                        BackwardSmem<kD, kDv>& smem, BlockFacts& block) {
@@ -283,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   block.set(args.shape, place, kBlockRows);
   auto& smem = *reinterpret_cast<BackwardSmem<kD, kDv>*>(tf32_smem);
   run<kD, kDv, kKeys, false>(args, aligned, smem, block);
-  __syncthreads();  // nobody reads or writes shared memory any more
+  __syncthreads();  // all warps have finished with shared memory and have set block.again
   if (block.again != 0) run_again<kD, kDv, kKeys>(args, aligned, smem, block);
 }
 

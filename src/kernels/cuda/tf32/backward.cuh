@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward kernels for float32 share.
+// Common parts of the tf32 backward kernels (backward.cu and wide_backward.cu): row statistics, the
+// elementwise gradients, the rows' shares, and stores.
 #pragma once
 
 #include "kernels/cuda/check.h"
@@ -12,9 +13,10 @@ namespace diffattn::cuda::tf32 {
 
 using simt::BackwardArguments;
 
+/// Groups of tensors whose rows all start at multiples of 16 bytes.
 struct Aligned {
-  bool queries, keys;    // q1, q2, dO and k1, k2, v: 16-byte loads are allowed
-  bool dqueries, dkeys;  // dq1, dq2 and dk1, dk2, dv: 16-byte stores are
+  bool queries, keys;    // q1, q2, dO; k1, k2, v
+  bool dqueries, dkeys;  // dq1, dq2; dk1, dk2, dv
 };
 
 inline Aligned alignment_of(const BackwardParams& params, const BackwardWorkspace& workspace) {
@@ -26,15 +28,16 @@ inline Aligned alignment_of(const BackwardParams& params, const BackwardWorkspac
       .dkeys = has_rows_of_4(params.dk1) && has_rows_of_4(params.dk2) && has_rows_of_4(params.dv)};
 }
 
-/// What a row of queries has beside q and dO. `share1` belongs to p1, and lambda has p2's in it,
-/// see simt::share_of; the pass over queries, which finds them, has 1 and plain lambda.
+/// Statistics of a query row. In the passes over keys, `share1` is the share of p1 and `lambda`
+/// includes the share of p2 (see simt::share_of). The pass over queries computes the shares; it has
+/// share1 = 1 and the plain lambda.
 struct RowStats {
   float lse1, lse2, delta1, delta2, lambda, share1;
 };
 inline constexpr int kStats = 6;
 using ColumnStats = float[kStats][kColumns];
 
-/// Fills `stats` for 32 queries from m0 of head h, asynchronously.
+/// Fills `stats` for queries [m0, m0 + 32) of head h by cp.async.
 __device__ inline void load_stats_of_columns(ColumnStats& stats,
                                              const BackwardArguments<float>& args,
                                              const BlockFacts& block, int h, int m0) {
@@ -56,7 +59,7 @@ __device__ inline RowStats stats_of_column(const ColumnStats& stats, int column)
           stats[3][column], stats[4][column], stats[5][column]};
 }
 
-/// Of this lane's rows g and g + 8 of 16 queries from `warp_row` on.
+/// Loads the statistics of this lane's query rows, warp_row + g and warp_row + g + 8, g = lane / 4.
 __device__ inline void load_stats_of_rows(RowStats (&rows)[2], const RowState& state,
                                           const BlockFacts& block, int warp_row) {
 #pragma unroll
@@ -71,7 +74,7 @@ __device__ inline void load_stats_of_rows(RowStats (&rows)[2], const RowState& s
   }
 }
 
-/// f(j, e) for every entry of a lane's part of a tile of scores.
+/// Calls f(j, e) for every entry e of fragment j of a tile of scores.
 template <int kN8, class F>
 __device__ inline void for_each_entry(F f) {
 #pragma unroll
@@ -81,13 +84,13 @@ __device__ inline void for_each_entry(F f) {
   }
 }
 
-/// p1 and p2 of one pair, before their shares.
+/// p1 and p2 of one (query, key), not yet multiplied by the shares.
 struct Probabilities {
   float p1, p2;
 };
 
-/// For one pair: s1 becomes ds1, s2 ds2 and dp p1 - lambda p2, 0 where the query may not see the
-/// key.
+/// For one (query, key), replaces s1 by ds1, s2 by ds2 and dp by p1 - lambda p2; all become 0 if
+/// the query may not see the key.
 __device__ inline Probabilities to_gradients(float& s1, float& s2, float& dp, const RowStats& row,
                                              const BackwardArguments<float>& args, float bias) {
   Probabilities found{simt::probability(s1, args.scale_log2, bias, row.lse1),
@@ -96,23 +99,24 @@ __device__ inline Probabilities to_gradients(float& s1, float& s2, float& dp, co
   s1 = p1 * (dp - row.delta1);
   s2 = -p2 * (dp - row.delta2);
   dp = p1 - p2;
-  if (bias == -INFINITY) s1 = s2 = dp = found.p1 = found.p2 = 0.0f;  // even if they are NaN
+  if (bias == -INFINITY) s1 = s2 = dp = found.p1 = found.p2 = 0.0f;  // overwrites NaN, too
   return found;
 }
 
-/// This lane's parts of the sums of p1 and p2 over rows g and g + 8.
+/// Sums of p1 and p2 of rows g and g + 8 over this lane's columns.
 struct RowSums {
   float p1[2] = {0.0f, 0.0f}, p2[2] = {0.0f, 0.0f};
 
   __device__ void add(int i, const Probabilities& p) { p1[i] += p.p1, p2[i] += p.p2; }
 };
 
-/// What sums of dq are multiplied by, rows g and g + 8.
+/// Factors of dq1 and dq2 for rows g and g + 8: scale times share.
 struct DqScales {
   float dq1[2], dq2[2];
 };
 
-/// Shares from the lanes' sums, kept for the passes over keys. False: a sum is NaN.
+/// Computes the shares of rows g and g + 8 from the lanes' sums, and stores them for the passes
+/// over keys. Returns false if a sum is NaN.
 __device__ inline bool finish_shares(DqScales& scales, const RowSums& sums,
                                      const RowStats (&rows)[2],
                                      const BackwardArguments<float>& args, const BlockFacts& block,
@@ -135,17 +139,17 @@ __device__ inline bool finish_shares(DqScales& scales, const RowSums& sums,
   return finite;
 }
 
-/// Rows of a gradient from a warp's first one on; null: not wanted.
+/// The 16 rows of a gradient that a warp stores.
 struct OutputRows {
-  float* row0;
-  int64_t stride;
-  int rows;  // that exist, of the 16
+  float* row0;     // first row; null if the caller does not want the gradient
+  int64_t stride;  // floats from one row to the next
+  int rows;        // rows from row0 on that exist; may exceed 16
   int width;
-  bool aligned;  // 16-byte stores are allowed
+  bool aligned;  // rows start at multiples of 16 bytes
 };
 
-/// Rows of `sum`, as add_weighted leaves them, times `scale` of rows g and g + 8 to those of `out`.
-/// Are all finite?
+/// Stores `sum`, which has the layout of add_weighted, to `out`, multiplied by scale[i] in row
+/// g + 8 i. Returns whether this lane's results are all finite.
 template <int kWidth>
 __device__ inline bool store_sums(const OutputRows& out, const float (&sum)[1][kWidth / 8][4],
                                   const float (&scale)[2]) {
@@ -182,7 +186,8 @@ __device__ inline bool store_sums(const OutputRows& out, const float (&sum)[1][k
   return finite;
 }
 
-/// `rows`: of a block, keys if it `owns_keys`.
+/// Launches one block per tile of `rows` rows of each head: keys of a kv head if `owns_keys`, else
+/// queries.
 inline void launch_backward(const char* name,
                             void (*kernel)(BackwardArguments<float>, Aligned, int), int bytes,
                             int rows, bool owns_keys, const BackwardParams& params,
@@ -198,8 +203,9 @@ inline void launch_backward(const char* name,
   check_launch(name, params);
 }
 
-/// For head_dim up to 128 and value_dim up to 256, see wide_backward.cu.
+/// True if wide_backward.cu supports the problem: head_dim up to 128 and value_dim up to 256.
 bool takes_wide_backward(const BackwardParams& params);
+/// Computes dq, dk and dv of such a problem.
 void wide_backward(const BackwardParams& params, const BackwardArguments<float>& args,
                    const Aligned& aligned, cudaStream_t stream);
 

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward for float32. One block computes 128 query rows of one (batch entry, head), a warp 16 of
-// them in both maps:
+// tf32 forward (float32). A block of 8 warps computes 128 rows of one (batch entry, head); each
+// warp computes 16 of them for both maps:
 //
 //   for each tile of 32 keys that any row may see:
-//     (1) s1 = q1 k1^T, s2 = q2 k2^T                                    [16, 32]
-//     (2) m, l, o1, o2 rescaled; p = exp2(scale log2(e) s + mask - m)   online softmax, base 2
-//     (3) o1 += p1 v, o2 += p2 v
+//     (1) s1 = q1 k1^T, s2 = q2 k2^T                                    [16, 32] per warp
+//     (2) rescale m, l, o1, o2;  p = exp2(scale log2(e) s + mask - m)   online softmax, base 2
+//     (3) o1 += p1 v, o2 += p2 v                                        [16, kDv] per warp
 //   (4) lse = m ln 2 + log l;  O = o1 / l1 - lambda o2 / l2;  out = epilogue(O)
 //
-// Values wider than 128 take a round of all that for each 128 columns, and the epilogue after the
-// last one.
-//
-// A block whose O is not finite anywhere runs once more, carefully, see tile.cuh.
+// If Dv > 128, the block repeats all of this for each 128 columns of v and applies the epilogue
+// after the last ones. If a result is not finite, the block runs again with kCareful, see tile.cuh.
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/quad.cuh"
@@ -25,11 +23,13 @@ namespace {
 
 using simt::ForwardArguments;
 
+/// Groups of tensors whose rows all start at multiples of 16 bytes.
 struct Aligned {
-  bool q, k, v;  // 16-byte loads are allowed
+  bool q, k, v;  // q1, q2; k1, k2; v
 };
 
-/// kDv: columns of v of one round. Two stages, of v where they fit.
+/// Shared memory of a block; kDv columns of v at a time. k1 and k2 have two stages, and v has two
+/// if they fit.
 template <int kD, int kDv>
 struct alignas(16) ForwardSmem {
   static constexpr bool kOneV = kD > 64;
@@ -55,7 +55,7 @@ struct Forward {
   const int warp_row = block.row + threadIdx.x / 32 * kOwnRows;
 
   float o[2][kDv / 8][4], m[2][2];
-  float l[2][2];  // this lane's part
+  float l[2][2];  // row sums over this lane's columns
 
   __device__ void run() {
     if (block.row >= seq.seq_q) return;
@@ -79,13 +79,14 @@ struct Forward {
     }
   }
 
-  /// The next keys are loaded while these are in use; v with them, or while its own keys are.
+  /// Runs (1) to (3) over all key tiles. The next k1 and k2 load while these are in use. The next v
+  /// loads with them, or with kOneV, a tile's v loads during its steps (1) and (2).
   __device__ void run_keys(int column0) {
     constexpr bool kOneV = Smem::kOneV;
     const int begin = max(0, seq.first_visible(block.row)) / kColumns * kColumns;
     const int end = seq.end_visible(min(block.row + kBlockRows, seq.seq_q) - 1);
     const int columns = args.shape.value_dim - column0;
-    __syncthreads();  // nobody reads the rows of the round before
+    __syncthreads();  // all warps have stored the previous columns of O, which overlay q
     load_queries(smem.q1, args.q1);
     load_queries(smem.q2, args.q2);
     if (begin < end) load_keys(smem.keys[0], begin);
@@ -95,24 +96,25 @@ struct Forward {
       float* const v = smem.v[kOneV ? 0 : stage];
       const int next = n0 + kColumns;
       ptx::wait_copies<0>();
-      __syncthreads();  // these keys are there, and nobody reads what is loaded next
+      // All threads' copies of these keys have arrived, and no warp reads the buffers loaded next.
+      __syncthreads();
       if (kOneV) load_values(v, n0, column0);
       ptx::commit_copies();
       if (next < end) load_keys(smem.keys[stage ^ 1], next);
       if (next < end && !kOneV) load_values(smem.v[stage ^ 1], next, column0);
       ptx::commit_copies();
-      Tile p[2] = {};  // so they take fewer registers
+      Tile p[2] = {};  // zeroed only because that saves registers
       const bool seen = is_seen(n0);
       if (seen) weigh(smem.keys[stage], n0, p);
       if (kOneV) {
         ptx::wait_copies<1>();
-        __syncthreads();  // v is there
+        __syncthreads();  // all threads' copies of v have arrived
       }
       if (kCareful) {
         if (seen) add_unsplit<2, kDv>(o, p, v, columns);
-        __syncthreads();  // nobody looks for them any more
+        __syncthreads();  // all warps have added the values that cannot be split
         clear_unsplit<kColumns, kDv>(v);
-        __syncthreads();  // they are gone
+        __syncthreads();  // all threads have cleared them
       }
       if (seen) add_weighted<2, kDv>(o, p, v, columns);  // (3)
     }
@@ -139,14 +141,14 @@ struct Forward {
         v, key_source(args.v, n0, column0, args.shape.value_dim - column0, aligned.v));
   }
 
-  /// May any row of this warp see any key of the tile, before any mask?
+  /// True if any row of this warp may see any key of the tile before any mask.
   __device__ bool is_seen(int n0) const {
     const int last_row = min(warp_row + kOwnRows, seq.seq_q) - 1;
     return last_row >= warp_row && n0 < seq.end_visible(last_row) &&
            n0 + kColumns > seq.first_visible(warp_row);
   }
 
-  /// (1) and (2)
+  /// (1) and (2): s receives p.
   __device__ void weigh(const typename Smem::Keys& keys, int n0, Tile (&s)[2]) {
     dot(s[0], smem.q1, keys.k1);
     dot(s[1], smem.q2, keys.k2);
@@ -165,17 +167,19 @@ struct Forward {
     if (kCareful) again_dots<kD>(s, rows, k, args.shape.head_dim);
   }
 
-  /// The maximum of rows g and g + 8 grows to `tile_max`; what was summed shrinks with it.
+  /// Raises m of rows g and g + 8 to the quad's `tile_max`, and rescales l and o. `reference`
+  /// receives the new m, or 0 for a row that has seen no column.
   __device__ void rescale(int map, const float (&tile_max)[2], float (&reference)[2]) {
     float factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float m_new = fmaxf(m[map][i], quad_max(tile_max[i]));
-      // While a row has seen nothing its maximum is -inf: -inf - (-inf) would be NaN.
+      // A row that has seen no column has m = -inf, and -inf - (-inf) is NaN.
       reference[i] = m_new == -INFINITY ? 0.0f : m_new;
       factor[i] = ptx::exp2(m[map][i] - reference[i]);
       m[map][i] = m_new;
-      l[map][i] = __fmul_rn(l[map][i], factor[i]);  // the same bits wherever it is compiled
+      // __fmul_rn is never contracted to an FMA, so kCareful gives the same bits.
+      l[map][i] = __fmul_rn(l[map][i], factor[i]);
     }
     if (!__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) return;
 #pragma unroll
@@ -185,8 +189,9 @@ struct Forward {
     }
   }
 
-  /// s becomes p. The product with `scale` is not rounded before the maximum is taken off: a score
-  /// of 16 loses 1e-6 when it is, and with it as much of its probability, relatively.
+  /// (2) for a wholly visible tile: s becomes p. One FMA scales s and subtracts the row maximum.
+  /// Rounding the product first would cost a score of 16 up to 1e-6, and its probability the same
+  /// relative error.
   __device__ void update(int map, Tile& s, float scale) {
     float tile_max[2] = {-INFINITY, -INFINITY}, reference[2];
 #pragma unroll
@@ -205,7 +210,8 @@ struct Forward {
     }
   }
 
-  /// The same with what the mask says of each entry, see simt::Forward::scores.
+  /// (2) for a masked tile of both maps. Corrects the rounding of scores like
+  /// simt::Forward::scores.
   __device__ void update_masked(const HeadMask& mask, Tile (&s)[2], int n0) {
     Tile bias;
 #pragma unroll
@@ -239,6 +245,7 @@ struct Forward {
     }
   }
 
+  /// Returns exp2(scale s + bias - reference), with the rounding error of the score added back.
   __device__ static float weight(float s, float scale, float bias, float reference) {
     if (bias == -INFINITY) return 0.0f;  // even if s is NaN
     const float product = __fmul_rn(s, scale), score = __fadd_rn(product, bias);
@@ -247,13 +254,13 @@ struct Forward {
     return ptx::exp2(score - reference + rest);
   }
 
-  /// Rows to shared memory, then a row a warp.
+  /// (4): writes O and o2 to shared memory; each warp then finishes its rows one by one.
   __device__ void finish(int column0) {
     constexpr int kOPitch = kPitch<kDv>;
     float* const o_smem = smem.q1;  // [128, kOPitch]
     float* const o2_smem = o_smem + kBlockRows * kOPitch;
     ptx::wait_copies<0>();
-    __syncthreads();  // nobody reads or fills shared memory any more
+    __syncthreads();  // all warps have finished with q, k and v, which O overwrites
     bool finite = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -294,7 +301,7 @@ struct Forward {
     }
   }
 
-  /// l1 of a row, in what the padding of the rows of O leaves free.
+  /// l1 of a row, in the padding of its row of O.
   __device__ float& l_smem(int row) { return smem.q1[(row - block.row) * kPitch<kDv> + kDv]; }
 
   __device__ void store_row(int row, int column0, const float* o_row, const float* o2_row) {
@@ -317,11 +324,12 @@ struct Forward {
       out[column0 + c] = o_row[c];
     }
     if (column0 + kDv < width) return;
-    finish_row(args.epilogue, out, width, dead, out, {});  // each lane reads what it wrote
+    finish_row(args.epilogue, out, width, dead, out, {});  // each lane reads only what it wrote
   }
 };
 
-/// Apart from the kernel, which would have fewer registers with it.
+/// Runs the block again with kCareful. Not inlined, because inlining would cost the kernel
+/// registers.
 template <int kD, int kDv>
 __device__ __noinline__ void run_again(const ForwardArguments<float>& args, const Aligned& aligned,
                                        ForwardSmem<kD, kDv>& smem, BlockFacts& block) {
@@ -339,7 +347,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             kBlockRows);
   auto& smem = *reinterpret_cast<ForwardSmem<kD, kDv>*>(tf32_smem);
   Forward<kD, kDv, false>{args, aligned, smem, block}.run();
-  __syncthreads();  // nobody reads or writes shared memory any more
+  __syncthreads();  // all warps have finished with shared memory and have set block.again
   if (block.again != 0) run_again<kD, kDv>(args, aligned, smem, block);
 }
 

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of float matrices by tf32 matrix instructions. A float x is big + small, 11 bits each;
+// Float32 matrix products with tf32 mma instructions. A float is split into two tf32 numbers of 11
+// bits, x = big + small, and three instructions give one product of almost float's precision:
 //
-//   x y = small big + big small + big big                    (small small is below 2^-24 of it)
+//   x y = small big + big small + big big          (the omitted small small is at most 2^-22 of it)
 //
-// so three instructions make one product of almost float's precision. The instruction cuts sums
-// off instead of rounding them, which adds up in one direction over a long sum: sums of 16 or 32
-// products start at 0, and are then added in float.
+// The tensor cores truncate their sums instead of rounding them, and the error of a long sum grows
+// in one direction. Therefore each mma chain starts at 0, sums 16 or 32 products, and is then added
+// to the accumulator in float.
 //
-// What is not finite, or too large, becomes NaN when it is split, whatever the true result is.
-// Kernels look for that at their end and then run once more, carefully: products that came out NaN
-// are made again by themselves (`again_dots`), and what cannot be split is left out of matrices and
-// added only to the rows that have a weight for it (`add_unsplit`). Rows that see nothing of it get
-// the same bits as without it. Weights of the backward that cannot be split, ds beyond 2^114, stay
-// NaN, in their own row only.
+// Values that cannot be split (infinities, NaN, numbers beyond 2^114) become NaN in both parts. If
+// a block's results are not finite, the block runs again with kCareful. Then `again_dots`
+// recomputes NaN scores by plain dot products, `clear_unsplit` removes such values from the tiles,
+// and `add_unsplit` adds them only to the rows that have a weight for them. Rows that do not see
+// such values get the same bits as without them. In the backward, a ds beyond 2^114 stays NaN, but
+// only in its own row.
 #pragma once
 
 #include <cstdint>
@@ -29,45 +30,47 @@ namespace diffattn::cuda::tf32 {
 
 inline constexpr int kWarps = 8;
 inline constexpr int kThreads = 32 * kWarps;
-inline constexpr int kOwnRows = 16;  // of a warp
+inline constexpr int kOwnRows = 16;  // rows of a warp
 inline constexpr int kBlockRows = kWarps * kOwnRows;
-inline constexpr int kColumns = 32;  // the other side of a tile of scores
+inline constexpr int kColumns = 32;  // columns of a tile of scores
 inline constexpr int kColumns8 = kColumns / 8;
 
-/// Floats between rows of a tile of kWidth columns: 8 rows at 16 bytes each, and 4 pairs of rows
-/// at 8 x 16 bytes, hit different banks.
+/// Floats from one row to the next in a tile of kWidth columns. The extra 4 shift adjacent rows by
+/// 4 banks, so that the 8 rows of an ldmatrix, and the loads of add_weighted, hit different banks.
 template <int kWidth>
 inline constexpr int kPitch = kWidth + 4;
 
-/// May rows of floats be read and written 16 bytes at a time?
+/// True if every row of floats starts at a multiple of 16 bytes.
 template <class U>
 bool has_rows_of_4(const View<U>& view) {
   return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.batch_stride % 4 == 0 &&
          view.seq_stride % 4 == 0 && view.head_stride % 4 == 0;
 }
 
-/// May these kernels run on the current device, with so much shared memory for a block? Products of
-/// two parts each lose one or two of float32's last bits. Scores of many terms lose as many anyway;
-/// those of a few, where rows are peaked, would be worse than plain float32.
+/// True if these kernels support the problem on the current device with `smem_bytes` of shared
+/// memory per block. Each product loses the last one or two bits of float32. A score of many terms
+/// loses as many by rounding anyway; a score of few terms (head_dim < 16) would be worse than plain
+/// float32.
 inline bool takes(const Problem& problem, size_t smem_bytes) {
   constexpr int kAmpere = 80, kFewestTerms = 16;
   return problem.dtype == Dtype::kFloat32 && problem.head_dim >= kFewestTerms &&
-         usable_capability() >= kAmpere && max_smem_bytes(problem) >= static_cast<int>(smem_bytes);
+         usable_capability(problem) >= kAmpere &&
+         max_smem_bytes(problem) >= static_cast<int>(smem_bytes);
 }
 
-/// Rows of a tensor that a tile is filled from; rows outside [begin, end) and columns from `width`
-/// on become 0 and are not read.
+/// The tensor rows that fill a tile. Loads write 0 to the tile outside rows [begin, end) and
+/// columns [0, width), and do not read the tensor there.
 struct TileSource {
-  const float* row0;
-  int64_t stride;
-  int begin, end;
-  int width;
-  bool aligned;  // 16-byte loads are allowed
+  const float* row0;  // address of tile row 0
+  int64_t stride;     // floats from one row to the next
+  int begin, end;     // tile rows to read
+  int width;          // tile columns to read
+  bool aligned;       // rows start at multiples of 16 bytes
 };
 
-/// Which (batch entry, head, tile) a block computes. Tiles of the same number of all heads are
-/// neighbours, the ones that have most to do in a causal problem first: what is left at the end is
-/// short. With `from_last` those are the last tiles.
+/// Returns the (batch entry, head, tile) of a block. Consecutive blocks take the same tile of all
+/// heads. The longest tiles of a causal problem start first, so that short ones fill the tail;
+/// `from_last` says that these are the last tiles.
 __device__ inline BlockPlace place_of(int64_t block, int batch, int heads, int tiles,
                                       bool from_last) {
   BlockPlace place(block % (batch * heads), heads, 1);
@@ -76,28 +79,28 @@ __device__ inline BlockPlace place_of(int64_t block, int batch, int heads, int t
   return place;
 }
 
-/// What a block works on, in shared memory: read there whenever it is needed, since the compiler
-/// would keep all that follows from it in registers, which are for sums.
+/// A block's work item. It lives in shared memory, so that the compiler does not keep values
+/// derived from it in registers, which the accumulators need.
 struct BlockFacts {
   Sequence seq;
-  int b, h;   // h: of a pass over keys the kv head
-  int kv_h;   // of a pass over queries the kv head
-  int row;    // the first of the block's rows
-  int again;  // not 0: a result was not finite
+  int b, h;   // batch entry and head; the kv head in a pass over keys
+  int kv_h;   // kv head of head h in a pass over queries
+  int row;    // first row of the block
+  int again;  // not 0 if a result was not finite: the block must run again with kCareful
 
   __device__ void set(const Shape& shape, const BlockPlace& place, int rows) {
     if (threadIdx.x == 0) {
       seq = shape.sequence(place.b);
       b = place.b, h = place.h, kv_h = shape.kv_head(h), row = place.tile * rows, again = 0;
     }
-    __syncthreads();  // all of it is there
+    __syncthreads();  // thread 0 has set the fields
   }
 };
 
-/// Fills tile [kRows, kPitch<kWidth>] with all threads of the block, asynchronously.
+/// Fills tile [kRows, kPitch<kWidth>] with all threads of the block by cp.async.
 template <int kRows, int kWidth>
 __device__ inline void load_tile(float* tile, const TileSource& source) {
-  constexpr int kStep = kWidth / 4;  // threads a row
+  constexpr int kStep = kWidth / 4;  // threads per row
   const uint32_t smem = ptx::smem_address(tile);
 #pragma unroll 1
   for (int i = ptx::reread_thread(); i < kRows * kStep; i += kThreads) {
@@ -116,12 +119,12 @@ __device__ inline void load_tile(float* tile, const TileSource& source) {
   }
 }
 
-/// kCount floats in two parts.
+/// kCount floats, each split into two tf32 numbers.
 template <int kCount>
 struct Split {
   uint32_t big[kCount], small[kCount];
 
-  /// x (1 + 2^13) - x 2^13 keeps the upper 11 bits of x, rounded.
+  /// Splits x: x (1 + 2^13) - x 2^13 rounds x to its upper 11 bits (Veltkamp).
   __device__ void set(int i, float x) {
     const float high = fmaf(x, -8192.0f, fmaf(x, 8192.0f, x));
     big[i] = __float_as_uint(high);
@@ -129,10 +132,10 @@ struct Split {
   }
 };
 
-/// Can x be split? No NaN can.
+/// True if x can be split without overflow; false for a NaN.
 __device__ inline bool splits(float x) { return fabsf(x) < 0x1p114f; }
 
-/// c += a b, the small parts first: they lose least while c is small.
+/// c += a b. The small parts come first, because truncation costs them least while c is small.
 __device__ inline void multiply(float (&c)[4], const Split<4>& a, const Split<2>& b) {
   ptx::mma_m16n8k8_tf32(c, a.small, b.big);
   ptx::mma_m16n8k8_tf32(c, a.big, b.small);
@@ -153,10 +156,10 @@ __device__ inline void add(float (&x)[kCount][4], const float (&y)[kCount][4]) {
   }
 }
 
-/// s = x y^T of this warp's 16 rows of x and all rows of y, `width` columns each, and zeros after
-/// them. `x` and `y`: where this lane loads, see row_address and column_address. What the small
-/// parts add has sums of its own, of which nothing is lost that counts; sums of big parts start
-/// anew every kChain steps. With kTransposed s has the same bits as y x^T without.
+/// s = x y^T for this warp's 16 rows of x and 8 kN8 rows of y, over `width` columns; the tiles are
+/// 0 beyond. `x` and `y` are this lane's addresses, see row_address and column_address. The small
+/// parts have their own accumulator, where truncation does not matter. The sums of the big parts
+/// start at 0 every kChain steps. With kTransposed, s has the same bits as y x^T without it.
 template <int kWidth, bool kTransposed = false, int kN8>
 __device__ inline void dot_rows(float (&s)[kN8][4], uint32_t x, uint32_t y, int width) {
   constexpr int kChain = 2;
@@ -189,7 +192,8 @@ __device__ inline void dot_rows(float (&s)[kN8][4], uint32_t x, uint32_t y, int 
   add(s, small);
 }
 
-/// Entries of s = x y^T that came out NaN, made again; x, y: the rows that dot_rows took.
+/// Recomputes the NaN entries of s = x y^T by plain dot products. x and y are the tiles that
+/// dot_rows read.
 template <int kWidth, int kN8>
 __device__ inline void again_dots(float (&s)[kN8][4], const float* x, const float* y, int width) {
   const int lane = threadIdx.x % 32;
@@ -208,7 +212,8 @@ __device__ inline void again_dots(float (&s)[kN8][4], const float* x, const floa
   }
 }
 
-/// Where this lane loads the 16 rows of its warp from, and the 16 first rows of the other side.
+/// Return this lane's ldmatrix address for the 16 rows of its warp (operand A), and for the first
+/// 16 rows of the other tile (operand B).
 template <int kWidth>
 __device__ inline uint32_t row_address(const float* rows) {
   const int lane = threadIdx.x % 32;
@@ -229,11 +234,12 @@ __device__ inline void load_floats(float (&x)[2], const float* from) {
   x[0] = y.x, x[1] = y.y;
 }
 
-/// Fragments of y that add_weighted loads at once; with two maps fewer, since all have sums.
+/// Fragments of y that add_weighted loads at once. Two maps load fewer, because each fragment needs
+/// an accumulator per map.
 template <int kMaps>
 inline constexpr int kLoaded = 4 / kMaps;
 
-/// Zeros for what cannot be split, by all threads of the block.
+/// Sets the tile's values that cannot be split to 0, with all threads of the block.
 template <int kRows, int kWidth>
 __device__ inline void clear_unsplit(float* tile) {
 #pragma unroll 1
@@ -242,7 +248,8 @@ __device__ inline void clear_unsplit(float* tile) {
   }
 }
 
-/// acc += p y where y cannot be split, as add_weighted has it. Zeros of p stand for "may not see".
+/// acc += p y over the entries of y that cannot be split, in the layout of add_weighted. Skips
+/// zeros of p, because p is 0 where a row may not see a column.
 template <int kMaps, int kWidth, int kRowPitch = kPitch<kWidth>, int kN8>
 __device__ inline void add_unsplit(float (&acc)[kMaps][kWidth / 8][4],
                                    const float (&p)[kMaps][kN8][4], const float* y, int width) {
@@ -251,7 +258,7 @@ __device__ inline void add_unsplit(float (&acc)[kMaps][kWidth / 8][4],
 #pragma unroll 1
   for (int r = 0; r < 8 * kN8; ++r) {
     const float* const row = y + r * kRowPitch;
-    bool all = true;  // of the row can be split
+    bool all = true;  // all values of the row can be split
     for (int column = lane; column < min(kWidth, width); column += 32) {
       all = all && splits(row[column]);
     }
@@ -286,11 +293,13 @@ __device__ inline void add_unsplit(float (&acc)[kMaps][kWidth / 8][4],
   }
 }
 
-/// acc += p y, p [16, 8 kN8] weights as dot_rows leaves them, y [8 kN8, kWidth], for kMaps of
-/// p at once. Row t of a fragment of y is row 2t of 8 and row t + 4 row 2t + 1, so that p needs no
-/// exchange; with L = kLoaded, column g of fragment j is column L g + j of 8 L, so that y is loaded
-/// L floats at a time: acc[..][L c + j][2 i + e] belongs to row g + 8 i and
-/// column L (8 c + 2 t + e) + j. From column `width` on y is 0.
+/// acc += p y for kMaps maps at once, with p [16, 8 kN8] in the layout of dot_rows and y
+/// [8 kN8, kWidth]; y is 0 from column `width` on. Let g = lane / 4, t = lane % 4 and L = kLoaded.
+///
+/// Both index orders are permuted. Rows t and t + 4 of a B fragment take rows 2t and 2t + 1 of each
+/// 8 rows of y, so that C fragments of p serve as A operands without an exchange. Column g of
+/// fragment j takes column L g + j of each 8 L, so that a lane loads L adjacent floats of y. Hence
+/// acc[..][L c + j][2 i + e] is the sum for row g + 8 i and column L (8 c + 2 t + e) + j.
 template <int kMaps, int kWidth, int kRowPitch = kPitch<kWidth>, int kN8>
 __device__ inline void add_weighted(float (&acc)[kMaps][kWidth / 8][4],
                                     const float (&p)[kMaps][kN8][4], const float* y, int width) {

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward for float32 with heads wider than 64 or values wider than 128. Sums of one pass over
-// keys, dk1, dk2 and dv, do not fit the registers, so there are three passes, without atomics:
+// tf32 backward (float32) for head_dim over 64 or value_dim over 128. The accumulators of dk1, dk2
+// and dv do not fit the registers together, so there are three passes, without atomics:
 //
-//   queries: a block owns 64 rows of queries, a warp 16 of them with 16 of the columns of a step,
-//   which are keys; it also sums p for the shares of the others, see backward.cu
-//   values: a block owns 128 keys, a warp 16 of them with all 32 columns
-//   keys: a block owns 64 keys, otherwise as queries
+//   kQueries: a block owns 64 query rows and computes dq1, dq2 and the rows' shares (backward.cu)
+//   kValues:  a block owns 128 keys and computes dv
+//   kKeys:    a block owns 64 keys and computes dk1, dk2
 //
-// Each step takes 32 of the other side, columns here, and two tiles of them, `x` (q1, q2 or k1, k2)
-// and `wide` (dO or v). A step needs one of them before the other, so that each is loaded while the
-// other is in use:
-//   values: p1 - lambda p2 from x; dv += p wide
-//   keys, queries: dp from wide; s1, s2, ds1, ds2 from x; sums += ds x
+// Rows of a score tile are the block's own rows, columns are 32 rows of the other tensor per step.
+// In kValues each of the 8 warps computes 16 rows x 32 columns. In kQueries and kKeys each warp
+// computes 16 rows x 16 columns; at the end two warps add their sums of the same rows.
 //
-// A block whose sums are not finite anywhere runs once more, carefully, see tile.cuh.
+// A step reads two tiles of its columns: `x` (q1, q2 or k1, k2) and `wide` (dO or v). It needs one
+// before the other, so that each tile loads while the other is in use:
+//   kValues:          p1 - lambda p2 from x;  dv += (p1 - lambda p2) dO from wide
+//   kQueries, kKeys:  dp from wide;  s1, s2, ds1, ds2 from x;  sums += ds x
+//
+// If a result is not finite, the block runs again with kCareful, see tile.cuh.
 
 #include <algorithm>
 
@@ -27,18 +29,19 @@ enum class Pass { kValues, kKeys, kQueries };
 
 constexpr int kD = 128, kDv = 256;
 
-/// Groups of 16 rows that a block owns.
+/// Number of 16-row groups that a block owns.
 template <Pass kPass>
 inline constexpr int kGroupsOf = kPass == Pass::kValues ? kWarps : kWarps / 2;
 
+/// Shared memory of a block. own1 and own2 are adjacent: add_other_columns uses them as one buffer.
 template <Pass kPass>
 struct alignas(16) SmemOf {
   static constexpr int kRows = kGroupsOf<kPass> * kOwnRows;
-  float own1[kRows * kPitch<kD>], own2[kRows * kPitch<kD>];  // together: sums go there at the end
+  float own1[kRows * kPitch<kD>], own2[kRows * kPitch<kD>];
   float own_wide[kPass == Pass::kValues ? 4 : kRows * kPitch<kDv>];
   float x1[kColumns * kPitch<kD>], x2[kColumns * kPitch<kD>];
   float wide[kColumns * kPitch<kDv>];
-  ColumnStats stats;  // of columns that are queries, with x
+  ColumnStats stats;  // if columns are queries; loads with x
 };
 
 template <Pass kPass, bool kCareful>
@@ -47,7 +50,7 @@ struct Wide {
   static constexpr int kGroups = kGroupsOf<kPass>;
   static constexpr int kRows = kGroups * kOwnRows;
   static constexpr int kN8 = kColumns8 * kGroups / kWarps;  // a warp's columns / 8
-  static constexpr int kSum = kDv / 2;                      // columns of a sum
+  static constexpr int kSum = kDv / 2;                      // columns of one accumulator
   static_assert(kSum == kD);
   using Tile = float[1][kN8][4];  // rows g + 8 (e / 2), columns 8 j + 2 t + e % 2
   using Sum = float[1][kSum / 8][4];
@@ -59,10 +62,10 @@ struct Wide {
   const Sequence& seq = block.seq;
   const int lane = threadIdx.x % 32;
   const int group = threadIdx.x / 32 % kGroups;
-  const int column0 = threadIdx.x / 32 / kGroups * kN8 * 8;  // of this warp's, within 32
+  const int column0 = threadIdx.x / 32 / kGroups * kN8 * 8;  // this warp's first column of the 32
   const int warp_row = block.row + group * kOwnRows;
 
-  /// 32 columns: queries from c of head h, or keys from c.
+  /// The 32 columns of a step: queries from c on of head h, or keys from c on.
   struct Step {
     int h, c;
   };
@@ -93,15 +96,15 @@ struct Wide {
     while (step.h < end_h) {
       Step next{step.h, step.c + kColumns};
       if (next.c >= end) next = {step.h + 1, begin};
-      Tile s1 = {}, s2 = {}, dp = {};  // so they take fewer registers
+      Tile s1 = {}, s2 = {}, dp = {};  // zeroed only because that saves registers
       ptx::wait_copies<0>();
-      __syncthreads();  // the first tile is there, and nobody reads the second
+      __syncthreads();  // all copies of the first tile have arrived; no warp reads the second
       load_second(step);
       ptx::commit_copies();
       const bool seen = is_seen(step.c);
       if (seen) begin_step(step, rows, row_sums, s1, s2, dp);
       ptx::wait_copies<0>();
-      __syncthreads();  // the second is there, and nobody reads the first
+      __syncthreads();  // all copies of the second tile have arrived; no warp reads the first
       if (next.h < end_h) load_first(next);
       ptx::commit_copies();
       if (kPass != Pass::kValues && seen) to_weights(step, rows, row_sums, s1, s2, dp);
@@ -164,7 +167,7 @@ struct Wide {
     }
   }
 
-  /// May any of this warp's rows and columns see each other, before any mask?
+  /// True if any query of this warp's tile may see any key of it before any mask.
   __device__ bool is_seen(int c) const {
     const int begin = c + column0, end = begin + 8 * kN8;
     if (kOwnsKeys) {
@@ -185,6 +188,7 @@ struct Wide {
     if (kCareful) again_dots<kWidth>(s[0], rows, columns, width);
   }
 
+  /// Computes what needs only the first tile: the weights of kValues, or dp.
   __device__ void begin_step(const Step& step, const RowStats (&rows)[2], RowSums& row_sums,
                              Tile& s1, Tile& s2, Tile& dp) const {
     if (kPass == Pass::kValues) {
@@ -195,7 +199,7 @@ struct Wide {
     }
   }
 
-  /// From dp and x: s1 becomes ds1, s2 ds2 and dp p1 - lambda p2.
+  /// Computes the weights from dp and x: s1 becomes ds1, s2 becomes ds2, dp becomes p1 - lambda p2.
   __device__ void to_weights(const Step& step, const RowStats (&rows)[2], RowSums& row_sums,
                              Tile& s1, Tile& s2, Tile& dp) const {
     dot<kD>(s1, smem.own1, smem.x1, args.shape.head_dim);
@@ -220,7 +224,8 @@ struct Wide {
     }
   }
 
-  /// Barriers within: every warp calls it.
+  /// Adds the weighted rows of the columns to the sums. All warps must call it, because kCareful
+  /// has barriers.
   __device__ void add_sums(Sum (&sums)[2], bool seen, const Tile& ds1, const Tile& ds2,
                            const Tile& p) {
     const Tile& w1 = kPass == Pass::kValues ? p : ds1;
@@ -236,14 +241,14 @@ struct Wide {
         add_unsplit<1, kSum, kRowPitch>(sums[0], w1, y1, width1);
         add_unsplit<1, kSum, kRowPitch>(sums[1], w2, y2, width2);
       }
-      __syncthreads();  // nobody looks for them any more
+      __syncthreads();  // all warps have added the values that cannot be split
       if (kPass == Pass::kValues) {
         clear_unsplit<kColumns, kDv>(smem.wide);
       } else {
         clear_unsplit<kColumns, kD>(smem.x1);
         clear_unsplit<kColumns, kD>(smem.x2);
       }
-      __syncthreads();  // they are gone
+      __syncthreads();  // all threads have cleared them
     }
     if (!seen) return;
     add_weighted<1, kSum, kRowPitch>(sums[0], w1, y1, width1);
@@ -281,13 +286,13 @@ struct Wide {
     if (!finite) block.again = 1;
   }
 
-  /// Sums over the other 16 columns of each step are another warp's, handed over in shared memory.
-  /// False: this warp gave its own away.
+  /// Adds the sums of the two warps that own the same rows. The warp with the upper 16 columns
+  /// passes its sums through shared memory and gets false; the other one adds them and gets true.
   __device__ bool add_other_columns(Sum (&sums)[2], RowSums& row_sums) {
-    constexpr int kFloats = kSum + 4;  // of a lane
+    constexpr int kFloats = kSum + 4;  // floats per lane
     static_assert(kGroups * 32 * kFloats <= 2 * kRows * kPitch<kD>, "they go to own1 and own2");
     ptx::wait_copies<0>();
-    __syncthreads();  // nobody reads or fills shared memory any more
+    __syncthreads();  // all warps have finished with shared memory
     float4* const from = reinterpret_cast<float4*>(smem.own1) + group * 32 * kFloats / 4 + lane;
     float4& rows = from[32 * kSum / 4];
     if (column0 != 0) {
@@ -298,7 +303,7 @@ struct Wide {
         from[32 * i] = {x[0], x[1], x[2], x[3]};
       }
     }
-    __syncthreads();  // the sums are there
+    __syncthreads();  // the upper columns' warps have written their sums
     if (column0 != 0) return false;
 #pragma unroll
     for (int i = 0; i < kSum / 4; ++i) {
@@ -312,7 +317,8 @@ struct Wide {
   }
 };
 
-/// Apart from the kernel, which would have fewer registers with it.
+/// Runs the block again with kCareful. Not inlined, because inlining would cost the kernel
+/// registers.
 template <Pass kPass>
 __device__ __noinline__ void run_again(const BackwardArguments<float>& args, const Aligned& aligned,
                                        SmemOf<kPass>& smem, BlockFacts& block) {
@@ -332,7 +338,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             Kernel::kRows);
   auto& smem = *reinterpret_cast<SmemOf<kPass>*>(tf32_smem);
   Kernel{args, aligned, smem, block}.run();
-  __syncthreads();  // nobody reads or writes shared memory any more
+  __syncthreads();  // all warps have finished with shared memory and have set block.again
   if (block.again != 0) run_again<kPass>(args, aligned, smem, block);
 }
 

@@ -6,24 +6,25 @@
 
 namespace diffattn::cuda::sm80 {
 
+/// Kernel arguments of the sm80 backward. Gradients that the caller does not want have null data.
 template <class T>
 struct BackwardArguments {
   Shape shape;
   Rows<const T> q1, q2;  // [B, M, H, D]
   Rows<const T> k1, k2;  // [B, N, Hkv, D]
   Rows<const T> v;       // [B, N, Hkv, Dv]
-  Rows<const T> d_o;     // [B, M, H, Dv]
+  Rows<const T> d_o;     // [B, M, H, Dv]: gradient of O
   RowState state;
   float scale, scale2;
-  float scale_log2, scale2_log2;
-  bool q_aligned, k_aligned, v_aligned, d_o_aligned;
-  Rows<T> dq1, dq2;  // [B, M, H, D]
-  Rows<T> dk1, dk2;  // [B, N, Hkv, D]
-  Rows<T> dv;        // [B, N, Hkv, Dv]
+  float scale_log2, scale2_log2;                      // scale log2(e) of map 1 and map 2
+  bool q_aligned, k_aligned, v_aligned, d_o_aligned;  // rows may be read in 16-byte chunks
+  Rows<T> dq1, dq2;                                   // [B, M, H, D]
+  Rows<T> dk1, dk2;                                   // [B, N, Hkv, D]
+  Rows<T> dv;                                         // [B, N, Hkv, Dv]
 };
 
-/// Stores a warp's C fragments, times `scale`, to rows [row, end_row) of a tensor. Neighbours go
-/// out as one word where the address allows it.
+/// Stores a warp's C fragments, times `scale`, to rows [row, row + 16) of a tensor, up to end_row.
+/// Stores two adjacent columns as one word if the address allows it.
 template <int kN8, class T>
 __device__ inline void store_fragments(const float (&c)[kN8][4], float scale, T* first_row,
                                        int64_t stride, int row, int end_row, int width) {
@@ -48,7 +49,7 @@ __device__ inline void store_fragments(const float (&c)[kN8][4], float scale, T*
   }
 }
 
-/// Word i of the lane that is number c of its four becomes word c of the one that is number i.
+/// Transposes the 4x4 words of a quad: word i of lane c becomes word c of lane i.
 __device__ inline void transpose_words(uint32_t (&x)[4]) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2) {
@@ -64,8 +65,8 @@ __device__ inline void transpose_words(uint32_t (&x)[4]) {
   }
 }
 
-/// store_fragments for rows of 8 kN8 elements that may be stored 16 bytes at a time, by the whole
-/// warp.
+/// Does the same with 16-byte stores, for rows of exactly 8 kN8 elements with aligned chunks. The
+/// whole warp must call it.
 template <int kN8, class T>
 __device__ inline void store_aligned_fragments(const float (&c)[kN8][4], float scale, T* first_row,
                                                int64_t stride, int row, int end_row) {

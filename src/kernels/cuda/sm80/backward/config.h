@@ -3,14 +3,14 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// Which gradients one launch over the keys makes. A warp keeps them for 16 keys in registers, so
-/// that wide heads need two launches.
+/// The gradients that one launch of the pass over keys computes. A warp accumulates them for 16
+/// keys in registers, so wide heads need two launches.
 enum KeyOutputs : int { kDv = 1, kDk = 2, kDvAndDk = 3 };
 
-/// Shared memory that a block may have on every GPU since sm_80 (sm_86 and sm_89 are the smallest).
+/// Shared memory in bytes that a block may have on every GPU since sm_80; sm_86 has the least.
 inline constexpr int kMaxSmemBytes = 99 * 1024;
 
-/// Tiles of the pass over keys: 16 keys a warp, kBlockM queries a step.
+/// Tile shapes of the pass over keys (keys.cuh): 16 keys a warp, kBlockM queries a step.
 template <int kD, int kValue, int kWhich>
 struct KeysConfig {
   static constexpr int kHeadDim = kD;
@@ -19,7 +19,7 @@ struct KeysConfig {
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kBlockN = kWarps * 16;
-  static constexpr int kBlockM = 32;   // s1, s2 and dp take 16 registers each beside up to 128 sums
+  static constexpr int kBlockM = 32;   // s1, s2, dp take 16 registers each, dk and dv up to 128
   static constexpr int kRowStats = 5;  // lse1, lse2, delta1, delta2, lambda
 
   static constexpr int kKElements = kBlockN * kD;
@@ -27,18 +27,19 @@ struct KeysConfig {
   static constexpr int kKeyBytes = 2 * (2 * kKElements + (kWhich & kDk ? kBlockN * kValue : 0));
   static constexpr int kStatBytes = 4 * kRowStats * kBlockM;
   static constexpr int kStageBytes = 2 * kBlockM * (2 * kD + kValue) + kStatBytes;
-  // One stage where two do not fit: then a second block on the multiprocessor hides the loads.
+  // If two stages do not fit, a second block on the SM hides the loads of a single stage.
   static constexpr int kStages = kKeyBytes + 2 * kStageBytes <= kMaxSmemBytes ? 2 : 1;
   static constexpr int kSmemBytes = kKeyBytes + kStages * kStageBytes;
   static_assert(kSmemBytes <= kMaxSmemBytes);
 };
 
-/// Can one pass over the keys make all gradients? Wider heads have no registers for the sums of dk
-/// and dv: 128 of a thread.
+/// True if the accumulators of dk1, dk2 and dv fit the registers together, so that one pass over
+/// the keys can compute all gradients. They take (2 kD + kValue) / 2 <= 128 registers of a thread.
 template <int kD, int kValue>
 inline constexpr bool kFusedFits = 2 * kD + kValue <= 256;
 
-/// Tiles of the one pass over keys: kKeys keys a block, 32 a pair of warps, kBlockM queries a step.
+/// Tile shapes of the fused pass (fused.cuh): kKeys keys a block, 32 per pair of warps, and kBlockM
+/// queries a step.
 template <int kD, int kValue, int kKeys, int kBuffers>
 struct FusedConfig {
   static constexpr int kHeadDim = kD;
@@ -47,7 +48,7 @@ struct FusedConfig {
   static constexpr int kBlockM = 64;
   static constexpr int kWarps = kKeys / 16;
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kBlocksPerSm = 8 / kWarps;  // 255 registers a thread
+  static constexpr int kBlocksPerSm = 8 / kWarps;  // 8 warps of 255 registers fill an SM
   static constexpr int kRowStats = 5;              // lse1, lse2, delta1, delta2, lambda
   static constexpr int kStages = kBuffers;
 
@@ -55,11 +56,11 @@ struct FusedConfig {
   static constexpr int kQElements = kBlockM * kD;
   static constexpr int kKeyBytes = 2 * kBlockN * (2 * kD + kValue);
   static constexpr int kStageBytes = 2 * kBlockM * (2 * kD + kValue) + 4 * kRowStats * kBlockM;
-  static constexpr int kDsElements = kBlockM * kBlockN;  // of one map
+  static constexpr int kDsElements = kBlockM * kBlockN;  // ds of one map
   static constexpr int kSmemBytes = kKeyBytes + kStages * kStageBytes + 3 * 2 * kDsElements;
 };
 
-/// Tiles of the one pass where it is plain, see plain.cuh.
+/// Tile shapes of the fused pass for plain problems (plain.cuh).
 template <int kD>
 struct PlainConfig {
   static constexpr int kHeadDim = kD;
@@ -67,14 +68,14 @@ struct PlainConfig {
   static constexpr int kBlockN = 128;
   static constexpr int kBlockM = 64;
   static constexpr int kThreads = 256;
-  static constexpr int kPlaces = 7;    // of 8 bytes, for each thread
+  static constexpr int kPlaces = 7;    // 8-byte slots per thread, see BackwardPlain::Place
   static constexpr int kRowStats = 5;  // lse1, lse2, delta1, delta2, lambda
   static constexpr int kStageBytes = 2 * kBlockM * 4 * kD + 4 * kRowStats * kBlockM;
   static constexpr int kSmemBytes =
       2 * kBlockN * 4 * kD + 2 * kStageBytes + 3 * 2 * kBlockM * kBlockN + 8 * kPlaces * kThreads;
 };
 
-/// Tiles of the pass over queries: 16 rows a warp, kBlockN keys a step.
+/// Tile shapes of the pass over queries (queries.cuh): 16 rows a warp, kBlockN keys a step.
 template <int kD, int kValue>
 struct QueriesConfig {
   static constexpr int kHeadDim = kD;

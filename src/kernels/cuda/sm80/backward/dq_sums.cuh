@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums of dq1 and dq2 that many blocks add to, in float. They lie as the matrix instructions leave
-// them, fragment by fragment of 16 rows, so that what a warp's instruction adds to is one piece of
-// memory: from sm_90 on four floats a lane, before one.
+// Float sums of dq1 and dq2 in global memory, to which many blocks add atomically. They are stored
+// in the order of the mma accumulator fragments, so that one atomic instruction of a warp covers
+// contiguous memory. Code for sm_90 adds four floats per lane at once, code for sm_80 one.
+// finish_dq_kernel scales and rounds the sums to dq1 and dq2.
 #pragma once
 
 #include "kernels/cuda/epilogue.cuh"
@@ -12,13 +13,13 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// [H, units, 2 maps, D / 8, 4, 32 lanes], or lanes before the four; a unit is 16 rows of a
-/// sequence. Sequence b has its units from first(b) on: none is shared, and where its rows begin is
-/// enough to know the place.
+/// The sums [H, units, 2 maps, D / 8, 4, 32 lanes] (code for sm_90: [.., 32 lanes, 4]). A unit is
+/// 16 rows of one sequence. The units of sequence b begin at first(b) = (its first row) / 16 + b:
+/// sequences never share a unit, and no prefix sum over their lengths is needed.
 struct DqSums {
   float* data;
-  int units;       // of a head
-  int* next_tile;  // 0: counts tiles that blocks have taken
+  int units;       // units per head
+  int* next_tile;  // counts the tiles that blocks of plain.cuh have taken; starts at 0
 
   static constexpr int kRows = 16;
 #if __CUDA_ARCH__ >= 900
@@ -32,13 +33,13 @@ struct DqSums {
         shape.cu_seqlens_q == nullptr ? static_cast<int64_t>(b) * shape.seq_q : seq.q_begin;
     return static_cast<int>(row / kRows) + b;
   }
-  /// Fragment 0 of a unit, as this lane sees it.
+  /// Returns this lane's address in fragment 0 of a unit.
   template <int kD>
   __device__ float* at(int h, int unit, int map) const {
     const int64_t number = (static_cast<int64_t>(h) * units + unit) * 2 + map;
     return data + number * (kRows * kD) + threadIdx.x % 32 * kPerLane;
   }
-  /// Of fragment j, from where `at` says fragment 0 is.
+  /// Returns the address of this lane's entry e of fragment j; `at` is the result of at().
   __device__ static float* entry(float* at, int j, int e) {
     return at + j * 4 * kWarpSize + (kPerLane == 4 ? e : e * kWarpSize);
   }
@@ -52,8 +53,9 @@ struct DqSums {
   }
 };
 
-/// dq1 = scale sums, dq2 = scale2 sums, rounded; a warp for each unit and map. kValue only makes it
-/// a kernel of its own in each file of instances, whose sums may lie differently.
+/// Computes dq1 = scale * sums and dq2 = scale2 * sums, rounded to T, with one warp per unit and
+/// map. kValue is unused: it gives each generated source file its own kernel, because files
+/// compiled for different architectures lay the sums out differently.
 template <class T, int kD, int kValue>
 __global__ void __launch_bounds__(256)
     finish_dq_kernel(const __grid_constant__ BackwardArguments<T> args, DqSums sums, int tiles) {

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All gradients in one pass over the keys, where their order of sums is free. One block owns
-// kBlockN keys of one (batch entry, kv head) and goes over the query rows of all heads of the
-// group:
+// Fused sm80 backward: all gradients in one pass over the keys. The sums of dq are atomic, so their
+// order varies from run to run; the deterministic backward uses keys.cuh and queries.cuh. A block
+// owns kBlockN keys of one (batch entry, kv head) and visits the rows of all heads of the group:
 //
 //   (1) load k1, k2, v once
 //   for each head of the group, for each query tile that sees any of these keys:
-//     (2) s1 = q1 k1^T, s2 = q2 k2^T                       [queries, keys]
-//     (3) p = exp2(scale log2(e) s + mask - lse)           final at once, no running maximum
+//     (2) s1 = q1 k1^T, s2 = q2 k2^T                       [kBlockM, kBlockN]
+//     (3) p = exp2(scale log2(e) s + mask - lse)           lse is known: no running maximum
 //     (4) dp = dO v^T;  ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
-//     (5) p1 - lambda p2, ds1, ds2 to shared memory
+//     (5) store a = p1 - lambda p2, ds1, ds2 to shared memory
 //     (6) sums of dq1 += ds1 k1, of dq2 += ds2 k2          atomic additions
-//     (7) dv += (p1 - lambda p2)^T dO,  dk1 += ds1^T q1,  dk2 += ds2^T q2
+//     (7) dv += a^T dO,  dk1 += ds1^T q1,  dk2 += ds2^T q2
 //   (8) store dv, scale dk1, scale2 dk2
 //
-// Against two passes (keys.cuh, queries.cuh) this saves the second s1, s2 and dp: 20 products a
-// pair instead of 28. What limits it is how often shared memory is read, so a warp's part of each
-// product is 32 entries or more in both directions: 32 queries and 32 keys in (2) to (5), 32 keys
-// and half of the columns in (7), 32 queries of one map in (6). All sums are in float, operands in
-// T.
+// Two passes would compute s1, s2 and dp twice: 28 D instead of 20 D operations per (query, key) if
+// Dv = 2 D. Shared-memory reads limit the speed, so each warp has a large part of every product:
+// 32 queries x 32 keys in (2) to (5); 32 queries x kDqCols columns of one map's dq in (6); 32 keys,
+// half of dv's columns and one map's dk in (7). Sums are in float, operands in T.
 #pragma once
 
 #include <type_traits>
@@ -36,11 +35,11 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// What is the same for a whole block. In shared memory: there are no registers for it.
+/// Query ranges of one block. They live in shared memory, because the kernel has no free registers.
 struct FusedBounds {
   Sequence seq;
-  int begin, end;  // query rows that see any of the block's keys, from a multiple of kBlockM on
-  int end_head;    // of the group; its first where there are no such rows
+  int begin, end;  // query rows that see any of the block's keys; begin is a multiple of kBlockM
+  int end_head;    // one past the group's last head; its first head if no row sees the keys
 
   template <class Config>
   __device__ void set(const Shape& shape, const BlockPlace& place) {
@@ -62,7 +61,7 @@ struct BackwardFused {
   static constexpr int kD = Config::kHeadDim, kValue = Config::kValueDim;
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads, kStages = Config::kStages;
-  static constexpr int kDqCols = 4 * kD / Config::kWarps;  // columns of dq that a warp makes
+  static constexpr int kDqCols = 4 * kD / Config::kWarps;  // columns of dq that a warp computes
 
   const BackwardArguments<T>& args;
   char* smem;
@@ -72,16 +71,16 @@ struct BackwardFused {
   const Sequence& seq = bounds.seq;
   const int n0 = place.tile * kBlockN;
   const int lane = threadIdx.x % kWarpSize;
-  const int half = threadIdx.x / kWarpSize % 2;    // of the queries, or of the columns
-  const int part = threadIdx.x / (2 * kWarpSize);  // of the keys, or of the columns of dq
+  const int half = threadIdx.x / kWarpSize % 2;    // (2)-(6): 32 queries; (7): half of dv, one dk
+  const int part = threadIdx.x / (2 * kWarpSize);  // (2)-(5), (7): 32 keys; (6): columns of dq
 
   T* const k_smem = reinterpret_cast<T*>(smem);        // [2, kBlockN, kD]
   T* const v_smem = k_smem + 2 * Config::kKElements;   // [kBlockN, kValue]
   char* const stages_smem = smem + Config::kKeyBytes;  // [kStages] x {q1, q2, dO, stats}
 
-  Accumulator<2, kValue / 16> dv_reg = {};  // of 32 keys, half of the columns
-  Accumulator<2, kD / 8> dk_reg = {};       // of 32 keys, one map
-  bool bad_keys = false;                    // some are infinite or NaN
+  Accumulator<2, kValue / 16> dv_reg = {};  // [32 keys, half of the columns]
+  Accumulator<2, kD / 8> dk_reg = {};       // [32 keys, kD] of one map
+  bool bad_keys = false;                    // k1 or k2 holds an infinity or NaN
 
   __device__ void run() {
     if (n0 >= seq.seq_k) return;
@@ -91,14 +90,15 @@ struct BackwardFused {
     ptx::commit_copies();
     for (int step = 0; h < bounds.end_head; ++step) {
       ptx::wait_copies<0>();
-      __syncthreads();  // this stage has landed for every thread, and nobody reads the other
+      // All threads' copies of this stage have arrived, and no warp reads the other stage any more.
+      __syncthreads();
       if constexpr (kStages == 2) load_next((step + 1) % 2, h, m0);
       if (step == 0) {
         bad_keys = __syncthreads_or(has_non_finite<2 * kBlockN, kD, kThreads>(k_smem)) != 0;
       }
       accumulate(step % kStages, h, m0);
       if constexpr (kStages == 1) {
-        __syncthreads();  // nobody reads it any more
+        __syncthreads();  // all warps have read the stage
         load_next(0, h, m0);
       }
       advance(h, m0);
@@ -107,7 +107,7 @@ struct BackwardFused {
     store();  // (8)
   }
 
-  /// To the next query tile of the group.
+  /// Advances (h, m0) to the group's next query tile.
   __device__ void advance(int& h, int& m0) const {
     m0 += kBlockM;
     if (m0 >= bounds.end) m0 = bounds.begin, ++h;
@@ -139,13 +139,14 @@ struct BackwardFused {
   __device__ float* stats_smem(int stage) const {
     return reinterpret_cast<float*>(d_o_smem(stage) + kBlockM * kValue);
   }
-  /// [kBlockM, kBlockN]: 0 and 1 are ds of the maps, 2 is p1 - lambda p2.
+  /// Tiles [kBlockM, kBlockN] that the warps exchange: ds1 (0), ds2 (1), a (2).
   __device__ T* shared_smem(int which) const {
     return reinterpret_cast<T*>(stages_smem + kStages * Config::kStageBytes) +
            which * Config::kDsElements;
   }
 
-  /// Rows past the end become 0: with dO = delta = 0 they add nothing whatever p is.
+  /// Starts loading a query tile. Rows past the end become 0: with dO = delta = 0 they add nothing,
+  /// whatever p is.
   __device__ void load_stage(int stage, int h, int m0) const {
     T* const q = q_smem(stage);
     const bool whole = args.q_aligned && args.d_o_aligned && args.shape.head_dim == kD &&
@@ -162,15 +163,15 @@ struct BackwardFused {
     const int row = threadIdx.x % kBlockM;
     const bool valid = m0 + row < seq.seq_q;
     const float* const from = args.state.lse1.at(place.b, seq.q_begin + m0 + (valid ? row : 0), h);
-    const int64_t apart = args.state.lse2.data - args.state.lse1.data;  // of all five arrays
+    const int64_t apart = args.state.lse2.data - args.state.lse1.data;  // stride of the five arrays
     const uint32_t to = ptx::smem_address(stats_smem(stage) + row);
     for (int i = threadIdx.x / kBlockM; i < Config::kRowStats; i += kThreads / kBlockM) {
       ptx::copy_4_or_zero(to + i * kBlockM * 4, from + i * apart, valid);
     }
   }
 
-  /// A thread keeps its chunk and goes down the rows in steps of a multiple of 8, which leave the
-  /// swizzle alone.
+  /// Copies a whole tile. Each thread keeps its chunk column and steps down the rows by a multiple
+  /// of 8, which leaves the swizzle unchanged.
   template <int kCols>
   __device__ void load_whole(T* tile, const Rows<const T>& rows, int h, int m0) const {
     constexpr int kChunks = kCols / kChunk, kAtOnce = kThreads / kChunks;
@@ -184,6 +185,7 @@ struct BackwardFused {
                            true);
     }
   }
+  /// Copies the tile's rows that lie within the sequence and fills the others with 0.
   template <int kCols>
   __device__ void load_part(T* tile, const Rows<const T>& rows, int h, int m0, int cols,
                             bool aligned) const {
@@ -197,9 +199,9 @@ struct BackwardFused {
     const bool full = mask.all_visible(m0, min(m0 + kBlockM, seq.seq_q), n0, n0 + kBlockN);
     const bool boolean = args.shape.mask.kind == MaskKind::kBoolean;
     const uint32_t seen = full ? ~0u : seen_word(mask, m0 + half * 32 + lane, n0 + part * 32);
-    if (boolean && __syncthreads_or(seen != 0) == 0) return;  // nobody sees anything
+    if (boolean && __syncthreads_or(seen != 0) == 0) return;  // no row of the tile sees a key
     bool skip_zeros = false;
-    if (!full) {  // a vote, which is a barrier too: every thread of the block agrees on it
+    if (!full) {  // all threads of the block have the same `full`, so all reach the vote's barrier
       skip_zeros =
           __syncthreads_or(has_non_finite<2 * kBlockM, kD, kThreads>(q_smem(stage)) ||
                            has_non_finite<kBlockM, kValue, kThreads>(d_o_smem(stage))) != 0;
@@ -209,12 +211,12 @@ struct BackwardFused {
     } else {
       make_gradients<true>(stage, h, m0, seen);
     }
-    __syncthreads();                        // ds and p of every warp are there
+    __syncthreads();                        // all warps have stored a, ds1 and ds2
     add_queries(h, m0, bad_keys && !full);  // (6)
     add_keys(stage, skip_zeros);            // (7)
   }
 
-  /// (2) to (5). seen: by the row of the warp's 32 that is this lane's, of the warp's 32 keys.
+  /// (2) to (5). `seen` is the visibility word of the warp's row number `lane` and its 32 keys.
   template <bool kMasked>
   __device__ void make_gradients(int stage, int h, int m0, uint32_t seen) const {
     const T* const q = q_smem(stage);
@@ -236,7 +238,7 @@ struct BackwardFused {
     add_tiles<T, kD>(p2, AlongSum<kD>::a(q + Config::kQElements, half * 32),
                      AlongSum<kD>::b(k_smem + Config::kKElements, part * 32));
     probabilities<kMasked>(p2, args.scale2_log2, 1, stat, has_bias, seen);
-    if (has_bias) __syncthreads();  // biases are read: what is shared may overwrite them
+    if (has_bias) __syncthreads();  // all warps have read their biases; a and ds overwrite them
     share_difference<T>(p1, p2, stat, share);
     ScoreTile dp = {};
     add_tiles<T, kValue>(dp, AlongSum<kValue>::a(d_o_smem(stage), half * 32),
@@ -244,7 +246,7 @@ struct BackwardFused {
     share_gradients<T, kMasked>(p1, p2, dp, stat, share);
   }
 
-  /// Biases of this warp's entries, where ds and p go later.
+  /// This warp's biases, in the memory that later holds a, ds1 and ds2.
   static_assert(Config::kWarps * 32 * kBiasPitch * 4 <= 3 * Config::kDsElements * 2);
   __device__ float* bias_smem() const {
     return reinterpret_cast<float*>(shared_smem(0)) + (part * 2 + half) * 32 * kBiasPitch;
@@ -262,12 +264,12 @@ struct BackwardFused {
     to_probabilities(s);
   }
 
-  /// 8 rows of this warp's tile to shared memory.
+  /// Stores 8 rows of this warp's tile of a, ds1 or ds2 to shared memory.
   __device__ void store_words(int which, int i, int r, const uint32_t (&words)[4]) const {
     using Layout = TileLayout<kBlockN>;
     const uint32_t first = ptx::smem_address(shared_smem(0)) +
                            Layout::offset(half * 32 + lane / 4, part * 4) + lane % 4 * 4;
-    constexpr int kRow = kBlockN * 2;  // bytes; 8 rows further the swizzle is the same
+    constexpr int kRow = kBlockN * 2;  // bytes; rows 8 apart have the same swizzle
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       ptx::store_4((first ^ (j * 16)) + (i * 16 + r * 8) * kRow + which * Config::kDsElements * 2,
@@ -275,6 +277,7 @@ struct BackwardFused {
     }
   }
 
+  /// (6). With `careful` it skips zeros of ds, because hidden keys may be infinite or NaN.
   __device__ void add_queries(int h, int m0, bool careful) const {
     const int map = part * kDqCols / kD, column = part * kDqCols % kD;
     const T* const ds = shared_smem(map);
@@ -301,6 +304,7 @@ struct BackwardFused {
     }
   }
 
+  /// (7). With `careful` it skips zeros of a and ds, because hidden rows may be infinite or NaN.
   __device__ void add_keys(int stage, bool careful) {
     const T* const a = shared_smem(2);
     const T* const ds = shared_smem(half);
@@ -346,11 +350,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                           int group) {
   extern __shared__ __align__(128) char smem[];
   __shared__ FusedBounds bounds;
-  // Causal: the first keys are seen by most rows, and come first.
+  // Blocks start with tile 0: under a causal mask most rows see the first keys.
   const BlockPlace place = grouped_place(static_cast<int>(blockIdx.x), args.shape.batch,
                                          args.shape.kv_heads, tiles, group);
   if (threadIdx.x == 0) bounds.set<Config>(args.shape, place);
-  __syncthreads();  // they are there
+  __syncthreads();  // thread 0 has set the bounds
   BackwardFused<T, Config>{args, smem, place, bounds, sums}.run();
 }
 

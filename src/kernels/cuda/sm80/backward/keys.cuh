@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients of keys and values. One block owns kBlockN keys of one (batch entry, kv head) and goes
-// over the query rows of all heads of the group in a fixed order, so that sums need no atomics:
+// Deterministic sm80 backward, pass over keys: dk1, dk2 and dv. A block owns kBlockN keys of one
+// (batch entry, kv head) and visits the rows of all heads of the group in a fixed order, so that
+// sums need no atomics:
 //
 //   (1) load k1, k2, v once
 //   for each head of the group, for each query tile that sees any of these keys:
 //     (2) s1 = k1 q1^T, s2 = k2 q2^T                       transposed: [keys, queries]
-//     (3) p = exp2(scale log2(e) s + mask - lse)           final at once, no running maximum
+//     (3) p = exp2(scale log2(e) s + mask - lse)           lse is known: no running maximum
 //     (4) dv += (p1 - lambda p2) dO
 //     (5) dp = v dO^T;  ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
 //     (6) dk1 += ds1 q1,  dk2 += ds2 q2
 //   (7) store dv, scale dk1, scale2 dk2
 //
-// Each warp owns 16 keys; p and ds leave its registers only as operands of the next product. All
-// sums are in float, operands in T.
+// Each warp owns 16 keys, and its p and ds stay in its registers as operands of the next product.
+// Sums are in float, operands in T. With wide heads, one launch computes dv
+// (Config::kOutputs = kDv) and a second one dk.
 #pragma once
 
 #include "kernels/cuda/mask.cuh"
@@ -43,7 +45,7 @@ struct BackwardKeys {
   const int warp_row = threadIdx.x / kWarpSize * 16;
 
   T* const k_smem = reinterpret_cast<T*>(smem);        // [2, kBlockN, kD]
-  T* const v_smem = k_smem + 2 * Config::kKElements;   // [kBlockN, kValue], for dk
+  T* const v_smem = k_smem + 2 * Config::kKElements;   // [kBlockN, kValue], only for dk
   char* const stages_smem = smem + Config::kKeyBytes;  // kStages x {q1, q2, dO, stats}
 
   Accumulator<1, kWantDv ? kValue / 8 : 1> dv_reg = {};
@@ -52,7 +54,7 @@ struct BackwardKeys {
   __device__ void run() {
     if (n0 >= seq.seq_k) return;
     const int first_key = max(n0, seq.first_key), end_key = min(n0 + kBlockN, seq.end_key);
-    int begin = 0, tiles = 0;  // of the query rows that see any of these keys
+    int begin = 0, tiles = 0;  // first row and number of query tiles that see any of these keys
     if (first_key < end_key) {
       begin = seq.first_row(first_key) / kBlockM * kBlockM;
       tiles = max(0, (seq.end_row(end_key - 1) - begin + kBlockM - 1) / kBlockM);
@@ -63,14 +65,15 @@ struct BackwardKeys {
     ptx::commit_copies();
     for (int step = 0; step < steps; ++step) {
       ptx::wait_copies<0>();
-      __syncthreads();  // this stage has landed for every thread, and nobody reads the other
+      // All threads' copies of this stage have arrived, and no warp reads the other stage any more.
+      __syncthreads();
       if constexpr (kStages == 2) {
         if (step + 1 < steps) load_stage((step + 1) % 2, step + 1, begin, tiles);
         ptx::commit_copies();
       }
       accumulate(step % kStages, step, begin, tiles);
       if constexpr (kStages == 1) {
-        __syncthreads();  // nobody reads it any more
+        __syncthreads();  // all warps have read the stage
         if (step + 1 < steps) load_stage(0, step + 1, begin, tiles);
         ptx::commit_copies();
       }
@@ -105,7 +108,8 @@ struct BackwardKeys {
     return reinterpret_cast<float*>(d_o_smem(stage) + kBlockM * kValue);
   }
 
-  /// Rows past the end become 0: with dO = delta = 0 they add nothing whatever p is.
+  /// Starts loading a query tile. Rows past the end become 0: with dO = delta = 0 they add nothing,
+  /// whatever p is.
   __device__ void load_stage(int stage, int step, int begin, int tiles) {
     const int h = head_of(step, tiles), m0 = begin + step % tiles * kBlockM;
     const int rows = seq.seq_q - m0;
@@ -168,7 +172,7 @@ struct BackwardKeys {
         const float p1 = s1[0][j][e], p2 = s2[0][j][e], x = dp[0][j][e];
         const float ds1 = p1 * (x - stats[2 * kBlockM + column]);
         const float ds2 = -stats[4 * kBlockM + column] * p2 * (x - stats[3 * kBlockM + column]);
-        // Selected, not multiplied: what a row may not see can be NaN.
+        // A hidden column may have dp = NaN, and 0 * NaN is NaN.
         s1[0][j][e] = all_visible || p1 != 0.0f ? ds1 : 0.0f;
         s2[0][j][e] = all_visible || p2 != 0.0f ? ds2 : 0.0f;
       });
@@ -177,7 +181,8 @@ struct BackwardKeys {
     }
   }
 
-  /// body(j, e, column): entry e of fragment j belongs to query `column` of the tile.
+  /// Calls body(j, e, column) for each entry e of fragment j; `column` is its query within the
+  /// tile.
   template <class Body>
   __device__ void for_each_entry(Body body) const {
 #pragma unroll
@@ -187,8 +192,8 @@ struct BackwardKeys {
     }
   }
 
-  /// Scores of both maps to probabilities, in place. No p is above 1: where scores are so large
-  /// that lse rounds to less than one of them, the bound keeps p from exploding.
+  /// Replaces the scores of both maps by p = min(exp2(scale log2(e) s + mask - lse), 1). Huge
+  /// scores can exceed their rounded lse; the bound keeps p from exploding.
   __device__ void probabilities(float (&s1)[kBlockM / 8][4], float (&s2)[kBlockM / 8][4],
                                 const float* stats, const HeadMask& mask, int m0,
                                 bool all_visible) const {
@@ -198,7 +203,8 @@ struct BackwardKeys {
     });
     const bool biased = args.shape.mask.kind == MaskKind::kAdditive;
     if (!all_visible && !biased) {
-      static_assert(kBlockM == 32);  // a word of each query, one a lane; of its keys 16 are used
+      // Each lane computes the visibility word of one query; its low 16 bits are the warp's keys.
+      static_assert(kBlockM == 32);
       const uint32_t word = seen_word(mask, m0 + lane, n0 + warp_row);
 #pragma unroll
       for (int j = 0; j < kBlockM / 8; ++j) {
@@ -224,7 +230,7 @@ struct BackwardKeys {
     });
   }
 
-  /// sum [16, kCols] += x [16, kBlockM] b [kBlockM, kCols], x rounded to T.
+  /// sum [16, kCols] += x [16, kBlockM] b [kBlockM, kCols], with x rounded to T.
   template <int kCols>
   __device__ void add_product(Accumulator<1, kCols / 8>& sum, const float (&x)[kBlockM / 8][4],
                               const T* b, bool skip_zeros) const {
@@ -254,7 +260,7 @@ template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 2)
     backward_keys_kernel(const __grid_constant__ BackwardArguments<T> args, int tiles) {
   extern __shared__ __align__(128) char smem[];
-  // Causal: the first keys are seen by most rows, and come first.
+  // Blocks start with tile 0: under a causal mask most rows see the first keys.
   BackwardKeys<T, Config>{args, smem, BlockPlace(blockIdx.x, args.shape.kv_heads, tiles)}.run();
 }
 

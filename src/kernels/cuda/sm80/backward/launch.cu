@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Picks the smallest padded widths that hold a problem; the same table as the forward's.
+// Launches the sm80 backward with the smallest padded widths (kD, kDv) that hold the problem, from
+// the same table as the forward's.
 
 #include "kernels/cuda/sm80/backward/launch.h"
 
@@ -40,7 +41,7 @@ int64_t dq_units(const BackwardParams& params) {
 
 int64_t dq_sum_bytes(const BackwardParams& params) {
   if (!is_fused(params)) return 0;
-  const int64_t width = params.head_dim <= 32 && params.value_dim <= 64 ? 32 : 64;  // as launched
+  const int64_t width = params.head_dim <= 32 && params.value_dim <= 64 ? 32 : 64;  // padded kD
   return kDqCounterBytes + params.heads * dq_units(params) * 2 * 16 * width * 4;
 }
 

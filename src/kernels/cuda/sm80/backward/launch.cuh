@@ -41,7 +41,7 @@ BackwardArguments<T> backward_arguments(const BackwardParams& params,
           .dv = rows_of<T>(params.dv)};
 }
 
-/// One block per tile of `rows` rows of each of `heads` heads.
+/// Launches one block per tile of `block_rows` of the `rows` rows of each head.
 template <class T, class Config>
 void launch_tiles(void (*kernel)(BackwardArguments<T>, int), const char* name,
                   const BackwardArguments<T>& args, int64_t heads, int64_t rows, int64_t block_rows,
@@ -64,7 +64,7 @@ void launch_keys(const BackwardParams& params, const BackwardArguments<T>& args,
                           params.kv_heads, params.seq_k, Config::kBlockN, params, stream);
 }
 
-/// One pass over the keys by at most `most_blocks` blocks.
+/// Launches the fused pass with one block per key tile, but at most `most_blocks` blocks.
 template <class Config, class Kernel, class T>
 void launch_key_tiles(Kernel kernel, int64_t most_blocks, const BackwardParams& params,
                       const BackwardArguments<T>& args, const DqSums& sums, cudaStream_t stream) {
@@ -74,7 +74,7 @@ void launch_key_tiles(Kernel kernel, int64_t most_blocks, const BackwardParams& 
   const int64_t tiles = (params.seq_k + Config::kBlockN - 1) / Config::kBlockN;
   const int64_t heads = params.batch * params.kv_heads, items = heads * tiles;
   if (items == 0) return;
-  const int64_t row_bytes = 2 * (2 * Config::kHeadDim + Config::kValueDim);  // of q1, q2, dO
+  const int64_t row_bytes = 2 * (2 * Config::kHeadDim + Config::kValueDim);  // q1, q2, dO
   const int64_t rows = params.seq_q * (params.heads / params.kv_heads);
   const int group = even_group(heads, heads_in_cache(rows, row_bytes, int64_t{32} << 20));
   const auto blocks = static_cast<unsigned>(std::min(items, most_blocks));
@@ -89,7 +89,8 @@ void launch_fused_tiles(const BackwardParams& params, const BackwardArguments<T>
   launch_key_tiles<Config>(backward_fused_kernel<T, Config>, INT64_MAX, params, args, sums, stream);
 }
 
-/// Is there nothing about the problem that the plain tiles do not know?
+/// True if plain.cuh supports the problem: no mask tensor, aligned rows of exactly the tile's
+/// width, and enough shared memory.
 template <class Config>
 bool is_plain(const BackwardParams& params, bool aligned) {
   const bool stores_aligned = has_aligned_rows(params.dk1, Config::kHeadDim) &&
@@ -100,7 +101,7 @@ bool is_plain(const BackwardParams& params, bool aligned) {
          max_smem_bytes(params) >= Config::kSmemBytes;
 }
 
-/// Blocks that stay, one for each multiprocessor, and take tiles from a counter.
+/// Launches persistent blocks, one per SM, which take key tiles from a counter.
 template <class T, class Config>
 void launch_plain_tiles(const BackwardParams& params, const BackwardArguments<T>& args,
                         const DqSums& sums, cudaStream_t stream) {

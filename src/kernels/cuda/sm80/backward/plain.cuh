@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one pass over the keys (fused.cuh says what it computes) for problems without a mask tensor,
-// rows of exactly the tile's width that may be read and stored 16 bytes at a time, and GPUs with
-// 193 KB of shared memory for a block, Hopper and later. What limits it is how often shared memory
-// is read and how much a step has to do beside its products, so
+// Fused sm80 backward for plain problems: no mask tensor, rows of exactly the tile's width that are
+// aligned for 16-byte loads and stores, and a GPU with 193 KiB of shared memory per block (Hopper).
+// It computes steps (1) to (8) of fused.cuh with 256 threads, kBlockM = 64 queries and
+// kBlockN = 128 keys. Shared-memory reads and the instructions between products limit the speed:
 //
-//   * a warp has 32 queries and 32 keys in the products that make p and ds, 32 queries and half of
-//     a map's columns of dq, and 64 keys and kD columns of [dv, dk1, dk2];
-//   * dO lies in two halves of its columns: q1, q2 and they are four tiles [64, kD] alike;
-//   * where a thread's next copies come from is kept in shared memory, and addresses are computed
-//     anew in each part of a step: 128 sums and three tiles of 32 leave no registers for them;
-//   * the additions to dq come last in a step: loads from shared memory would wait behind them;
-//   * blocks take tiles of keys from a counter until there are none, the long ones first, and store
-//     one tile's sums while the next one is loading.
+//   * A warp has 32 queries x 32 keys in (2) to (5), 32 queries x half of one map's columns of dq
+//     in (6), and 64 keys x kD columns of [dv, dk1, dk2] in (7).
+//   * dO is split into two column halves, so that q1, q2 and dO form four equal tiles [64, kD].
+//   * 128 accumulators and three score tiles of 32 registers leave none for addresses. Pointers and
+//     counters live in per-thread slots of shared memory, and each step recomputes its addresses.
+//   * The atomic additions to dq come last in a step, because loads from shared memory would queue
+//     behind them.
+//   * Blocks are persistent: they take key tiles from a counter, the longest first, and store one
+//     tile's gradients while the next tile loads.
 #pragma once
 
 #include <type_traits>
@@ -28,14 +29,14 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// Work of a block: one tile of keys, and the rows that see them.
+/// A work item: one tile of keys and the query rows that see any of them.
 struct PlainItem {
   Sequence seq;
   int b, kv_head, n0;        // n0: first key
-  int h, end_head;           // of the group; none where no row sees the keys
-  int begin, end;            // rows that see any of the keys, from a multiple of kBlockM on
-  int full_begin, full_end;  // those of them that see all
-  bool exists;
+  int h, end_head;           // heads [h, end_head) of the group; empty if no row sees the keys
+  int begin, end;            // rows that see any of the keys; begin is a multiple of kBlockM
+  int full_begin, full_end;  // rows that see all of the keys
+  bool exists;               // false after the last work item
 
   template <class Config>
   __device__ void set(const Shape& shape, int64_t number, int tiles, int group) {
@@ -65,41 +66,42 @@ struct BackwardPlain {
   static constexpr int kD = Config::kHeadDim, kValue = Config::kValueDim;
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads;
-  static constexpr int kChunks = kD / kChunk, kAtOnce = kThreads / kChunks;  // rows of a copy
-  static constexpr int kFragments = kBlockN / 32;  // of 16 keys: a warp has half of the sums' keys
+  static constexpr int kChunks = kD / kChunk, kAtOnce = kThreads / kChunks;  // rows per copy
+  static constexpr int kFragments = kBlockN / 32;  // (7): 16-key fragments in a warp's 64 keys
   static constexpr int kDqCols = kD / 2;
   static_assert(kBlockM == 64 && kBlockN == 128 && kThreads == 256);
   static_assert(kAtOnce % 8 == 0 && kBlockM % kAtOnce == 0);
 
   const BackwardArguments<T>& args;
   const DqSums& sums;
-  PlainItem* const items;  // [2]: this one and the next, in turn
-  const uint32_t smem;     // address
+  PlainItem* const items;  // [2]: the current work item and the next one, alternating
+  const uint32_t smem;     // shared-memory address
 
-  // Bytes from the start of shared memory, or of a stage.
+  // Offsets and sizes in bytes. kStatsAt counts from the start of a stage, the others from `smem`.
   static constexpr int kKBytes = 2 * kBlockN * kD, kVAt = 2 * kKBytes;
   static constexpr int kStagesAt = kVAt + 2 * kBlockN * kValue;
   static constexpr int kQBytes = 2 * kBlockM * kD, kStatsAt = 4 * kQBytes;
   static constexpr int kSharedAt = kStagesAt + 2 * Config::kStageBytes;
-  static constexpr int kSharedBytes = 2 * kBlockM * kBlockN;  // of ds1, ds2 and p1 - lambda p2 each
+  static constexpr int kSharedBytes = 2 * kBlockM * kBlockN;  // each of ds1, ds2 and a
   static constexpr int kPlacesAt = kSharedAt + 3 * kSharedBytes;
   static_assert(kPlacesAt + 8 * Config::kPlaces * kThreads == Config::kSmemBytes);
 
-  Accumulator<kFragments, kD / 8> sums_reg;  // of dv, dk1 or dk2
+  Accumulator<kFragments, kD / 8> sums_reg;  // [64 keys, kD] of dv, dk1 or dk2
 
-  /// This thread's part of a step's products. The thread's number is read anew each time, since the
-  /// compiler would keep what follows from it in registers all along.
+  /// The warp's parts of a step's products. Each use reads threadIdx.x again, so that the compiler
+  /// keeps no derived values in registers.
   struct Part {
     const unsigned thread = ptx::reread_thread();
     const int lane = static_cast<int>(thread % kWarpSize);
-    const int rows = static_cast<int>(thread / kWarpSize % 2);    // 32 of the queries
-    const int keys = static_cast<int>(thread / (2 * kWarpSize));  // 32 keys; half a map's columns
-    const int block = static_cast<int>(thread / kWarpSize % 4);   // kD columns: dv, dv, dk1, dk2
-    const int half = static_cast<int>(thread / (4 * kWarpSize));  // of the keys
+    const int rows = static_cast<int>(thread / kWarpSize % 2);    // (2)-(6): 32 queries
+    const int keys = static_cast<int>(thread / (2 * kWarpSize));  // 32 keys; (6): half a map's dq
+    const int block = static_cast<int>(thread / kWarpSize % 4);   // (7): dv, dv, dk1 or dk2
+    const int half = static_cast<int>(thread / (4 * kWarpSize));  // (7): 64 keys
   };
 
-  /// Where this thread's part of the next stage comes from, and its next sums of dq go; and where
-  /// the block is: its head and row, its step and whether keys are infinite or NaN.
+  /// Per-thread slots of 8 bytes in shared memory. kQ1, kQ2, kDO, kStats: source of the next
+  /// stage's copies. kDq: target of the next sums of dq. kWhere: current (head, row). kStep: (step
+  /// number, nonzero if k1 or k2 holds an infinity or NaN).
   enum Place : int { kQ1, kQ2, kDO, kStats, kDq, kWhere, kStep };
   static_assert(kStep + 1 == Config::kPlaces);
   template <class U>
@@ -135,7 +137,7 @@ struct BackwardPlain {
       if (threadIdx.x == 0) take(which, int64_t{gridDim.x} + atomicAdd(sums.next_tile, 1));
     };
     take(0, blockIdx.x);
-    __syncthreads();  // the first item is known
+    __syncthreads();  // thread 0 has set the first work item
     if (!items[0].exists) return;
     start(items[0]);
     for (int which = 0;; which ^= 1) {
@@ -143,13 +145,13 @@ struct BackwardPlain {
       clear();
       const bool empty = item.h >= item.end_head;
       if (empty) {
-        __syncthreads();  // nobody stores the item before any more
+        __syncthreads();  // all warps have stored the previous item; take_next overwrites its slot
         take_next(which ^ 1);
       } else {
         accumulate(item, [&] { take_next(which ^ 1); });
       }
       ptx::wait_copies<0>();
-      __syncthreads();  // nobody reads shared memory any more, and the next item is known
+      __syncthreads();  // all warps have read shared memory; thread 0 has set the next work item
       const bool more = items[which ^ 1].exists;
       if (more) start(items[which ^ 1]);
       store(item);
@@ -168,7 +170,7 @@ struct BackwardPlain {
     }
   }
 
-  /// Starts loading an item's keys and its first stage.
+  /// Starts loading a work item's keys and its first query tile.
   __device__ void start(const PlainItem& item) {
     const int first = item.seq.first_key - item.n0, last = item.seq.end_key - item.n0;
     const auto load = [&](uint32_t at, const Rows<const T>& from, auto columns) {
@@ -188,7 +190,7 @@ struct BackwardPlain {
     ptx::commit_copies();
   }
 
-  /// The next stage is head h's first rows.
+  /// Points the copies of the next stage at the first rows of head h.
   __device__ void go_to(const PlainItem& item, int h) const {
     const unsigned thread = ptx::reread_thread();
     const int row = static_cast<int>(thread / kChunks), chunk = static_cast<int>(thread % kChunks);
@@ -198,6 +200,7 @@ struct BackwardPlain {
     set_place(kDO, args.d_o.at(item.b, l + row, h) + chunk * kChunk);
     set_place(kStats, args.state.lse1.at(item.b, l + thread % kBlockM, h));
   }
+  /// Points the next sums of dq at the first rows of head h.
   __device__ void go_to_dq(const PlainItem& item, int h) const {
     const Part part;
     const int unit =
@@ -206,8 +209,8 @@ struct BackwardPlain {
               sums.at<kD>(h, unit, part.keys / 2) + part.keys % 2 * (kDqCols / 8) * 4 * kWarpSize);
   }
 
-  /// Starts loading rows m0 on, and goes on to the next ones. Rows past the end become 0: with
-  /// dO = delta = 0 they add nothing whatever p is.
+  /// Starts loading rows [m0, m0 + kBlockM) and advances the source pointers. Rows past the end
+  /// become 0: with dO = delta = 0 they add nothing, whatever p is.
   __device__ void load_stage(int step, const PlainItem& item, int m0) const {
     const unsigned thread = ptx::reread_thread();
     const int row = static_cast<int>(thread / kChunks), chunk = static_cast<int>(thread % kChunks);
@@ -219,14 +222,15 @@ struct BackwardPlain {
     const int stat_row = static_cast<int>(thread % kBlockM);
     const float* const from = place<const float>(kStats);
     set_place(kStats, from + kBlockM);
-    const int64_t apart = args.state.lse2.data - args.state.lse1.data;  // of all five arrays
+    const int64_t apart = args.state.lse2.data - args.state.lse1.data;  // stride of the five arrays
     const uint32_t stat = stage(step) + kStatsAt + stat_row * 4;
     for (int i = static_cast<int>(thread / kBlockM); i < Config::kRowStats;
          i += kThreads / kBlockM) {
       ptx::copy_4_or_zero(stat + i * kBlockM * 4, from + i * apart, stat_row < left);
     }
   }
-  /// tiles: 1, or 2 of neighbouring columns. left: rows that exist from this thread's first one on.
+  /// Copies this thread's chunks of `tiles` tiles with adjacent columns. `left` counts the rows
+  /// from this thread's first one to the end of the sequence.
   __device__ void copy_rows(Place which, int64_t stride, uint32_t to, int left, int tiles) const {
     const T* const from = place<const T>(which);
     set_place(which, from + kBlockM * stride);
@@ -240,14 +244,15 @@ struct BackwardPlain {
     }
   }
 
-  /// All rows of all heads of an item. at_last: called in the last step.
+  /// Runs steps (2) to (7) for all heads and rows of a work item. Calls `at_last` in the last step.
   template <class AtLast>
   __device__ void accumulate(const PlainItem& item, const AtLast& at_last) {
     go_to_dq(item, item.h);
     set_pair(kWhere, item.h, item.begin);
     for (int step = 0;; step = pair(kStep).x + 1) {
       ptx::wait_copies<0>();
-      __syncthreads();  // this stage has landed for every thread, and nobody reads the other
+      // All threads' copies of this stage have arrived, and no warp reads the other stage any more.
+      __syncthreads();
       const auto [h, m0] = pair(kWhere);
       if (m0 + kBlockM < item.end) {
         load_stage(step + 1, item, m0 + kBlockM);
@@ -268,7 +273,7 @@ struct BackwardPlain {
     }
   }
 
-  /// To the next rows; false after the last ones.
+  /// Advances kWhere to the next query tile. Returns false after the last one.
   __device__ bool advance(const PlainItem& item) const {
     auto [h, m0] = pair(kWhere);
     m0 += kBlockM;
@@ -286,23 +291,23 @@ struct BackwardPlain {
     const bool full = m0 >= item.full_begin && min(m0 + kBlockM, item.seq.seq_q) <= item.full_end;
     if (full) {
       make_gradients<false>(~0u);
-      __syncthreads();  // ds and p of every warp are there
+      __syncthreads();  // all warps have stored a, ds1 and ds2
       add_keys(false);
       add_queries(item, false);
-    } else {  // a vote, which is a barrier too: every thread of the block agrees on it
+    } else {  // all threads of the block have the same `full`, so all reach the vote's barrier
       const T* const rows = tile(stage(pair(kStep).x));
       const bool skip_zeros =
           __syncthreads_or(has_non_finite<4 * kBlockM, kD, kThreads>(rows)) != 0;
       const Part part;
       make_gradients<true>(
           visible_word(item.seq, m0 + part.rows * 32 + part.lane, item.n0 + part.keys * 32));
-      __syncthreads();  // ds and p of every warp are there
+      __syncthreads();  // all warps have stored a, ds1 and ds2
       add_keys(skip_zeros);
       add_queries(item, pair(kStep).y != 0);
     }
   }
 
-  /// seen: by the row of the warp's 32 that is this lane's, of the warp's 32 keys.
+  /// (2) to (5). `seen` is the visibility word of the warp's row number `lane` and its 32 keys.
   template <bool kMasked>
   __device__ void make_gradients(uint32_t seen) const {
     const Part part;
@@ -312,7 +317,7 @@ struct BackwardPlain {
       return ptx::load_float(stat + (which * kBlockM + i * 16 + r * 8) * 4);
     };
     const auto place =
-        ptx::MatrixPlace::of(part.lane, [&](int row, int matrix) {  // 8 rows further it is the same
+        ptx::MatrixPlace::of(part.lane, [&](int row, int matrix) {  // rows 8 apart swizzle alike
           return smem + kSharedAt +
                  TileLayout<kBlockN>::offset(part.rows * 32 + row, part.keys * 4 + matrix);
         });
@@ -341,6 +346,7 @@ struct BackwardPlain {
     to_probabilities(s);
   }
 
+  /// (6). With `careful` it skips zeros of ds, because hidden keys may be infinite or NaN.
   __device__ void add_queries(const PlainItem& item, bool careful) const {
     const Part part;
     const int map = part.keys / 2, column = part.keys % 2 * kDqCols;
@@ -367,8 +373,8 @@ struct BackwardPlain {
     }
   }
 
-  /// The first two blocks of kD columns are dv's, sums with p1 - lambda p2 and a half of dO; the
-  /// others dk1 and dk2, with ds and q.
+  /// (7). Column blocks 0 and 1 are dv += a^T dO, one half of dO's columns each; blocks 2 and 3 are
+  /// dk1 += ds1^T q1 and dk2 += ds2^T q2. With `careful` it skips zeros of a and ds.
   __device__ void add_keys(bool careful) {
     const Part part;
     const uint32_t from = stage(pair(kStep).x);

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products whose operands are both tiles in shared memory, for a warp's part of the result.
+// Products C [16 kM, 8 kN8] += A B of one warp, with both operands in shared-memory tiles. A tile
+// may hold an operand with the summed index k along its rows (AlongSum) or with one row per k
+// (AcrossSum).
 #pragma once
 
 #include "kernels/cuda/sm80/tile.cuh"
 
 namespace diffattn::cuda::sm80 {
 
-/// An operand whose rows in the tile go along the summed index. `first` is this lane's address.
+/// An operand whose tile rows run along the summed index.
 template <int kCols>
 struct AlongSum {
-  uint32_t first;
+  uint32_t first;  // this lane's ldmatrix address
 
-  /// A: 16 rows of the result are 16 rows of the tile, from `row` on.
+  /// Operand A: row i of the result is row `row` + i of the tile.
   __device__ static AlongSum a(uint32_t tile, int row, int lane) {
     return {tile + TileLayout<kCols>::offset(row + lane % 16, 0, lane / 16)};
   }
-  /// B: 16 columns of the result are 16 rows of the tile, from `row` on.
+  /// Operand B: column j of the result is row `row` + j of the tile.
   __device__ static AlongSum b(uint32_t tile, int row, int lane) {
     return {tile + TileLayout<kCols>::offset(row + lane % 8 + lane / 16 * 8, 0, lane / 8 % 2)};
   }
@@ -28,24 +30,25 @@ struct AlongSum {
   __device__ static AlongSum b(const T* tile, int row) {
     return b(ptx::smem_address(tile), row, threadIdx.x % kWarpSize);
   }
-  /// The same of a tile that lies `bytes` further, a multiple of 128.
+  /// Returns the same operand of a tile `bytes` further on; `bytes` is a multiple of 128.
   __device__ AlongSum further(uint32_t bytes) const { return {first + bytes}; }
+  /// Loads fragment (i, k): 16 result rows (A) or columns (B) by 16 summed indices.
   __device__ void load(uint32_t (&reg)[4], int i, int k) const {
     ptx::load_matrix_x4(reg, TileLayout<kCols>::along(first, k * 2) + i * 16 * kCols * 2);
   }
 };
 
-/// An operand whose rows in the tile go across it: the summed index counts rows of the tile.
+/// An operand with one tile row per summed index.
 template <int kCols>
 struct AcrossSum {
-  uint32_t first;
+  uint32_t first;  // this lane's ldmatrix address
 
-  /// A: rows of the result are columns of the tile, from `column` on.
+  /// Operand A: row i of the result is column `column` + i of the tile.
   __device__ static AcrossSum a(uint32_t tile, int column, int lane) {
     return {tile +
             TileLayout<kCols>::offset(lane % 8 + lane / 16 * 8, column / kChunk + lane / 8 % 2)};
   }
-  /// B: columns of the result are columns of the tile, from `column` on.
+  /// Operand B: column j of the result is column `column` + j of the tile.
   __device__ static AcrossSum b(uint32_t tile, int column, int lane) {
     return {tile + TileLayout<kCols>::offset(lane % 16, column / kChunk + lane / 16)};
   }
@@ -84,7 +87,7 @@ __device__ inline void add_tiles(Accumulator<kM, kN8>& acc, const A& a, const B&
   }
 }
 
-/// One entry of a tile, as float.
+/// Returns one entry of a tile as float.
 template <int kCols, class T>
 __device__ inline float tile_entry(const T* tile, int row, int column) {
   const char* const at =
@@ -92,8 +95,8 @@ __device__ inline float tile_entry(const T* tile, int row, int column) {
   return widen(reinterpret_cast<const T*>(at)[column % kChunk]);
 }
 
-/// add_tiles without the entries of A that are 0, for a B with infinities or NaN that must not
-/// reach what may not see them. a(m, k) and b(k, n) give entries. Slow, and rare.
+/// Computes `add_tiles` but skips zero entries of A, for a B with infinities or NaN: 0 * inf would
+/// be NaN in a row that may not see them. a(m, k) and b(k, n) return entries. Slow; rarely runs.
 template <int kK, int kM, int kN8, class A, class B>
 __device__ inline void add_tiles_carefully(Accumulator<kM, kN8>& acc, A a, B b) {
   const int lane = ptx::reread_thread() % kWarpSize;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients of queries. One block owns kBlockM rows of one (batch entry, head) and goes over the
-// key tiles that any of them may see, in order:
+// Deterministic sm80 backward, pass over queries: dq1 and dq2. A block owns kBlockM rows of one
+// (batch entry, head) and visits the key tiles that any of them may see, in order:
 //
 //   (1) load q1, q2, dO once
 //   for each key tile:
-//     (2) s1 = q1 k1^T, s2 = q2 k2^T, dp = dO v^T            [rows, keys]
-//     (3) p = exp2(scale log2(e) s + mask - lse)
+//     (2) s1 = q1 k1^T, s2 = q2 k2^T, dp = dO v^T            [kBlockM, kBlockN]
+//     (3) p = exp2(scale log2(e) s + mask - lse)             lse is known: no running maximum
 //     (4) ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
 //     (5) dq1 += ds1 k1,  dq2 += ds2 k2
 //   (6) store scale dq1, scale2 dq2
 //
-// Each warp owns 16 rows. All sums are in float, operands in T.
+// Each warp owns 16 rows. Sums are in float, operands in T.
 #pragma once
 
 #include "kernels/cuda/mask.cuh"
@@ -44,7 +44,7 @@ struct BackwardQueries {
   char* const stages_smem = smem + Config::kQueryBytes;  // kStages x {k1, k2, v}
 
   Accumulator<1, kD / 8> dq1_reg = {}, dq2_reg = {};
-  float lse1[2], lse2[2], delta1[2], delta2[2], lambda[2];  // of rows g and g + 8
+  float lse1[2], lse2[2], delta1[2], delta2[2], lambda[2];  // rows g and g + 8, g = lane / 4
 
   __device__ void run() {
     if (row0 >= seq.seq_q) return;
@@ -56,14 +56,15 @@ struct BackwardQueries {
     ptx::commit_copies();
     for (int n0 = begin, stage = 0; n0 < end; n0 += kBlockN, stage = (stage + 1) % kStages) {
       ptx::wait_copies<0>();
-      __syncthreads();  // this stage has landed for every thread, and nobody reads the other
+      // All threads' copies of this stage have arrived, and no warp reads the other stage any more.
+      __syncthreads();
       if constexpr (kStages == 2) {
         if (n0 + kBlockN < end) load_stage(stage ^ 1, n0 + kBlockN, end);
         ptx::commit_copies();
       }
       accumulate(stage, n0, end_row);
       if constexpr (kStages == 1) {
-        __syncthreads();  // nobody reads it any more
+        __syncthreads();  // all warps have read the stage
         if (n0 + kBlockN < end) load_stage(0, n0 + kBlockN, end);
         ptx::commit_copies();
       }
@@ -132,7 +133,7 @@ struct BackwardQueries {
     multiply_transposed<1, kBlockN, kD>(s2, q_smem + Config::kQElements, warp_row, k2_smem);
     multiply_transposed<1, kBlockN, kValue>(dp, d_o_smem, warp_row, v_smem);
     const bool biased = args.shape.mask.kind == MaskKind::kAdditive;
-    static_assert(kBlockN == 32);  // a word of each of the warp's 16 rows, one a lane
+    static_assert(kBlockN == 32);  // lanes 0-15 compute the visibility words of the warp's rows
     uint32_t word = ~0u;
     if (!all_visible && !biased) word = seen_word(mask, row0 + warp_row + lane % 16, n0);
     const uint32_t seen[2] = {__shfl_sync(0xffffffffu, word, lane / 4) >> (lane % 4 * 2),
@@ -151,11 +152,11 @@ struct BackwardQueries {
           x1 = bias == -INFINITY ? bias : x1 + bias;
           x2 = bias == -INFINITY ? bias : x2 + bias;
         }
-        // (3), bounded by 1 also where lse rounds to less than a score
+        // (3) Bounded by 1, because a huge score can exceed its rounded lse.
         const float p1 = ptx::probability(x1), p2 = ptx::probability(x2);
         const float ds1 = p1 * (dp[0][j][e] - delta1[r]);  // (4)
         const float ds2 = -lambda[r] * p2 * (dp[0][j][e] - delta2[r]);
-        // Selected, not multiplied: what a row may not see can be NaN.
+        // A hidden column may have dp = NaN, and 0 * NaN is NaN.
         s1[0][j][e] = all_visible || p1 != 0.0f ? ds1 : 0.0f;
         s2[0][j][e] = all_visible || p2 != 0.0f ? ds2 : 0.0f;
       }
@@ -164,7 +165,7 @@ struct BackwardQueries {
     add_product(dq2_reg, s2[0], k2_smem, skip_zeros);
   }
 
-  /// sum [16, kD] += x [16, kBlockN] k [kBlockN, kD], x rounded to T.
+  /// sum [16, kD] += x [16, kBlockN] k [kBlockN, kD], with x rounded to T.
   __device__ void add_product(Accumulator<1, kD / 8>& sum, const float (&x)[kBlockN / 8][4],
                               const T* k, bool skip_zeros) const {
     uint32_t x_reg[1][kBlockN / 16][4];
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
     backward_queries_kernel(const __grid_constant__ BackwardArguments<T> args, int tiles) {
   extern __shared__ __align__(128) char smem[];
   BlockPlace place(blockIdx.x, args.shape.heads, tiles);
-  place.tile = tiles - 1 - place.tile;  // causal: the rows that see most come first
+  place.tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
   BackwardQueries<T, Config>{args, smem, place}.run();
 }
 

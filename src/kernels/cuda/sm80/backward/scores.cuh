@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a warp does with its tile of scores between the products of the backward:
+// Elementwise steps of the fused backward on one warp's tile of scores:
 //
 //   p = exp2(scale log2(e) s + mask - lse)
-//   p1 - lambda p2,  ds1 = p1 (dp - delta1),  ds2 = -lambda p2 (dp - delta2)     to shared memory
+//   a = p1 - lambda p2,  ds1 = p1 (dp - delta1),  ds2 = -lambda p2 (dp - delta2)
 //
-// `stats(which, i, r)` gives lse1, lse2, delta1, delta2 or lambda (0 to 4) of this thread's row
-// 16 i + 8 r + lane / 4; `share(which, i, r, words)` takes what this thread has of that row, two
-// neighbours a word and 8 columns from word to word: ds1, ds2 (0, 1), p1 - lambda p2 (2).
+// The functions take two callbacks, both for this thread's row 16 i + 8 r + lane / 4:
+//   stats(which, i, r)         returns lse1, lse2, delta1, delta2 or lambda (which = 0 to 4)
+//   share(which, i, r, words)  stores ds1, ds2 or a (which = 0 to 2) to shared memory, rounded to
+//                              T; word j holds columns 8 j + 2 (lane % 4) and the next one
 #pragma once
 
 #include "kernels/cuda/element.cuh"
@@ -17,8 +18,9 @@
 
 namespace diffattn::cuda::sm80 {
 
-using ScoreTile = Accumulator<2, 4>;  // of a warp: [32 queries, 32 keys]
+using ScoreTile = Accumulator<2, 4>;  // one warp's [32 queries, 32 keys]
 
+/// s = factor s - lse of `map`, in base 2.
 template <class Stats>
 __device__ inline void subtract_lse(ScoreTile& s, float factor, int map, const Stats& stats) {
 #pragma unroll
@@ -35,7 +37,8 @@ __device__ inline void subtract_lse(ScoreTile& s, float factor, int map, const S
   }
 }
 
-/// -inf where a row may not see, which replaces a NaN. word: of the row of this lane's number.
+/// Sets hidden scores to -inf, even if they are NaN. `word` is the visibility word of the tile's
+/// row number `lane`.
 __device__ inline void hide_unseen(ScoreTile& s, uint32_t word) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -47,8 +50,7 @@ __device__ inline void hide_unseen(ScoreTile& s, uint32_t word) {
   }
 }
 
-/// None is above 1: where scores are so large that lse rounds to less than one of them, the bound
-/// keeps p from exploding.
+/// s = min(exp2(s), 1). Huge scores can exceed their rounded lse; the bound keeps p from exploding.
 __device__ inline void to_probabilities(ScoreTile& s) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -60,7 +62,7 @@ __device__ inline void to_probabilities(ScoreTile& s) {
   }
 }
 
-/// Shares p1 - lambda p2, and leaves lambda p2 in p2.
+/// Stores a = p1 - lambda p2 through `share` and replaces p2 by lambda p2.
 template <class T, class Stats, class Share>
 __device__ inline void share_difference(const ScoreTile& p1, ScoreTile& p2, const Stats& stats,
                                         const Share& share) {
@@ -82,7 +84,7 @@ __device__ inline void share_difference(const ScoreTile& p1, ScoreTile& p2, cons
   }
 }
 
-/// p2 is lambda p2.
+/// Stores ds1 and ds2 through `share`. p2 holds lambda p2 here.
 template <class T, bool kMasked, class Stats, class Share>
 __device__ inline void share_gradients(const ScoreTile& p1, const ScoreTile& p2,
                                        const ScoreTile& dp, const Stats& stats,
@@ -101,7 +103,7 @@ __device__ inline void share_gradients(const ScoreTile& p1, const ScoreTile& p2,
           const int at = 2 * r + e;
           x[e] = p1[i][j][at] * (dp[i][j][at] - delta1);
           y[e] = p2[i][j][at] * (delta2 - dp[i][j][at]);
-          // Selected, not multiplied: what a row may not see can be NaN.
+          // A hidden column may have dp = NaN, and 0 * NaN is NaN.
           if (kMasked && p1[i][j][at] == 0.0f) x[e] = 0.0f;
           if (kMasked && p2[i][j][at] == 0.0f) y[e] = 0.0f;
         }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The last step of a decode, one block per row (b, m, h), half of its warps for each map. The parts
-// of the keys are dealt to a map's warps in turn, and what they have is added in their order:
+// Second kernel of split-key decode: merges the partial states of all splits s of a row.
 //
 //   m = max m_s, l = sum l_s 2^(m_s - m), o = sum o_s 2^(m_s - m)     for both maps
 //   lse = m ln 2 + log l;  O = o1 / l1 - lambda o2 / l2;  out = epilogue(O)
 //
-// It is all latency: everything a warp reads is asked for before the first of it is used.
+// One block per row (b, m, h): warps 0-7 merge map 1, warps 8-15 map 2. Warp w of a map sums o of
+// splits w, w + 8, w + 16, ...; warp 0 of the block then adds the warps' sums in a fixed order and
+// finishes the row. Latency dominates, so a warp issues all loads of 32 splits before it uses the
+// first one.
 
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/launch_early.cuh"
@@ -17,9 +19,9 @@
 namespace diffattn::cuda::sm80 {
 namespace {
 
-constexpr int kWarps = 8;  // of a map
+constexpr int kWarps = 8;  // warps per map
 constexpr int kThreads = 2 * kWarps * kWarpSize;
-constexpr int kAtOnce = kWarpSize / kWarps;  // parts that a warp has of 32
+constexpr int kAtOnce = kWarpSize / kWarps;  // splits of each 32 that one warp sums
 
 template <class T>
 struct CombineArguments {
@@ -32,12 +34,12 @@ struct CombineArguments {
   Rows<float> lse1, lse2;        // [B, M, H]
 };
 
-/// kQuads: of a lane's columns, 4 lane + 128 i to 4 lane + 128 i + 3.
+/// Shared memory of a block. A lane owns columns [128 i + 4 lane, 128 i + 4 lane + 4), i < kQuads.
 template <int kQuads>
 struct CombineSmem {
-  float4 o[2][kWarps][kQuads][kWarpSize];  // of each warp's parts
-  float l[2], top[2];
-  float gain[kQuads * 128];
+  float4 o[2][kWarps][kQuads][kWarpSize];  // each warp's sum, relative to the row maximum
+  float l[2], top[2];                      // row sum and row maximum (base 2) of each map
+  float gain[kQuads * 128];                // epilogue factor of each column
 };
 
 template <class T, int kQuads>
@@ -54,20 +56,24 @@ struct Combine {
   __device__ void run() {
     const bool exists = m < seq.seq_q;
     const int64_t row = seq.q_begin + m;
-    // No results of the kernel before, which lets this one start once what it read was there. Kept
-    // where they need no register: with few of them a block fits beside two of that kernel's.
+    // decode_kernel triggers this launch after its own wait, so data from earlier kernels (lambda,
+    // the norm weight) may be read before the wait below. gain lies in shared memory to save
+    // registers: a block must fit beside two blocks of decode_kernel.
     const float lambda = exists ? *args.lambda.at(b, row, h) : 0.0f;
     const int c = static_cast<int>(threadIdx.x);
     if (c < width) smem.gain[c] = args.epilogue.gain(c);
-    ptx::wait_for_previous_kernel();  // in every block: this kernel's end stands for that one's too
-    ptx::launch_dependents();         // the next call's blocks, which wait for this kernel's end
+    // Every block waits, even one without a row, so that the end of this kernel implies the end of
+    // decode_kernel. The blocks of the next kernel start now and wait for the end of this one.
+    ptx::wait_for_previous_kernel();
+    ptx::launch_dependents();
     if (!exists) return;
     add_parts();
-    __syncthreads();  // every warp's sums are there
+    __syncthreads();  // all warps have written their sums
     if (threadIdx.x < kWarpSize) finish(row, lambda);
   }
 
-  /// This warp's parts of its map: o and l relative to the map's maximum, to shared memory.
+  /// Sums this warp's splits of its map and writes o, l and the row maximum to shared memory. Every
+  /// warp of a map computes the same l and row maximum over all splits.
   __device__ void add_parts() {
     const Partials& partials = args.partials;
     const int64_t slot0 = partials.slot(map, 0, b, m, h);
@@ -120,12 +126,13 @@ struct Combine {
     for (int i = 0; i < kQuads; ++i) {
       smem.o[map][warp][i][lane] = make_float4(o[i][0], o[i][1], o[i][2], o[i][3]);
     }
-    if (lane == 0) smem.l[map] = sum, smem.top[map] = top;  // every warp of the map has the same
+    if (lane == 0) smem.l[map] = sum, smem.top[map] = top;  // all warps of the map write the same
   }
 
+  /// Finishes the row with warp 0.
   __device__ void finish(int64_t row, float lambda_or_garbage) {
     const float l1 = smem.l[0], l2 = smem.l[1];
-    // A row that sees nothing has o = 0, and its lambda may be infinite.
+    // A row that sees no column has o = 0; an infinite lambda would turn it into NaN.
     const bool dead = l1 == 0.0f;
     const float lambda = dead ? 0.0f : lambda_or_garbage;
     const float inverse1 = dead ? 0.0f : 1.0f / l1, inverse2 = dead ? 0.0f : 1.0f / l2;

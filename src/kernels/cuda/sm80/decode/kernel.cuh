@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward of a few query rows against many keys. What costs is reading k1, k2 and v, so each is
-// read once for all rows and heads that share it, and the keys are split over blocks and warps:
+// Split-key decode (mma.sync): forward of a few query rows against many keys. The cost is reading
+// k1, k2 and v. Therefore a block reads them once for all (row, head) pairs that share them, up to
+// kRows of them, and the keys are split over blocks and warps.
 //
-//   rows r = (m, head of the group) of one (batch entry, kv head), 8 to a fragment of 16: rows 0-7
-//   hold map 1, rows 8-15 the same rows of map 2, so that one fragment of v serves both maps
-//   for each 16 of the warp's keys (the next ones are loading meanwhile):
+// A block has the packed rows r = (m, head of the group) of one (batch entry, kv head) and
+// split_keys keys. A 16-row fragment holds 8 packed rows: rows 0-7 are map 1, rows 8-15 the same
+// packed rows of map 2, so that one fragment of v serves both maps. Each warp w takes every
+// kWarps-th tile of 16 keys:
+//
+//   for each of the warp's key tiles, while its next tiles load:
 //     (1) s = [q1; 0] k1^T + [0; q2] k2^T              [16, 16], q in registers
 //     (2) mask, online softmax, o += p v               p rounded to T, o in float
-//   (3) warps are merged: m = max m_w, l = sum l_w 2^(m_w - m), o likewise
-//   (4) m, l, o of both maps go to the workspace; combine.cu merges the blocks
+//   (3) merge the warps: m = max m_w, l = sum l_w 2^(m_w - m), o = sum o_w 2^(m_w - m)
+//   (4) store m, l, o of both maps to the workspace; combine.cu merges the blocks
 #pragma once
 
 #include "kernels/cuda/mask.cuh"
@@ -25,13 +29,13 @@ namespace diffattn::cuda::sm80 {
 template <class T>
 struct DecodeArguments {
   Shape shape;
-  Rows<const T> q1, q2;  // [B, M, H, D]
-  Rows<const T> k1, k2;  // [B, N, Hkv, D]
-  Rows<const T> v;       // [B, N, Hkv, Dv]
-  float scale_log2, scale2_log2;
-  bool k_aligned, v_aligned;
-  bool whole;    // aligned, and as wide as the tiles
-  bool q_whole;  // the same of q
+  Rows<const T> q1, q2;           // [B, M, H, D]
+  Rows<const T> k1, k2;           // [B, N, Hkv, D]
+  Rows<const T> v;                // [B, N, Hkv, Dv]
+  float scale_log2, scale2_log2;  // scale log2(e) of map 1 and map 2
+  bool k_aligned, v_aligned;      // rows may be read in 16-byte chunks
+  bool whole;                     // k1, k2 and v are aligned and as wide as the tiles
+  bool q_whole;                   // q1 and q2 are aligned and as wide as the tiles
   Partials partials;
 };
 
@@ -40,7 +44,7 @@ struct Decode {
   static constexpr int kD = Config::kHeadDim, kDv = Config::kValueDim, kRows = Config::kRows;
   static constexpr int kM = Config::kFragments, kKeys = Config::kKeys, kWarps = Config::kWarps;
   static constexpr int kStages = Config::kStages;
-  static constexpr int kStep = kWarps * kKeys;  // keys between two stages of a warp
+  static constexpr int kStep = kWarps * kKeys;  // keys from one tile of a warp to its next
 
   const DecodeArguments<T>& args;
   char* smem;
@@ -52,12 +56,12 @@ struct Decode {
   const int warp = threadIdx.x / kWarpSize;
 
   T* const stages_smem = reinterpret_cast<T*>(smem) + warp * kStages * Config::kStageElements;
-  // After the loop, of all warps: o [kWarps, 16 kM, kOPitch], then m and l.
+  // After the loop: o [kWarps, 16 kM, kOPitch], then m and l, [kWarps, 16 kM] each.
   float* const o_smem = reinterpret_cast<float*>(smem);
   float* const m_smem = o_smem + kWarps * 16 * kM * Config::kOPitch;
   float* const l_smem = m_smem + kWarps * 16 * kM;
 
-  uint32_t q_reg[kM][2][kD / 16][2];  // of row lane / 4 of each fragment, both maps
+  uint32_t q_reg[kM][2][kD / 16][2];  // q1 and q2 of packed row lane / 4 of each fragment
   Accumulator<kM, kDv / 8> o_reg = {};
   OnlineSoftmax<kM> softmax;
 
@@ -66,12 +70,12 @@ struct Decode {
     if (row0 >= seq.seq_q * group || split < used.begin || split >= used.end) return;
     const int begin = split * args.partials.split_keys;
     const int end = min(begin + args.partials.split_keys, seq.end_key);
-    const int first = begin + warp * kKeys;  // this warp's keys: from it, every kStep-th 16
+    const int first = begin + warp * kKeys;  // this warp's first tile of 16 keys
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) load_stage(stage, first + stage * kStep, end);
     softmax.reset();
     if (args.q_whole) {
-      // In words that need no conversion q is waited for where it is used, not here.
+      // These loads need no conversion, so the warp waits for q at its first use and not here.
       load_q([](const T* q, int c) { return *reinterpret_cast<const uint32_t*>(q + c); });
     } else {
       load_q([this](const T* q, int c) {
@@ -80,25 +84,26 @@ struct Decode {
       });
     }
     for (int n0 = first, stage = 0; n0 < end; n0 += kStep) {
-      const int next = stage == 0 ? kStages - 1 : stage - 1;  // the stage that was used last
+      const int next = stage == 0 ? kStages - 1 : stage - 1;  // the previous step read this stage
       load_stage(next, n0 + (kStages - 1) * kStep, end);
       ptx::wait_copies<kStages - 1>();
-      __syncwarp();  // this stage has landed for every lane
+      __syncwarp();  // all lanes' copies of this stage have arrived
       step(stage, n0);
-      __syncwarp();  // nobody reads it any more
+      __syncwarp();  // all lanes have read this stage; the next iteration may overwrite it
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     ptx::wait_copies<0>();
-    __syncthreads();  // stages become o_smem
+    __syncthreads();  // all warps have read their stages; o_smem reuses them
     share_results();
-    __syncthreads();  // every warp's results are there
+    __syncthreads();  // all warps have written their results
     merge();          // (3) (4)
   }
 
   __device__ int query_of(int row) const { return row / group; }
   __device__ int head_of(int row) const { return kv_head * group + row % group; }
 
-  /// two(q, c): elements c and c + 1 of a row. Rows from end_row on are 0.
+  /// Loads q into registers; rows from end_row on become 0. `two(q, c)` returns elements c, c + 1
+  /// of row q, packed.
   template <class Two>
   __device__ void load_q(const Two& two) {
 #pragma unroll
@@ -121,7 +126,7 @@ struct Decode {
     }
   }
 
-  /// Starts loading keys [n0, n0 + 16) and ends the group of copies, which may be empty.
+  /// Starts loading keys [n0, n0 + 16) and commits the group of copies, which may be empty.
   __device__ void load_stage(int stage, int n0, int end) const {
     T* const k_smem = stages_smem + stage * Config::kStageElements;
     if (args.whole && n0 >= seq.first_key && n0 + kKeys <= end) {
@@ -137,8 +142,9 @@ struct Decode {
     ptx::commit_copies();
   }
 
-  /// tile [16, kCols] = rows from n0 on, all of which are there. A lane keeps its place within 64
-  /// columns and takes every fourth row, so that of TileLayout only two offsets are no constants.
+  /// Copies rows [n0, n0 + 16), which must all exist, to tile [16, kCols]. A lane keeps its chunk
+  /// of each 64 columns and takes every fourth row. The swizzle then has only two values, and all
+  /// other offsets are compile-time constants.
   template <int kCols>
   __device__ void load_whole_rows(T* tile, const Rows<const T>& rows, int n0) const {
     static_assert(kCols % 64 == 0 && kKeys == 16);
@@ -157,7 +163,7 @@ struct Decode {
     }
   }
 
-  /// tile [16, kCols] = rows from n0 on; padding is 0 and not read.
+  /// Copies rows [n0, n0 + 16) to tile [16, kCols]. Writes padding as 0 without reading it.
   template <int kCols>
   __device__ void load_rows(T* tile, const Rows<const T>& rows, int n0, int end, int cols,
                             bool aligned) const {
@@ -167,7 +173,7 @@ struct Decode {
     const T* const any = rows.at(b, seq.k_begin + n0, kv_head);
     const uint32_t tile_smem = ptx::smem_address(tile);
     const int chunk = lane % kChunks;
-    // Not unrolled: no registers for offsets of every row.
+    // Not unrolled, because the offsets of all rows would not fit the registers.
     const T* from = any + lane / kChunks * rows.seq_stride + chunk * kChunk;
 #pragma unroll 1
     for (int i = 0; i < kKeys; i += kRowsAtOnce, from += kRowsAtOnce * rows.seq_stride) {
@@ -181,7 +187,8 @@ struct Decode {
   __device__ void step(int stage, int n0) {
     const T* const k_smem = stages_smem + stage * Config::kStageElements;
     const T* const v_smem = k_smem + 2 * kKeys * kD;
-    // (1) Where there are registers in two sums, half of each zeros: shorter chains of products.
+    // (1) If registers allow, each map has its own accumulator, half of which stays 0. This halves
+    // the chain of dependent mma instructions.
     constexpr bool kTwoSums = kM * kDv <= 128;
     Accumulator<kM, 2> s_reg = {}, second_reg = {};
     Accumulator<kM, 2>& s2_reg = kTwoSums ? second_reg : s_reg;
@@ -202,7 +209,7 @@ struct Decode {
     }
   }
 
-  /// s += q of one map, zeros in the other map's rows, times the 16 keys of a tile.
+  /// s += [q1; 0] k1^T (map 0) or [0; q2] k2^T (map 1) over the 16 keys of a tile.
   __device__ void scores(Accumulator<kM, 2>& s, int map, const T* k_smem) const {
     const uint32_t tile = ptx::smem_address(k_smem);
 #pragma unroll
@@ -221,7 +228,8 @@ struct Decode {
     }
   }
 
-  /// To base 2. The first two entries of a fragment are map 1, the others map 2, from s2.
+  /// Scales the scores to base 2 and masks them. Entries 0-1 of a fragment are map 1; entries 2-3
+  /// are map 2, which this function takes from s2.
   __device__ void scale_and_mask(Accumulator<kM, 2>& s, const Accumulator<kM, 2>& s2, int n0,
                                  bool all_visible) const {
 #pragma unroll
@@ -237,7 +245,7 @@ struct Decode {
             bias = row < end_row ? HeadMask(args.shape, seq, b, head_of(row)).bias(query_of(row), n)
                                  : -INFINITY;
           }
-          const bool visible = bias != -INFINITY;  // else a NaN is replaced
+          const bool visible = bias != -INFINITY;  // if hidden, -inf overwrites even a NaN score
           s[i][j][e] = visible ? s[i][j][e] * args.scale_log2 + bias : -INFINITY;
           s[i][j][e + 2] = visible ? s2[i][j][e + 2] * args.scale2_log2 + bias : -INFINITY;
         }
@@ -245,6 +253,7 @@ struct Decode {
     }
   }
 
+  /// True if this lane finds an infinity or a NaN in its words of a v tile.
   __device__ bool has_non_finite(const T* tile) const {
     const uint32_t* words = reinterpret_cast<const uint32_t*>(tile);
     bool found = false;
@@ -252,7 +261,7 @@ struct Decode {
     return found;
   }
 
-  /// This warp's m, l and o of the rows that exist, for `merge`.
+  /// Writes this warp's m, l and o of the rows that exist to shared memory for `merge`.
   __device__ void share_results() {
     softmax.finish();
 #pragma unroll
@@ -273,10 +282,10 @@ struct Decode {
     }
   }
 
-  /// Nothing is left to load by now: what counts is how soon it is done, so a warp has two of the
-  /// block's rows under way and a lane four columns.
+  /// Merges the warps' states and stores them. No loads remain to hide its latency, so a warp works
+  /// on two rows at once and a lane on four columns.
   __device__ void merge() {
-    const int pitch = args.partials.pitch;  // v is padded with zeros, and so is o
+    const int pitch = args.partials.pitch;  // v's padding columns are 0, so o's are 0 as well
 #pragma unroll 2
     for (int i = warp; i < 2 * (end_row - row0); i += kWarps) {
       const int row = i / 2, map = i % 2, r = row / 8 * 16 + map * 8 + row % 8;
@@ -313,10 +322,10 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
     decode_kernel(const __grid_constant__ DecodeArguments<T> args, int row_tiles, int splits) {
   extern __shared__ __align__(128) char smem[];
   ptx::wait_for_previous_kernel();
-  // Not before: combine_kernel then knows that what was written before this one is there.
+  // Only after the wait: combine_kernel may then read what the kernels before this one wrote.
   ptx::launch_dependents();
-  // Row tiles of the same keys are neighbours: the second finds them in the cache. Then heads,
-  // whose keys are neighbours in memory.
+  // Consecutive blocks take the row tiles of the same keys, which the second block finds in L2. The
+  // next blocks take the next kv head, whose keys are adjacent in memory.
   const int heads = args.shape.kv_heads, place = static_cast<int>(blockIdx.x / row_tiles);
   const int row0 = static_cast<int>(blockIdx.x % row_tiles) * Config::kRows;
   Decode<T, Config>{args,          smem, place / (heads * splits),

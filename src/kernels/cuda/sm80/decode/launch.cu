@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// When to split over keys, the workspace it takes, and the smallest padded widths that hold a
-// problem.
+// Split-key decode on the host: decides whether a problem takes it, lays out its workspace, and
+// launches it with the smallest padded widths (kD, kDv) that hold the problem.
 
 #include "kernels/cuda/sm80/decode/launch.h"
 

@@ -14,7 +14,7 @@ void launch_decode_rows(const ForwardParams& params, const DecodeArguments<T>& a
   const int64_t row_tiles = (rows + Config::kRows - 1) / Config::kRows;
   const int splits = args.partials.splits;
   const auto blocks = static_cast<unsigned>(params.batch * params.kv_heads * splits * row_tiles);
-  // Leaves room for a block of combine_kernel beside two of these.
+  // A large shared memory leaves room for a combine_kernel block beside two decode blocks.
   check(
       cudaFuncSetAttribute(decode_kernel<T, Config>, cudaFuncAttributePreferredSharedMemoryCarveout,
                            cudaSharedmemCarveoutMaxShared),
@@ -42,7 +42,7 @@ void launch_decode(const ForwardParams& params, const Partials& partials, cudaSt
                has_aligned_rows(params.v, params.value_dim) && d == kD && params.value_dim == kDv,
       .q_whole = has_aligned_rows(params.q1, d) && has_aligned_rows(params.q2, d) && d == kD,
       .partials = partials};
-  // Wider heads have no registers for a second fragment of O.
+  // With wider heads a second fragment of o does not fit the registers.
   if constexpr (kD <= 64) {
     if (params.seq_q * (params.heads / params.kv_heads) > 8) {
       return launch_decode_rows<T, DecodeConfig<kD, kDv, 2>>(params, args, stream);

@@ -8,18 +8,22 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// Few query rows and many keys, 16-bit types, widths up to 128 for q and k, 256 for v.
+/// True for seq_q up to kDecodeRows and seq_k from kDecodeKeys, bfloat16 and float16, head_dim up
+/// to 128 and value_dim up to 256.
 bool takes_decode(const Problem& problem);
 
-/// Device memory that `decode` needs.
+/// Returns the bytes of device memory that `decode` needs.
 int64_t decode_workspace_bytes(const Problem& problem);
 
+/// Computes the forward by split-key decode: `launch_decode`, then `combine`.
 void decode(const ForwardParams& params, void* workspace, cudaStream_t stream);
 
-/// The pass over keys for one type and one pair of padded widths; instances/ has one file per pair.
+/// Launches decode_kernel for one element type and one pair of padded widths. CMake generates one
+/// source file per pair.
 template <class T, int kD, int kDv>
 void launch_decode(const ForwardParams& params, const Partials& partials, cudaStream_t stream);
 
+/// Merges the splits of each row and stores the results, see combine.cu.
 template <class T>
 void combine(const ForwardParams& params, const Partials& partials, cudaStream_t stream);
 

@@ -8,14 +8,13 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// What the blocks over parts of the keys leave in the workspace: the softmax state of each row of
-/// both maps, base 2, o not yet divided by l.
+/// Partial softmax states in the workspace: for both maps, one state per row and split of the keys.
 struct Partials {
-  float* m;  // [2, splits, B, M, H]
-  float* l;  // [2, splits, B, M, H]
-  float* o;  // [2, splits, B, M, H, pitch]: Dv, and zeros up to a multiple of 4
+  float* m;  // [2, splits, B, M, H]: row maxima, base 2
+  float* l;  // [2, splits, B, M, H]: row sums
+  float* o;  // [2, splits, B, M, H, pitch]: sum of p v, not yet divided by l
   int split_keys, splits, batch, seq_q, heads;
-  int pitch;
+  int pitch;  // Dv rounded up to a multiple of 4; the columns from Dv on are 0
 
   static int64_t pitch_of(int64_t value_dim) { return (value_dim + 3) / 4 * 4; }
 
@@ -25,8 +24,8 @@ struct Partials {
   }
 };
 
-/// The parts of the keys that any row of the sequence sees: [begin, end). Others are neither
-/// written nor read.
+/// The splits [begin, end) that hold a key which some row of the sequence sees. The kernels neither
+/// write nor read the partials of other splits.
 struct UsedSplits {
   int begin, end;
 

@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward with warp-wide matrix instructions, for every GPU since sm_80, where a warp cannot hold
-// the outputs of both maps (others: pair.cuh). One block computes kBlockM query rows of one (batch
-// entry, head); the first half of its warps does map 1, the second map 2:
+// sm80 forward (mma.sync) for Dv over 128; pair.cuh computes the others.
 //
-//   (1) load q of both maps and the first tile of k1, k2, v
-//   for each key tile that any row may see (the next one is loading meanwhile):
+//   out = epilogue(softmax(scale q1 k1^T + mask) v - lambda softmax(scale2 q2 k2^T + mask) v)
+//
+// One block computes kBlockM rows of one (batch entry, head). Warps 0-3 compute map 1 and warps 4-7
+// map 2, each 16 rows:
+//
+//   (1) load q1, q2 and the first tile of k1, k2, v
+//   for each key tile that any row may see, while the next tile loads:
 //     (2) s = q k^T                                    [kBlockM, kBlockN], float
-//     (3) s = scale log2(e) s + mask; -inf where the row may not see
-//     (4) m, l, o rescaled; p = exp2(s - m)            online softmax, base 2
+//     (3) s = scale log2(e) s + mask, or -inf where the row may not see the column
+//     (4) rescale m, l, o;  p = exp2(s - m)            online softmax, base 2
 //     (5) o += p v                                     p rounded to T, o in float
-//   (6) lse = m ln 2 + log l;  o2 = o / l of map 2 through shared memory
-//   (7) O = o1 / l1 - lambda o2;  out = epilogue(O)    one rounding
+//   (6) lse = m ln 2 + log l;  map 2's warps pass o2 = o / l to map 1's through shared memory
+//   (7) O = o1 / l1 - lambda o2;  out = epilogue(O)    rounded once
 //
-// Columns that a row may not see never reach it, be they NaN: scores are replaced, not added to,
-// padding is loaded as 0, and a partly visible tile of v with such values is multiplied entry by
-// entry.
+// A column that a row may not see never affects it, even if it holds NaN. Step (3) overwrites the
+// column's score. Loads write padding as 0. If a partly visible tile of v holds an infinity or NaN,
+// step (5) skips the entries of p that are 0.
 #pragma once
 
 #include "kernels/cuda/epilogue.cuh"
@@ -72,13 +75,14 @@ struct Forward {
     ptx::commit_copies();
     for (int n0 = begin, stage = 0; n0 < end; n0 += kBlockN, stage ^= 1) {
       ptx::wait_copies<0>();
-      __syncthreads();  // this stage has landed for every thread, and nobody reads the other
+      // All threads' copies of this stage have arrived, and no warp reads the other stage any more.
+      __syncthreads();
       if (n0 + kBlockN < end) load_stage(stage ^ 1, n0 + kBlockN, end);
       ptx::commit_copies();
       step(stage, n0, end_row);
     }
     ptx::wait_copies<0>();
-    __syncthreads();  // q and stages become o_smem
+    __syncthreads();  // all warps have finished reading q and the stages; o_smem reuses them
     finish(end_row);
   }
 
@@ -114,14 +118,15 @@ struct Forward {
     const T* const k_smem = stage_smem + (args.shared_k ? 0 : map) * Config::kKElements;
     const T* const v_smem = stage_smem + 2 * Config::kKElements;
     const bool all_visible = mask.all_visible(row0, end_row, n0, n0 + kBlockN);
-    // The vote is a barrier too; every thread of the block agrees on all_visible.
+    // All threads of the block have the same all_visible, so all of them reach the vote's barrier.
     const bool skip_zeros =
         !all_visible && __syncthreads_or(has_non_finite<kBlockN, kDv, kThreads>(v_smem)) != 0;
 
     Accumulator<kM, kBlockN / 8> s_reg = {};
     multiply_transposed<kM, kBlockN, kD>(s_reg, q_smem + map * Config::kQElements, warp_row,
                                          k_smem);  // (2)
-    // A wholly visible tile is scaled inside the exponential, unless the scale turns maxima around.
+    // For a wholly visible tile, exp2 applies the scale. A scale <= 0 must come first, because the
+    // row maximum of s would not be that of scale s.
     const bool scale_late = all_visible && scale > 0.0f;
     if (!scale_late) scale_and_mask(s_reg, n0);               // (3)
     softmax.update(s_reg, scale_late ? scale : 1.0f, o_reg);  // (4)
@@ -134,11 +139,11 @@ struct Forward {
     }
   }
 
-  /// Scores of a partly visible tile in base 2.
+  /// Scales the scores to base 2 and sets hidden ones to -inf.
   __device__ void scale_and_mask(Accumulator<kM, kBlockN / 8>& s, int n0) const {
     if (args.shape.mask.kind == MaskKind::kAdditive) return scale_and_add(s, n0);
     static_assert(kM == 1);
-    constexpr int kWords = kBlockN / 32;  // of each of the warp's 16 rows, one a lane
+    constexpr int kWords = kBlockN / 32;  // visibility words per row; one lane computes each
     const uint32_t word =
         seen_word(mask, row0 + warp_row + lane % 16, n0 + lane / 16 % kWords * 32);
 #pragma unroll
@@ -148,7 +153,7 @@ struct Forward {
         const int from = j / 4 * 16 + r * 8 + lane / 4;
         const uint32_t seen = __shfl_sync(0xffffffffu, word, from) >> (j % 4 * 8 + lane % 4 * 2);
         float* const x = s[0][j] + 2 * r;
-        x[0] = (seen & 1) != 0 ? x[0] * scale : -INFINITY;  // replaces a NaN
+        x[0] = (seen & 1) != 0 ? x[0] * scale : -INFINITY;  // overwrites even a NaN
         x[1] = (seen & 2) != 0 ? x[1] * scale : -INFINITY;
       }
     }
@@ -163,7 +168,8 @@ struct Forward {
 #pragma unroll
         for (int j = 0; j < kBlockN / 8; ++j) {
           const float bias = mask.bias(m, n0 + j * 8 + lane % 4 * 2 + e % 2);
-          s[i][j][e] = bias == -INFINITY ? bias : s[i][j][e] * scale + bias;  // replaces a NaN
+          // A bias of -inf overwrites even a NaN score.
+          s[i][j][e] = bias == -INFINITY ? bias : s[i][j][e] * scale + bias;
         }
       }
     }
@@ -175,13 +181,13 @@ struct Forward {
     if (map == 1) {
       exchange([](float x, float, float& slot) { slot = x; });
     }
-    __syncthreads();  // o2 is there for everyone
+    __syncthreads();  // map 2's warps have written o2 to o_smem
     if (args.o2.data != nullptr || args.o2_exact.data != nullptr) store_o2(end_row);
-    __syncthreads();  // o2 was stored: map 1 may overwrite it with O
+    __syncthreads();  // all warps have read o2 from o_smem; map 1's warps overwrite it with O
     if (map == 0) {
       exchange([](float x, float lambda, float& slot) { slot = x - lambda * slot; });  // (7)
     }
-    __syncthreads();  // O is there for everyone
+    __syncthreads();  // map 1's warps have written O to o_smem
     for (int r = threadIdx.x / kWarpSize; r < end_row - row0; r += kThreads / kWarpSize) {
       const int64_t l = seq.q_begin + row0 + r;
       finish_row(args.epilogue, o_smem + r * Config::kOPitch, args.shape.value_dim,
@@ -192,7 +198,7 @@ struct Forward {
     }
   }
 
-  /// Row sums of both maps to shared memory, log sum exp to where it is wanted.
+  /// Stores l to shared memory, and lse to global memory if the caller wants it.
   __device__ void store_statistics(int end_row) {
     const Rows<float>& lse = map == 0 ? args.lse1 : args.lse2;
     if (lane % 4 != 0) return;
@@ -219,7 +225,7 @@ struct Forward {
         const int row = warp_row + i * 16 + r * 8 + lane / 4;
         const bool dead = softmax.l[i][r] == 0.0f;
         const float inverse = dead ? 0.0f : 1.0f / softmax.l[i][r];
-        float lambda = 0.0f;  // of a row that sees nothing, so that an infinite one is not used
+        float lambda = 0.0f;  // for a row that sees no column: an infinite lambda would give NaN
         if (!dead && row0 + row < seq.seq_q) {
           lambda = *args.lambda.at(place.b, seq.q_begin + row0 + row, place.h);
         }
@@ -252,7 +258,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     forward_kernel(const __grid_constant__ ForwardArguments<T> args, int tiles) {
   extern __shared__ __align__(128) char smem[];
   BlockPlace place(blockIdx.x, args.shape.heads, tiles);
-  place.tile = tiles - 1 - place.tile;  // causal: the rows that see most come first
+  place.tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
   Forward<T, Config>{args, smem, place}.run();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Picks the smallest padded widths that hold a problem.
+// Launches the sm80 forward with the smallest padded widths (kD, kDv) that hold the problem.
 
 #include "kernels/cuda/sm80/forward/launch.h"
 

@@ -17,7 +17,7 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const ExactOu
   const auto aligned = [](const View<const void>& view, int64_t width) {
     return has_aligned_rows(view, width);
   };
-  // Of 16-bit elements or bytes: neighbours at an even place lie in one word.
+  // True if columns c and c + 1, c even, can be stored at once: 4 bytes of T or 2 bytes of int8.
   const auto words = [](const View<void>& view) {
     return reinterpret_cast<uintptr_t>(view.data) % 4 == 0 && view.batch_stride % 2 == 0 &&
            view.seq_stride % 2 == 0 && view.head_stride % 2 == 0;
@@ -50,7 +50,7 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const ExactOu
           .o2_exact = rows_of<float>(exact.o2)};
 }
 
-/// One block per tile of rows of each head. `more`: what the kernel takes beside the tiles.
+/// Launches one block per row tile of each head. `more` holds the kernel's remaining arguments.
 template <class Config, class Kernel, class Arguments, class... More>
 void launch_row_tiles(Kernel kernel, const ForwardParams& params, const Arguments& args,
                       int smem_bytes, cudaStream_t stream, More... more) {
@@ -68,7 +68,8 @@ void launch_forward(const ForwardParams& params, const ExactOutputs& exact, cuda
   using Pair = PairConfig<kD, kDv>;
   if constexpr (Pair::kFits) {
     const bool masked = params.mask.kind != MaskKind::kNone;
-    // Where all tiles are equally long, one head after the other is best for the cache.
+    // If all tiles take equally long, computing one head after another uses the L2 cache best.
+    // Otherwise k1, k2 and v of one group of heads may take 9 MiB of it.
     const bool uneven = params.causal || params.window != kNoWindow;
     const int group =
         uneven ? heads_in_cache(params.seq_k, 2 * (2 * kD + kDv), int64_t{9} << 20) : 1;

@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward with warp-wide matrix instructions where the outputs of 32 rows fit into a warp's
-// registers (Dv up to 128). One block computes kBlockM query rows of one (batch entry, head), each
-// warp 32 of them for one map, so that a fragment of k or v feeds four products:
+// sm80 forward (mma.sync) for Dv up to 128, where O of 32 rows fits into a warp's registers.
 //
-//   (1) load q of both maps and the first stage of k1, k2, v
-//   for each stage of keys that any row may see (the next one is loading meanwhile), in parts:
-//     (2) s = q k^T
-//     (3) p = exp2(scale log2(e) s - m)                m: a score of the row's first keys
+//   out = epilogue(softmax(scale q1 k1^T + mask) v - lambda softmax(scale2 q2 k2^T + mask) v)
+//
+// One block computes kBlockM = 64 rows of one (batch entry, head). Warps 0-1 compute map 1 and
+// warps 2-3 map 2, each 32 rows, so that one ldmatrix.x4 of k or v feeds four mma instructions. Two
+// cp.async stages of kBlockN keys alternate; scores exist for one part of kPart keys at a time:
+//
+//   (1) load q1, q2 and the first stage of k1, k2, v
+//   for each key tile that any row may see, while the next tile loads, for each part:
+//     (2) s = q k^T                                    [32, kPart] per warp, float
+//     (3) p = exp2(scale log2(e) s - m)                m: maximum over the row's first part
 //     (4) o += p v, l += sum p                         p rounded to T, o and l in float
-//     (5) where sums have outgrown m: m, l, o rescaled
-//   (6) lse = m ln 2 + log l;  warps of the two maps exchange half of their rows
-//   (7) O = o1 / l1 - lambda o2;  out = epilogue(O)    one rounding
+//     (5) after the tile, if sum p > kLimit: raise m and rescale l, o
+//   (6) lse = m ln 2 + log l;  the warps of the two maps exchange half of their rows
+//   (7) O = o1 / l1 - lambda o2;  out = epilogue(O)    rounded once
 //
-// A warp issues in order and only two of them fit beside each other, so what counts is how many
-// instructions and reads of shared memory stand between the products: there is no maximum per part.
-// Scores that leave m behind by more than kHopeless within one stage make the block start again
-// with a maximum for every part. Stages with an additive mask, and the first ones that a row sees
-// partly, are done that way too, see careful_stage. Columns that a row may not see never reach it,
-// as in kernel.cuh: where their values made an output that is not finite, the block starts again
-// and leaves them out one by one.
+// Each scheduler has only two warps, which issue in order, so instructions and shared-memory reads
+// between the matrix products cost time. Therefore quick_stage does not compute row maxima. If the
+// sum of p over one tile reaches kHopeless, the block starts again with careful_stage, which
+// computes the maximum of every part. careful_stage also handles additive masks, scales <= 0 and
+// partly visible tiles before every row of the warp has an m.
+//
+// A column that a row may not see never affects it. quick_stage multiplies its v by p = 0; if a
+// hidden infinity or NaN made O non-finite, the block starts again and skips zeros of p.
 #pragma once
 
 #include "kernels/cuda/mask.cuh"
@@ -34,13 +39,13 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// What is the same for all rows of a block. In shared memory: there are no registers for it.
+/// Key ranges of one block. They live in shared memory, because the kernel has no free registers.
 struct PairBounds {
   Sequence seq;
-  int begin, end;              // keys that any row sees, from a multiple of the stage on
-  int full_begin, full_end;    // stages within are seen by every row; none under a mask
-  bool quick;                  // no biases, and no scale that turns maxima around
-  int whole_begin, whole_end;  // stages within need no checks when they are loaded
+  int begin, end;              // keys that any row sees; begin is a multiple of kBlockN
+  int full_begin, full_end;    // every row sees every key of a tile within; empty under a mask
+  bool quick;                  // quick_stage is allowed: no additive mask and both scales > 0
+  int whole_begin, whole_end;  // tiles within load without bounds checks
 
   template <class Config, class T>
   __device__ void set(const ForwardArguments<T>& args, const BlockPlace& place) {
@@ -69,12 +74,12 @@ struct PairForward {
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kPart = Config::kPart, kThreads = Config::kThreads;
   static constexpr int kParts = kBlockN / kPart;
-  static constexpr float kLimit = 1024.0f;  // sums of a stage above it move m
-  static constexpr float kHopeless = 3e4f;  // and above it may not fit into 16 bits
+  static constexpr float kLimit = 1024.0f;  // sum of p over a tile above which m rises
+  static constexpr float kHopeless = 3e4f;  // sum of p above which p may overflow float16 (65504)
 
   using State = PairState<kDv>;
   using Scores = Accumulator<2, kPart / 8>;
-  using Probabilities = uint32_t[2][kPart / 16][4];  // as operands
+  using Probabilities = uint32_t[2][kPart / 16][4];  // p as A operands
 
   const ForwardArguments<T>& args;
   char* smem;
@@ -105,12 +110,14 @@ struct PairForward {
       if (bounds.begin < bounds.end) loop(careful);
       if (!careful && !bounds.all_full()) redo |= !state.finite();
       ptx::wait_copies<0>();
-      if (__syncthreads_or(redo) == 0) break;  // everyone is done: stages become rows of O
+      // Also a barrier: all warps have finished reading the stages, which finish_pair reuses.
+      if (__syncthreads_or(redo) == 0) break;
     }
     finish_pair<T, Config>(args, smem, place, seq, state);  // (6) (7)
   }
 
-  /// This thread's part of the first rows of a stage at key 0, of k1, k2 and v.
+  /// Returns the slot that holds this thread's pointer into k1 (0), k2 (1) or v (2): the first
+  /// chunk that it copies of a tile at key 0.
   __device__ const T*& from(int which) const {
     return reinterpret_cast<const T**>(smem + Config::kLoopBytes)[which * kThreads + threadIdx.x];
   }
@@ -127,15 +134,16 @@ struct PairForward {
     int stage = 0;
     for (int n0 = bounds.begin; n0 < bounds.end; n0 += kBlockN, stage ^= 1) {
       ptx::wait_copies<0>();
-      __syncthreads();  // this stage has landed for every thread, and nobody reads the other
+      // All threads' copies of this stage have arrived, and no warp reads the other stage any more.
+      __syncthreads();
       load_stage(stage ^ 1, n0 + kBlockN);
       if (has_words()) {
         store_word(stage, n0);
-        __syncthreads();  // those of all rows are there
+        __syncthreads();  // the visibility words of all rows are complete
       }
       const bool full = n0 >= bounds.full_begin && n0 + kBlockN <= bounds.full_end;
       const bool quick = bounds.quick && !careful;
-      const bool skip_zeros =  // a vote: every thread of the block agrees
+      const bool skip_zeros =  // all threads of the block agree
           careful && __syncthreads_or(has_non_finite<kBlockN, kDv, kThreads>(v_smem(stage))) != 0;
       if (quick && full) {
         if (state.fresh) find_reference(stage);
@@ -160,10 +168,10 @@ struct PairForward {
           TileSource<T>{q.at(place.b, seq.q_begin + row0, place.h), q.seq_stride, 0, rows,
                         args.shape.head_dim, args.q_aligned});
     }
-    ptx::commit_copies();  // its own group: a block without keys loads no stage, and waits for q
+    ptx::commit_copies();  // a block without visible keys loads no stage but still waits for q
   }
 
-  /// Starts loading keys [n0, n0 + kBlockN) and ends the group of copies, which may be empty.
+  /// Starts loading keys [n0, n0 + kBlockN) and commits the group of copies, which may be empty.
   __device__ void load_stage(int stage, int n0) const {
     T* const k = k_smem(stage);
     if (n0 >= bounds.whole_begin && n0 + kBlockN <= bounds.whole_end) {
@@ -179,8 +187,8 @@ struct PairForward {
     ptx::commit_copies();
   }
 
-  /// A thread keeps its chunk and goes down the rows in steps of a multiple of 8, which leave the
-  /// swizzle alone.
+  /// Copies a whole tile. Each thread keeps its chunk column and steps down the rows by a multiple
+  /// of 8, which leaves the swizzle unchanged.
   template <int kCols>
   __device__ void load_whole(T* tile, const T* from, int64_t stride) const {
     constexpr int kChunks = kCols / kChunk, kAtOnce = kThreads / kChunks;
@@ -193,6 +201,7 @@ struct PairForward {
     }
   }
 
+  /// Copies the tile's rows that lie within the sequence and fills the others with 0.
   template <int kCols>
   __device__ void load_part(T* tile, const Rows<const T>& rows, int n0, int cols,
                             bool aligned) const {
@@ -203,15 +212,16 @@ struct PairForward {
 
   __device__ bool has_words() const { return args.shape.mask.kind == MaskKind::kBoolean; }
   __device__ HeadMask mask() const { return {args.shape, seq, place.b, place.h}; }
-  /// [kBlockM, kParts] under a boolean mask: who sees what of a stage.
+  /// Visibility words of the current tile, [kBlockM, kParts]; only under a boolean mask.
   __device__ uint32_t* words_smem() const {
     return reinterpret_cast<uint32_t*>(smem + Config::kSmemBytes);
   }
-  /// The bytes of the word that this thread makes for a stage.
+  /// The mask bytes from which a thread computes visibility word `word` of a stage.
   __device__ char* slot_smem(int stage, int word) const {
     return smem + Config::kSmemBytes + Config::kWordBytes + stage * Config::kSlotBytes / 2 +
            word * MaskBytes::kSlot;
   }
+  /// Starts copying the boolean mask's bytes, or prefetches an additive mask into L1.
   __device__ void load_mask(int stage, int n0) const {
     if (args.shape.mask.kind == MaskKind::kNone) return;
     const HeadMask head = mask();
@@ -230,18 +240,18 @@ struct PairForward {
     words_smem()[word] = MaskBytes(head, row0 + word / kParts, n0 + word % kParts * kPart)
                              .word(slot_smem(stage, word));
   }
-  /// Under a boolean mask: does any row of the warp see any key of a part?
+  /// True if any row of the warp sees any key of the part under the boolean mask.
   __device__ bool any_seen(int part) const {
     return __any_sync(0xffffffffu, words_smem()[(warp_row + lane) * kParts + part] != 0) != 0;
   }
 
-  /// (2) of one part of a stage.
+  /// (2) for one part.
   __device__ void scores(Scores& s, int stage, int part) const {
     multiply_transposed<2, kPart, kD>(s, q_smem + map * Config::kQElements, warp_row,
                                       k_smem(stage) + map * Config::kKElements + part * kPart * kD);
   }
 
-  /// (4) for 16 keys of a stage.
+  /// (4) for 16 keys: o += p v, with the p of two 16-row fragments.
   __device__ void add_values(const uint32_t (&p)[2][4], int stage, int key) {
     using Layout = TileLayout<kDv>;
     const uint32_t values =
@@ -258,7 +268,7 @@ struct PairForward {
     }
   }
 
-  /// (3) for 16 keys of a part, and sums of p.
+  /// (3) for keys [16 k, 16 k + 16) of a part. Adds the unrounded p to `sum`.
   __device__ void exponentials(uint32_t (&p)[2][4], const Scores& s, int k, float (&sum)[2][2],
                                float scale) const {
 #pragma unroll
@@ -278,11 +288,11 @@ struct PairForward {
     }
   }
 
-  /// A stage with the m that there is; kPartly: some row does not see all of it.
+  /// Processes a tile with the current m. With kPartly, some row may not see all of its keys.
   template <bool kPartly>
   __device__ void quick_stage(int stage, int n0) {
     float sum[2][2] = {};
-#pragma unroll 1  // two parts at once have no registers
+#pragma unroll 1  // the scores of two parts would not fit the registers
     for (int part = 0; part < kParts; ++part) {
       if (kPartly && has_words() && !any_seen(part)) continue;
       Scores s = {};
@@ -308,7 +318,7 @@ struct PairForward {
     if (__any_sync(0xffffffffu, most > kLimit)) state.outgrow(sum);  // (5)
   }
 
-  /// -inf where the row may not see, which replaces a NaN.
+  /// Sets the scores of hidden columns to -inf, even if they are NaN.
   __device__ void hide(Scores& s, int n0, int part) const {
     static_assert(kPart == 32);
 #pragma unroll
@@ -323,15 +333,15 @@ struct PairForward {
     }
   }
 
-  /// m of rows that have none, from the first part of a stage that they all see.
+  /// Initialises m from the scores of a tile's first part, which every row sees.
   __device__ void find_reference(int stage) {
     Scores s = {};
     scores(s, stage, 0);
     state.raise(s, factor);
   }
 
-  /// A stage with masks, or with scores that outgrow m. Columns that a row may not see are
-  /// replaced, not added to; a stage of v with infinities or NaN is multiplied entry by entry.
+  /// Processes a tile with a row maximum for every part. With `skip_zeros` (v holds an infinity or
+  /// NaN) it skips the zeros of p.
   __device__ void careful_stage(int stage, int n0, bool skip_zeros) {
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
@@ -368,19 +378,20 @@ struct PairForward {
     }
   }
 
-  /// [kBlockM, kBiasPitch] under an additive mask: the biases of a part.
+  /// Row `row` of the biases of a part, [kBlockM, kBiasPitch]; only under an additive mask.
   __device__ float* bias_smem(int row) const {
     return reinterpret_cast<float*>(smem + Config::kSmemBytes) + row * kBiasPitch;
   }
-  /// For both maps; every warp of the block comes here.
+  /// Loads the biases of a part. All warps must call it: each loads 16 rows, and the warps of both
+  /// maps read them.
   __device__ void load_biases(int n0) const {
     const int row = ptx::reread_thread() / kWarpSize * 16;
-    __syncthreads();  // nobody reads the last ones any more
+    __syncthreads();  // all warps have read the previous biases
     load_bias<16>(bias_smem(row), mask(), row0 + row, n0);
-    __syncthreads();  // they are there
+    __syncthreads();  // the biases are complete
   }
 
-  /// To base 2.
+  /// Scales the scores to base 2.
   __device__ void scale(Scores& s) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -400,9 +411,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   __shared__ PairBounds bounds;
   BlockPlace place =
       grouped_place(static_cast<int>(blockIdx.x), args.shape.batch, args.shape.heads, tiles, group);
-  place.tile = tiles - 1 - place.tile;  // causal: the rows that see most come first
+  place.tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
   if (threadIdx.x == 0) bounds.set<Config>(args, place);
-  __syncthreads();  // they are there
+  __syncthreads();  // thread 0 has set the bounds
   PairForward<T, Config>{args, smem, place, bounds}.run();
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a warp knows of its 32 rows of one map, and how two of them become the result.
+// State and epilogue of the forward in pair.cuh: PairState holds one map's m, l and o for the 32
+// rows of a warp; FinishPair combines the states of both maps into the result.
 #pragma once
 
 #include <cmath>
@@ -14,15 +15,17 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// Softmax state in base 2: a thread keeps rows g and g + 8 of both 16. l is the thread's own part
-/// until `finish`, o [32, kDv] not yet divided by it.
+/// Softmax state in base 2 of a warp's 32 rows. A thread holds rows g and g + 8 of both 16-row
+/// fragments, g = lane / 4.
 template <int kDv>
 struct PairState {
-  float o[2][kDv / 8][4];
+  float o[2][kDv / 8][4];  // [32, kDv], not yet divided by l
+  // m: row maxima, which may lag. l: row sums; until `finish` over this thread's columns only.
   float m[2][2], l[2][2];
   bool fresh;  // some row of the warp has no m yet
 
-  /// Rows from `rows` on do not exist and need none.
+  /// Initialises the state of rows [row0, row0 + 32). Rows from `rows` on do not exist; they get
+  /// m = 0, so that they never count as fresh.
   __device__ void reset(int row0, int rows) {
     fresh = true;
     for (int i = 0; i < 2; ++i) {
@@ -37,9 +40,10 @@ struct PairState {
     }
   }
 
-  /// Moves m to the maximum of scores, base 2 once multiplied by `factor` > 0, where some row of
-  /// the warp has outgrown its m by kSlack: until then p stays below 2^kSlack, which float sums and
-  /// 16-bit operands hold as exactly as p below 1.
+  /// Raises m to the maximum of the scores, and rescales l and o, if some row of the warp exceeds
+  /// its m by more than kSlack. `factor` > 0 converts scores to base 2. Without a rescale
+  /// p <= 2^kSlack, which float and 16-bit types represent with the same relative precision as
+  /// p <= 1.
   template <int kN8>
   __device__ void raise(const Accumulator<2, kN8>& s, float factor) {
     constexpr float kSlack = 8.0f;
@@ -65,7 +69,7 @@ struct PairState {
     fresh = __any_sync(0xffffffffu, none) != 0;
   }
 
-  /// Moves m by as much as sums of p have grown.
+  /// Raises m by log2 of the row's largest thread sum of p over one tile, and rescales l and o.
   __device__ void outgrow(const float (&sum)[2][2]) {
     float top[2][2];
 #pragma unroll
@@ -76,8 +80,9 @@ struct PairState {
     rescale(top);
   }
 
+  /// True if every o of this thread is finite.
   __device__ bool finite() const {
-    float zero = 0.0f;  // NaN once an infinity or a NaN was multiplied by it
+    float zero = 0.0f;  // becomes NaN at the first infinity or NaN
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -89,7 +94,7 @@ struct PairState {
     return zero == 0.0f;
   }
 
-  /// Completes l over the quad.
+  /// Sums l over the quad, so that each lane has the whole row's l.
   __device__ void finish() {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -98,11 +103,11 @@ struct PairState {
     }
   }
 
-  /// While a row has seen nothing its m is -inf: -inf - (-inf) would be NaN.
+  /// Replaces -inf by 0. A row that has seen no column has m = -inf, and -inf - (-inf) is NaN.
   __device__ static float finite_or_zero(float x) { return x == -INFINITY ? 0.0f : x; }
 
  private:
-  /// m becomes the larger of itself and the quad's largest `top`.
+  /// Sets m to the maximum of m and of the quad's `top`, and rescales l and o.
   __device__ void rescale(const float (&top)[2][2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -122,13 +127,16 @@ struct PairState {
   }
 };
 
-/// The end of a block's work through shared memory: of the 32 rows that a warp of map 1 and one of
-/// map 2 share, the first finishes rows 0-15, the second 16-31.
-/// lse = m ln 2 + log l;  o2 = o / l of map 2;  O = o1 / l1 - lambda o2;  out = epilogue(O).
+/// Combines the two maps and stores the results:
+///
+///   lse = m ln 2 + log l;  o2 = o / l of map 2;  O = o1 / l1 - lambda o2;  out = epilogue(O)
+///
+/// A warp of map 1 and a warp of map 2 hold the same 32 rows. They exchange half of their o through
+/// shared memory: the warp of map 1 finishes rows 0-15, the warp of map 2 rows 16-31.
 template <class T, class Config>
 struct FinishPair {
   static constexpr int kDv = Config::kValueDim;
-  using Half = float[kDv / 8][4];  // of 16 rows
+  using Half = float[kDv / 8][4];  // o of 16 rows
 
   const ForwardArguments<T>& args;
   char* smem;  // o [warps, kDv / 8, 32 lanes, 4], then l [2, kBlockM]
@@ -156,7 +164,7 @@ struct FinishPair {
     } else {
       send(state.o[0]);
     }
-    __syncthreads();  // what the other warp of each pair sends is there
+    __syncthreads();  // each warp has sent its half to its partner
     Half other;
 #pragma unroll
     for (int j = 0; j < kDv / 8; ++j) {
@@ -177,7 +185,7 @@ struct FinishPair {
     }
   }
 
-  /// l to shared memory, lse to its place.
+  /// Stores l to shared memory, and lse to global memory if the caller wants it.
   __device__ void store_statistics() const {
     if (lane % 4 != 0) return;
     const Rows<float>& lse = map == 0 ? args.lse1 : args.lse2;
@@ -203,7 +211,7 @@ struct FinishPair {
       const float l1 = l_smem(0)[row], l2 = l_smem(1)[row];
       const bool dead = l1 == 0.0f;
       const float inverse1 = dead ? 0.0f : 1.0f / l1, inverse2 = dead ? 0.0f : 1.0f / l2;
-      // Of a row that sees nothing none, so that an infinite one is not used.
+      // 0 for a row that sees no column, because an infinite lambda would give NaN.
       const float lambda = dead || !exists ? 0.0f : *args.lambda.at(place.b, at, place.h);
       float squares = 0.0f;
 #pragma unroll
@@ -212,7 +220,7 @@ struct FinishPair {
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
           o2[j][e] *= inverse2;
           o1[j][e] = o1[j][e] * inverse1 - lambda * o2[j][e];
-          squares += o1[j][e] * o1[j][e];  // padding of v is 0
+          squares += o1[j][e] * o1[j][e];  // padding columns of v are 0
         }
       }
       const float rstd = args.epilogue.rstd(quad_sum(squares), args.shape.value_dim);
@@ -221,7 +229,7 @@ struct FinishPair {
     }
   }
 
-  /// Neighbours as one word.
+  /// Stores row r of the fragment, two adjacent columns at a time. Requires args.whole_rows.
   __device__ void store_whole(const Half& o1, const Half& o2, int r, int64_t at, float rstd) const {
     const auto store = [&](const SavedRow<T>& row, const Half& o, auto gain) {
 #pragma unroll
@@ -243,11 +251,12 @@ struct FinishPair {
     }
   }
 
-  /// Any width and place, through shared memory: [8, kDv] of o2, then of O, for each warp.
+  /// Stores rows of any width and alignment. Each warp passes [8, kDv] of o2, then of O, through
+  /// shared memory, so that its lanes can store one row at a time.
   __device__ void store_slowly(const Half& o1, const Half& o2, int r, bool dead) const {
     float* const rows_smem = reinterpret_cast<float*>(smem + 4 * Config::kBlockM * (kDv + 2)) +
                              threadIdx.x / kWarpSize * 2 * 8 * kDv;
-    __syncwarp();  // the last ones were stored
+    __syncwarp();  // the previous rows have been stored
 #pragma unroll
     for (int j = 0; j < kDv / 8; ++j) {
 #pragma unroll
@@ -257,7 +266,7 @@ struct FinishPair {
         rows_smem[8 * kDv + to] = o1[j][2 * r + e];
       }
     }
-    __syncwarp();  // they are there
+    __syncwarp();  // the rows are complete
     const unsigned dead_rows = __ballot_sync(0xffffffffu, dead);
 #pragma unroll 1
     for (int g = 0; g < 8; ++g) {

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is left after the main kernel. From the sums of dq to dq1 = scale ds1 k1 and dq2 = scale2
-// ds2 k2, rounded: one block per unit of 64 rows of one head, half of it for each map. The sums lie
-// in fragment order; shared memory turns them into rows. And dnorm_weight from the units' parts.
+// The small kernels after the main one.
+//   finish_dq_kernel  scales and rounds the sums of dq: dq1 = scale ds1 k1, dq2 = scale2 ds2 k2,
+//                     [B, M, H, D]. One block per unit of 64 rows of one head; the first 128
+//                     threads take map 1, the others map 2. The sums are in fragment order; shared
+//                     memory transposes them into rows.
+//   sum_parts_kernel  sums the units' parts of dnorm_weight [Dv] and dlambda, one block per result.
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/sm90/backward/launch.h"
@@ -26,7 +29,7 @@ template <class T, int kD>
 __global__ void __launch_bounds__(kThreads)
     finish_dq_kernel(const __grid_constant__ FinishArguments<T> args) {
   __shared__ __align__(16) uint32_t rows[2][kUnitRows][kD / 2 + 4];  // padded by 16 bytes
-  constexpr int kChunks = kD / 8;                                    // of 16 bytes, in a row
+  constexpr int kChunks = kD / 8;                                    // 16-byte chunks of a row
   const int h = static_cast<int>(blockIdx.x) / args.unit_count;
   const int unit = static_cast<int>(blockIdx.x) % args.unit_count;
   const int b = args.units.sequence(unit, args.shape.batch);
@@ -46,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
     rows[map][row][4 * i + lane % 4] = pack<T>(x.x * scale, x.y * scale);
     rows[map][row + 8][4 * i + lane % 4] = pack<T>(x.z * scale, x.w * scale);
   }
-  __syncthreads();  // all rows are there
+  __syncthreads();  // all rows are written
   const Rows<T>& dq = map == 0 ? args.dq1 : args.dq2;
   if (dq.data == nullptr) return;
 #pragma unroll
@@ -73,7 +76,7 @@ void finish(const BackwardParams& params, const BackwardWorkspace& workspace, cu
   check_launch("sm90 backward, rounding of dq", params);
 }
 
-/// sums [n] = over parts [n, count], one block for each, a fixed tree.
+/// Computes out [n] = sum over parts [n, count], one block per result, in a fixed order.
 __global__ void __launch_bounds__(kThreads)
     sum_parts_kernel(const float* parts, float* out, int64_t count) {
   __shared__ float sums[kThreads];
@@ -81,7 +84,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = threadIdx.x; i < count; i += kThreads) sum += parts[blockIdx.x * count + i];
   sums[threadIdx.x] = sum;
   for (int width = kThreads / 2; width > 0; width /= 2) {
-    __syncthreads();  // the sums of the last round are there
+    __syncthreads();  // the sums of the previous round are written
     if (threadIdx.x < width) sums[threadIdx.x] += sums[threadIdx.x + width];
   }
   if (threadIdx.x == 0) out[blockIdx.x] = sums[0];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of the main kernel's step: its products, and arithmetic on fragments. A fragment of an
-// accumulator [64 keys, 64 queries]: d[4i + 2r + e] is key 16 warp + lane / 4 + 8r, query
-// 8i + 2 (lane % 4) + e. Packed in pairs, x[4i .. 4i + 3] are at once the operand of 16 queries of
-// the next product and the four 8x8 matrices of one matrix store.
+// The wgmma products of the backward's main kernel, and arithmetic on accumulator fragments. In the
+// fragment of [64 keys, 64 queries], d[4i + 2r + e] is key 16 warp + lane / 4 + 8r and query
+// 8i + 2 (lane % 4) + e. Packed in pairs, x[4i .. 4i + 3] are the register operand for 16 queries
+// of the next product, and also the four 8x8 matrices of one stmatrix.
 #pragma once
 
 #include "kernels/cuda/problem.cuh"
@@ -26,7 +26,7 @@ struct PairOf<float16> {
   using Type = __half2;
 };
 
-/// Pairs of T in one register: a b + c, a b.
+/// Return a b + c and a b for pairs of T packed in a register.
 template <class T>
 __device__ inline uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
   using Pair = typename PairOf<T>::Type;
@@ -41,7 +41,7 @@ __device__ inline uint32_t multiply(uint32_t a, uint32_t b) {
   return *reinterpret_cast<const uint32_t*>(&product);
 }
 
-/// x = 2^(s c), rounded in pairs.
+/// Computes x = 2^(s c), rounded to T and packed in pairs.
 template <class T>
 __device__ inline void exp_pack(const float (&s)[32], uint32_t (&x)[16], float c) {
 #pragma unroll
@@ -50,7 +50,7 @@ __device__ inline void exp_pack(const float (&s)[32], uint32_t (&x)[16], float c
   }
 }
 
-/// x = 2^(s c + bias)
+/// Computes x = 2^(s c + bias), rounded to T and packed in pairs.
 template <class T, class B>
 __device__ inline void exp_pack(const float (&s)[32], uint32_t (&x)[16], float c,
                                 BiasStream<B>& biases) {
@@ -69,14 +69,14 @@ __device__ inline void exp_pack(const float (&s)[32], uint32_t (&x)[16], float c
   }
 }
 
-/// p -> p g, the product of two rounded numbers rounded: a third of the error budget, and 4 % of
-/// the kernel's time less than in float.
+/// Replaces p by p g, with g and the product rounded to T. The rounding takes a third of the error
+/// budget and saves 4 % of the kernel's time against float.
 template <class T>
 __device__ inline void grad_scores(uint32_t (&p)[16], const float (&g)[32]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) p[i] = multiply<T>(p[i], pack<T>(g[2 * i], g[2 * i + 1]));
 }
-/// p -> p (sign g + diff); pair i has queries of block i / 2.
+/// Replaces p by p (sign g + diff). Pairs 2j and 2j + 1 hold queries of the j-th group of 8.
 template <class T>
 __device__ inline void grad_scores(uint32_t (&p)[16], const float (&g)[32], const float (&diff)[16],
                                    float sign) {
@@ -88,7 +88,8 @@ __device__ inline void grad_scores(uint32_t (&p)[16], const float (&g)[32], cons
   }
 }
 
-/// To the rows [key][query] of ds; `smem` is the lane's swizzled address for the first 16 queries.
+/// Stores a fragment into ds [keys, queries] in shared memory. `smem`: the lane's swizzled address
+/// for the first 16 queries.
 __device__ inline void store_ds(uint32_t smem, const uint32_t (&x)[16]) {
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
@@ -96,16 +97,17 @@ __device__ inline void store_ds(uint32_t smem, const uint32_t (&x)[16]) {
   }
 }
 
-/// The products of one warpgroup, each its own commit group. `base` is the shared memory's address
-/// in units of 16 bytes.
+/// The wgmma products of one warpgroup; each function commits one group. `base` is the address of
+/// shared memory in units of 16 bytes.
 template <class T, class C>
 struct BackwardProducts {
   using Mma = ptx::Wgmma<T, 64>;
   static constexpr ptx::Major kK = ptx::Major::kK, kMn = ptx::Major::kMn;
-  static constexpr uint32_t kHalfKeys = 64 * 128 >> 4;  // a warpgroup's keys
+  static constexpr uint32_t kHalfKeys = 64 * 128 >> 4;  // 64 rows of 128 bytes, in 16 bytes
 
-  /// An operand that picks statistics: equal rows with ones in columns 0-2, 3-5 or 6-7. Only 8 of
-  /// the 64 rows are stored, the groups of 8 are 0 bytes apart.
+  /// A constant operand [64, 8] that picks one statistic from the 8 bf16 of a row: all its rows
+  /// have ones in columns 0-2, 3-5 or 6-7. Shared memory holds 8 of the 64 rows; the descriptor's
+  /// group stride of 0 repeats them.
   enum Pick : uint32_t { kLse1 = 0, kLse2 = 1, kDelta1 = 2 };
 
   __device__ static void store_picks(uint32_t smem, int thread) {
@@ -121,7 +123,7 @@ struct BackwardProducts {
     return base + (C::kStageAt >> 4) + stage * (C::kStageBytes >> 4);
   }
 
-  /// d = the picked statistics of the unit's rows, in every row of keys.
+  /// Sets d [64 keys, 64 queries] to the picked statistic of each query, the same for all keys.
   __device__ static void put_stat(float (&d)[32], Pick pick, uint32_t base, uint32_t stage) {
     ptx::Wgmma<bfloat16, 64>::ss<false, kK, kK>(
         d, ptx::eight_deep_descriptor(base + ((C::kPickAt + pick * C::kPickBytes) >> 4), 0),
@@ -135,7 +137,7 @@ struct BackwardProducts {
     issue_s(s, kLse2, base, base + ((C::kKAt + C::kKBytes) >> 4) + w * kHalfKeys,
             stage_at(base, stage) + (C::kQBytes >> 4), stage);
   }
-  /// s [64 keys, 64 queries] = k q^T - lse / scale
+  /// Issues s [64 keys, 64 queries] = k q^T - lse / scale.
   __device__ static void issue_s(float (&s)[32], Pick pick, uint32_t base, uint32_t k, uint32_t q,
                                  uint32_t stage) {
     const uint64_t a = ptx::swizzled_descriptor(k), b = ptx::swizzled_descriptor(q);
@@ -145,7 +147,7 @@ struct BackwardProducts {
     ptx::wgmma_commit();
   }
 
-  /// dp [64 keys, 64 queries] = v dO^T - delta1
+  /// Issues dp [64 keys, 64 queries] = v dO^T - delta1.
   __device__ static void issue_dp(float (&dp)[32], uint32_t base, int w, uint32_t stage) {
     const uint64_t a = ptx::swizzled_descriptor(base + (C::kVAt >> 4) + w * kHalfKeys);
     const uint64_t b = ptx::swizzled_descriptor(stage_at(base, stage) + (2 * C::kQBytes >> 4));
@@ -158,7 +160,7 @@ struct BackwardProducts {
     ptx::wgmma_commit();
   }
 
-  /// dv [64 keys, Dv] += p dO
+  /// Issues dv [64 keys, Dv] += p dO.
   __device__ static void issue_dv(float (&dv)[C::kValueDim / 2], const uint32_t (&p)[16],
                                   uint32_t base, uint32_t stage) {
     const uint64_t b =
@@ -170,7 +172,7 @@ struct BackwardProducts {
     ptx::wgmma_commit();
   }
 
-  /// dk [64 keys, 64] += ds q of map `map`
+  /// Issues dk [64 keys, 64] += ds q for map `map`.
   __device__ static void issue_dk(float (&dk)[32], const uint32_t (&ds)[16], uint32_t base,
                                   uint32_t stage, uint32_t map) {
     const uint64_t b = ptx::swizzled_descriptor(stage_at(base, stage) + map * (C::kQBytes >> 4));
@@ -179,7 +181,7 @@ struct BackwardProducts {
     ptx::wgmma_commit();
   }
 
-  /// dq [64 queries, 64] = ds^T k over the tile's 128 keys, of map `map`
+  /// Issues dq [64 queries, 64] = ds^T k over the tile's 128 keys, for map `map`.
   __device__ static void issue_dq(float (&dq)[32], uint32_t base, int map, uint32_t stage) {
     const uint64_t a =
         ptx::swizzled_descriptor(base + (C::kDsAt >> 4) + (stage * 2 + map) * (C::kDsBytes >> 4));
@@ -190,8 +192,9 @@ struct BackwardProducts {
     ptx::wgmma_commit();
   }
 
-  /// This thread's sign (delta1 - delta2). Read before the wait that precedes their use: behind the
-  /// operand traffic of the products a load takes hundreds of cycles.
+  /// Loads sign (delta1 - delta2) of this thread's queries. The caller issues it before the wait
+  /// that precedes the use: such loads queue behind the operand reads of wgmma for hundreds of
+  /// cycles.
   __device__ static void load_diff(float (&diff)[16], uint32_t smem, uint32_t stage, int lane) {
     const uint32_t at = smem + C::kStatAt + kStatDiffAt + stage * kStatBytes + lane % 4 * 16;
 #pragma unroll

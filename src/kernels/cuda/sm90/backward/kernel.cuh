@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything quadratic of the backward in one kernel. One block owns 128 keys of one (batch entry,
-// kv head), 64 for each of its two warpgroups, and goes over the units of 64 query rows that see
-// any of them, for all heads of the group:
+// The main kernel of the backward for D = 64, Dv = 64 or 128: all work that grows with M N. It
+// reads q1, q2, dO, k1, k2, v and the row statistics (stats.cuh). It writes dk1, dk2
+// [B, N, Hkv, D], dv [B, N, Hkv, Dv] and float sums of dq1, dq2, which finish.cu scales and rounds.
+//
+// One block owns a tile of 128 keys of one (batch entry, kv head); each of its two warpgroups owns
+// 64 of them. The block loops over the items, which are the units (64 query rows of one head) that
+// see any of its keys, for all heads of the kv head. With lse2' = lse2 - log |lambda|:
 //
 //   (1) s1 = k1 q1^T - lse1 / scale, s2 = k2 q2^T - lse2' / scale2      [keys, queries]
 //   (2) p1 = exp(scale s1), p2' = |lambda| p2 = exp(scale2 s2)          rounded to T
@@ -13,22 +17,25 @@
 //   (7) dq1 += ds1^T k1 by warpgroup 0, dq2 += ds2^T k2 by warpgroup 1  ds through shared memory
 //   then (8) store dv, scale dk1, scale2 dk2
 //
-// Sums are in float. dq goes to a sum in global memory by bulk reductions, in any order or, when
-// deterministic, tile after tile: a tile adds to a unit after the tile of the next 128 keys did.
+// Accumulators are float. Bulk reductions add dq to the sums in global memory, in any order or, if
+// kDeterministic, from the last key tile to the first: a tile adds to a unit after the tile of the
+// next 128 keys has done so.
 //
-// The asynchronous products of one warpgroup, one commit group each, and where it computes (dots):
+// An iteration of a warpgroup issues these wgmma groups; the dots mark its own arithmetic:
 //
-//   s1 | s2 . dp . dv . dk1 . dk2  dq(unit before)  s1(next unit) | ...
+//   s1 | s2 . dp . dv . dk1 . dk2  dq(previous unit)  s1(next unit) | ...
 //
-// exp of s1 while s2 runs, exp of s2 while dp runs, ds1 and ds2 while dv and dk1 run. dq lags a
-// unit behind, so the warpgroups, which exchange ds, may be half an iteration apart; a pair of
-// named barriers (`turn`) keeps them so: one computes (2) to (5) while the other only has products
-// under way. Loads are issued by the trailing warpgroup, which finds stages free without waiting.
+// It computes exp(s1) while s2 runs, exp(s2) while dp runs, and ds1, ds2 while dv and dk1 run. dq
+// lags one unit behind, so the warpgroups, which exchange ds through shared memory, may be half an
+// iteration apart. Two named barriers (`turn_wait`, `turn_pass`) keep them so: while one warpgroup
+// computes (2) to (5), the other only has products in flight. Lanes of warpgroup 1, which runs
+// behind, issue the TMA loads, so the stages are free when they do.
 //
 // Three rules keep ptxas from serialising the products (warnings C7512 and C7514):
-//   - no accumulator that the loop reads is under way over its back edge: s1 is waited for there;
-//   - registers of a product are released as early as possible: the waits before dq and s1;
-//   - what can be recomputed is not kept: descriptors from an opaque base, uniform values.
+//   - No product into an accumulator that the loop reads crosses the back edge: each iteration ends
+//     with a wait for s1.
+//   - Waits come early to free a product's registers: see those before dq and s1.
+//   - Values that are cheap to recompute are not kept: descriptors (`opaque`), uniform values.
 #pragma once
 
 #include "kernels/cuda/sm90/backward/fragments.cuh"
@@ -36,7 +43,7 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// B: of the numbers of an additive mask; void without one.
+/// B: type of the biases of an additive mask; void without one.
 template <class T, class Config, bool kDeterministic, class B>
 struct Backward : KeyTile<T, Config, kDeterministic> {
   using Base = KeyTile<T, Config, kDeterministic>;
@@ -75,14 +82,15 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     }
     Products::store_picks(smem, static_cast<int>(threadIdx.x));
     ptx::fence_async_proxy();
-    __syncthreads();  // barriers, picks and edges are there
+    __syncthreads();  // mbarriers, picks and the word at kEdgeAt are written
   }
 
   // --- dq
 
-  /// A warp's 16 rows of dq lie in fragment order in its own part of shared memory until one
-  /// asynchronous reduction adds them to the sum. Between stage_dq and flush_dq a fence and
-  /// __syncwarp.
+  /// Writes a warp's 16 rows of dq in fragment order into its own part of shared memory, from which
+  /// `flush_dq` adds them to the sums. First waits until the previous reduction has read that
+  /// memory. kDeterministic: waits until that reduction is complete, and reports it in dq_done.
+  /// The caller must call fence_async_proxy and __syncwarp between stage_dq and flush_dq.
   __device__ void stage_dq(const float (&dq)[32], int& pending) const {
     if (lane == 0) {
       if constexpr (kDeterministic) {
@@ -104,7 +112,8 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// By lane 0: adds what was staged for item `it`.
+  /// Issues the bulk reduction of item `it`, whose dq is staged. Lane 0 calls it. kDeterministic:
+  /// first waits until the tile of the next keys has added to the unit.
   __device__ void flush_dq(int it, int& pending) const {
     const int item = ptx::load_smem_int(smem + C::kItemAt + 4 * (it & (C::kItems - 1)));
     const int unit = item & 0xfffff;
@@ -135,7 +144,8 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     ptx::barrier_arrive(barriers + barrier + 8 * stage);
   }
 
-  /// Loads of the keys and of two items; `load_head` and `load_unit` become the third's.
+  /// Starts the loads of k, v and the first two items. `load_head` and `load_unit` become those of
+  /// the third item.
   __device__ void load_first(bool loader, int& load_head, int& load_unit) const {
     if (loader) {
       this->load_item(0, 0, start);
@@ -156,7 +166,8 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     ptx::pin(s1);
   }
 
-  /// (2) of one map. partial: some row may not see some key, which under biases always holds.
+  /// Step (2) for one map: masks s and exponentiates it. `partial`: some row may not see some key;
+  /// always true with a mask tensor.
   __device__ void to_probabilities(float (&s)[32], uint32_t (&p)[16], float c, bool partial,
                                    int unit, int it, BiasStream<B>& biases) const {
     if constexpr (kBiased) {
@@ -168,6 +179,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
+  /// The loop over items: steps (1) to (7).
   __device__ void accumulate() {
     const bool loader = w == 1 && lane == 0;
     int load_head = 0, load_unit = start;
@@ -179,7 +191,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     const uint32_t ds_lane = smem + C::kDsAt + (64 * w + 16 * warp + lane % 16) * 128 +
                              (((lane >> 4) ^ (lane & 7)) << 4);
     int unit = start;
-    int pending = -1;  // deterministic: the unit whose reduction is under way
+    int pending = -1;  // kDeterministic: the unit whose reduction is in flight
     for (int it = 0; it < items; ++it) {
       const uint32_t stage = it & 1, other = stage ^ 1, round = it >> 1;
       const uint32_t base = ptx::opaque(smem >> 4);
@@ -229,7 +241,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       const uint32_t ds = ds_lane + stage * 2 * C::kDsBytes;
       store_ds(ds, p1);
       grad_scores<T>(p2, dp, diff, sign);
-      if (it + w < items) turn_pass();  // after its last unit warpgroup 0 needs no turn
+      if (it + w < items) turn_pass();  // warpgroup 0 waits for no turn after its last unit
       store_ds(ds + C::kDsBytes, p2);
       ptx::fence_async_proxy();
       __syncwarp();
@@ -241,19 +253,19 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       ptx::pin(dk2);
       ptx::wgmma_fence();
       Products::issue_dk(dk2, p2, base, stage, 1);
-      ptx::wgmma_wait<2>();  // dv is done: the registers of p are free
+      ptx::wgmma_wait<2>();  // dv is complete and frees the registers of p
       ptx::pin(p);
 
-      // (7) of the unit before; for the first there is none, and the result is dropped
+      // (7) of the previous unit. The first iteration reads stale ds and drops the result.
       if (it >= 1) wait(C::kDsFull, other, (it - 1) >> 1);
       ptx::fresh(dq);
       ptx::wgmma_fence();
       Products::issue_dq(dq, base, w, other);
-      ptx::wgmma_wait<1>();  // dk1 and dk2 are done: the stage and ds are free
+      ptx::wgmma_wait<1>();  // dk1 and dk2 are complete and free q, dO and the registers of ds
       ptx::pin(p1);
       ptx::pin(p2);
-      arrive(C::kEmpty, stage);  // every lane, for its own reads of statistics
-      // s1 of the next unit; after the last it reads whatever is there, and the result is dropped
+      arrive(C::kEmpty, stage);  // by every thread, since every thread reads statistics
+      // (1) of the next unit. The last iteration reads stale data and drops the result.
       if (it + 1 < items) wait(C::kFull, other, (it + 1) >> 1);
       ptx::fresh(s1);
       ptx::wgmma_fence();
@@ -276,7 +288,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     finish_dq(pending);
   }
 
-  /// dq of the last unit, and the reductions that are still to be issued.
+  /// Computes dq of the last unit and issues the outstanding reductions.
   __device__ void finish_dq(int& pending) {
     const int last = items - 1;
     wait(C::kDsFull, last & 1, last >> 1);
@@ -306,10 +318,11 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
+  /// Step (8).
   __device__ void store() const {
     const int key = 64 * w + 16 * warp;
     const int n = tile * C::kBlockN + key;
-    // By way of the warp's own rows of v, which its warpgroup does not read any more.
+    // The buffer is the warp's own rows of v, which its warpgroup no longer reads.
     const uint32_t place = smem + C::kVAt + key * 128;
     constexpr uint32_t kStep = C::kValueBlocks > 1 ? C::kVBlockBytes : 0;
     ptx::named_barrier_sync(4 + w, 128);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the main kernels share: which keys a block owns, its loads, the mask, and the last store.
+// The parts that kernel.cuh and wide/kernel.cuh share: which keys a block owns, its TMA loads, the
+// mask, and the store of dk and dv.
 #pragma once
 
 #include <cuda.h>
@@ -15,22 +16,23 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// What the main kernel is given. Boxes of the maps: (64 columns, head, row, block, batch).
+/// The parameter of the main kernels. Coordinates of the tensor maps are (64 columns, head, row,
+/// column block, batch).
 template <class T>
 struct BackwardArguments {
   CUtensorMap q1, q2, d_o;  // boxes of 64 rows
-  CUtensorMap k1, k2, v;    // boxes of a tile's rows
+  CUtensorMap k1, k2, v;    // boxes of kBlockN rows; v: kValueRows
   Shape shape;
   Pieces tiles;
   Pieces units;
-  int tile_count, unit_count;  // numbers of one kv head, of one head
-  int heads_together;          // kv heads whose data fit into the second-level cache
+  int tile_count, unit_count;  // tile numbers of a kv head, unit numbers of a head
+  int heads_together;          // kv heads whose data fit into the L2 cache
   const char* stats;           // [H, unit_count, kStatBytes]
   float* dq_sums;              // [H, unit_count, 2 maps, 4 warps, D / 8, 32 lanes, 4]
-  int* dq_done;       // [H, unit_count, kDqWriters]: 1 + tile that added last; deterministic
-  int* recompute;     // set where unseen values are not finite: the result is not to be used
-  KeyWords words;     // under a boolean mask
-  MaskBiases biases;  // under an additive one
+  int* dq_done;       // [H, unit_count, kDqWriters]: 1 + the tile that added last (kDeterministic)
+  int* recompute;     // set to 1 if the repair kernels must recompute all gradients
+  KeyWords words;     // boolean mask
+  MaskBiases biases;  // additive mask
   Rows<T> dk1, dk2;   // [B, N, Hkv, D]
   Rows<T> dv;         // [B, N, Hkv, Dv]
   float scale, scale2;
@@ -40,12 +42,12 @@ struct BackwardArguments {
 template <class T, class Config, bool kDeterministic>
 struct KeyTile {
   using C = Config;
-  static constexpr bool kTakesWords = C::kHeadDim == 64;  // where boolean masks come here
+  static constexpr bool kTakesWords = C::kHeadDim == 64;  // mask tensors require D = 64
 
   const BackwardArguments<T>& args;
   const uint32_t smem;
   const uint32_t barriers = smem + C::kBarrierAt;
-  // Uniform over the warp, and known to be.
+  // The reductions tell the compiler that these values are uniform in a warp.
   const int w = __reduce_max_sync(0xffffffffu, threadIdx.x / 128);
   const int warp = __reduce_max_sync(0xffffffffu, threadIdx.x / 32) & 3;
   const int lane = threadIdx.x % 32;
@@ -53,18 +55,20 @@ struct KeyTile {
 
   int b = 0, kv_head = 0, tile = 0, group = 1;
   int q_begin = 0, k_begin = 0, seq_k = 0, first_unit = 0;
-  int begin = 0, end = 0, start = 0;   // units of a head, and where a head's turn starts
-  int full_begin = 0, full_end = 0;    // units of which every row sees every key of the warpgroup
-  int whole_begin = 0, whole_end = 0;  // units of which every row sees every key of the tile
-  int edge = 0;                        // rows before it do not see the tile's first key, if bounded
+  int begin = 0, end = 0, start = 0;   // units of a head that see a key, and the first to process
+  int full_begin = 0, full_end = 0;    // units whose rows all see every key of the warpgroup
+  int whole_begin = 0, whole_end = 0;  // units whose rows all see every key of the tile
+  int edge = 0;                        // causal: rows before it do not see the tile's first key
   int next_begin = 0, next_end = 0;    // units that the tile of the next keys adds to
-  int items = 0;                       // units of all heads of the group
+  int items = 0;                       // units of all heads of the kv head
 
   // --- Which tile
 
-  /// Groups of heads; within one all heads' first keys, then all second ones: under a causal mask
-  /// the first keys are seen by most rows, so this is longest first. Deterministic: last keys
-  /// first, so that whom a tile waits for started before it, and is ahead at every unit.
+  /// Finds this block's tile and the units that see it. Returns false if the tile has no keys.
+  ///
+  /// Blocks are ordered by group of kv heads, then by tile, then by head. Under a causal mask more
+  /// rows see the earlier tiles, so the longest tiles run first. kDeterministic: the last tile
+  /// comes first. Each tile then waits for one that started earlier and is ahead at every unit.
   __device__ bool find_tile() {
     const Shape& shape = args.shape;
     const bool packed = args.tiles.cu_seqlens != nullptr;
@@ -113,7 +117,7 @@ struct KeyTile {
       next_begin = uniform(next.begin);
       next_end = uniform(next.end);
     } else if (!shape.bounded && items > 0) {
-      // Tiles that run at the same time add to different units of dq.
+      // Start at different units, so that concurrent tiles add to different units of dq.
       start = begin + 2 * tile % (end - begin);
     }
     if (threadIdx.x == 0) {
@@ -128,7 +132,7 @@ struct KeyTile {
     return static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<unsigned>(x)));
   }
 
-  // --- Loads, by one lane of each warp of warpgroup 1
+  // --- Loads, issued by lane 0 of each warp of warpgroup 1
 
   __device__ void load_keys() const {
     const uint32_t full = barriers + C::kKvFull;
@@ -144,7 +148,7 @@ struct KeyTile {
     }
   }
 
-  /// Item `it`: unit `unit` of head `h` of the group, to stage it % 2.
+  /// Loads item `it`, which is unit `unit` of head `h` of the group, into stage it % 2.
   __device__ void load_item(int it, int h, int unit) const {
     const uint32_t stage = it & 1;
     const uint32_t full = barriers + C::kFull + 8 * stage;
@@ -168,7 +172,7 @@ struct KeyTile {
     }
   }
 
-  /// From one unit to the next of the tile's order.
+  /// Advances (h, unit) to the next item of the tile.
   __device__ void step(int& h, int& unit) const {
     if (++unit == end) unit = begin;
     if (unit == start) ++h;
@@ -176,8 +180,8 @@ struct KeyTile {
 
   // --- The mask
 
-  /// -inf where the row may not see the key. Unseen values that are not finite would spoil the
-  /// products with ds = 0: then all is computed again by other kernels.
+  /// Writes -inf to scores whose row may not see the key. If a score is not finite, it requests the
+  /// repair: a hidden NaN or infinity times p = 0 or ds = 0 is NaN.
   __device__ void mask(float (&s)[32], int unit, int it = 0) const {
     flag_non_finite(s);
     if (kTakesWords && args.words.data != nullptr) return hide_unseen(s, unit, it);
@@ -194,8 +198,8 @@ struct KeyTile {
     hide(s, [&](int r, int) { return first + 8 * r < begin_key || first + 8 * r >= end_key; });
   }
 
-  /// By the mask's words, which know the bounds. it: the item, whose head may have a mask of its
-  /// own.
+  /// Masks by the words of a boolean mask, which include the causal bounds. `it` selects the head,
+  /// which may have a mask of its own.
   __device__ void hide_unseen(float (&s)[32], int unit, int it) const {
     const int h = head_of(it);
     const uint2* const first =
@@ -217,6 +221,7 @@ struct KeyTile {
     }
   }
 
+  /// Returns the head of item `it`; valid while kItemAt holds the item.
   __device__ int head_of(int it) const {
     int h = 0;
     if constexpr (C::kItems > 0) {
@@ -225,7 +230,7 @@ struct KeyTile {
     return kv_head * group + h;
   }
 
-  /// Under an additive mask: this lane's first piece for item `it`, unit `unit` of its head.
+  /// Additive mask: returns this lane's piece 0 for item `it`, which is unit `unit` of its head.
   __device__ const uint4* biases_of(int unit, int it) const {
     const MaskBiases& all = args.biases;
     const int block = (tile * C::kBlockN + C::kKeyShift * w) / MaskBiases::kRows + warp;
@@ -233,6 +238,8 @@ struct KeyTile {
            unit * all.column_stride + block * all.row_stride + lane;
   }
 
+  /// Writes -inf where hidden(r, c) is true, for key row + 8r and the c-th query from the thread's
+  /// first one.
   template <class Hidden>
   __device__ static void hide(float (&s)[32], Hidden hidden) {
 #pragma unroll
@@ -247,6 +254,7 @@ struct KeyTile {
     }
   }
 
+  /// Requests the repair if any x is infinite or NaN: only then is x * 0 not 0.
   template <int kN>
   __device__ void flag_non_finite(const float (&x)[kN]) const {
     float zero[4] = {};
@@ -257,14 +265,15 @@ struct KeyTile {
 
   // --- Results
 
-  /// By this warp, of block `rank` of a cluster: 1 + the tile that added last to this unit of dq.
+  /// Returns this warp's progress word for unit `number` of dq. `rank`: the block in its cluster.
   __device__ int* dq_done(int number, int rank = 0) const {
     return args.dq_done + static_cast<int64_t>(number) * kDqWriters + 8 * rank + 4 * w + warp;
   }
 
-  /// This warp's 16 rows of a gradient, keys n to n + 15 of the tile's sequence, from `column` on:
-  /// by way of shared memory, 64 columns at a time, so that whole lines leave. The warp's own two
-  /// places of 16 rows of 128 bytes are `place_step` bytes apart.
+  /// Stores this warp's 16 rows of a gradient times `scale`: keys n to n + 15 of the sequence,
+  /// columns from `column` on. The rows pass through shared memory, 64 columns at a time, so that
+  /// the warp stores whole 128-byte lines. `place` and place + place_step are the warp's buffers of
+  /// 16 rows of 128 bytes.
   template <int kN>
   __device__ void store_rows(const Rows<T>& out, const float (&x)[kN], int n, int column,
                              float scale, uint32_t place, uint32_t place_step) const {
@@ -275,7 +284,7 @@ struct KeyTile {
 #pragma unroll
     for (int piece = 0; piece < kN / 32; ++piece) {
       const float* const y = x + 32 * piece;
-      __syncwarp();  // what was there has been read
+      __syncwarp();  // all lanes have read the buffer's previous contents
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         const auto pair = [&](int i) {
@@ -284,7 +293,7 @@ struct KeyTile {
         ptx::store_matrix_x4(at(piece, lane % 16, 2 * t + lane / 16), pair(0), pair(1), pair(2),
                              pair(3));
       }
-      __syncwarp();  // all rows are there
+      __syncwarp();  // all rows are written
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int r = 4 * j + lane / 8;

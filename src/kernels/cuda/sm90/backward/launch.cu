@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the sm_90a backward takes, and which instance.
+// Decides which problems the Hopper backward takes, and launches its steps.
 
 #include "kernels/cuda/sm90/backward/launch.h"
 
@@ -16,7 +16,7 @@
 namespace diffattn::cuda::sm90 {
 namespace {
 
-constexpr int kCapability = 90;  // of the instructions: sm_90a, no later one has them
+constexpr int kCapability = 90;  // sm_90a: no later GPU has its instructions
 
 BoxedTensor boxed(const BackwardParams& params, const View<const void>& view, bool query,
                   int64_t width) {
@@ -29,8 +29,8 @@ BoxedTensor boxed(const BackwardParams& params, const View<const void>& view, bo
 bool has_widths(int64_t d, int64_t dv) { return (d == 64 || d == 128) && (dv == d || dv == 2 * d); }
 
 bool has_shape(const BackwardParams& params) {
-  constexpr int64_t kMaxUnits = int64_t{1} << 20, kMaxGroup = 1 << 11;  // see Backward::load_item
-  constexpr double kSmall = 1e-6, kLarge = 1e6;  // scales that scores are divided by
+  constexpr int64_t kMaxUnits = int64_t{1} << 20, kMaxGroup = 1 << 11;  // item: head << 20 | unit
+  constexpr double kSmall = 1e-6, kLarge = 1e6;  // range of scales, by which lse is divided
   const auto usual = [](double scale) { return scale > kSmall && scale < kLarge; };
   const bool has_pairs =
       params.batch > 0 && params.kv_heads > 0 && params.seq_q > 0 && params.seq_k > 0;
@@ -70,7 +70,9 @@ void steps(const BackwardParams& params, const BackwardWorkspace& workspace, cud
   finish_dq(params, workspace, stream);
   finish_dnorm(params, workspace, stream);
   if (!finish_dlambda(params, workspace, stream)) reduce_dlambda(params, workspace, stream);
-  if (params.mask.kind == MaskKind::kAdditive) {  // rows whose lse holds nothing but the mask
+  // Mask values of -1e9 and below leave lse no digits for the row sum. If the flag is set, the
+  // portable pass over rows prepares such rows for the repair.
+  if (params.mask.kind == MaskKind::kAdditive) {
     prepare_rows(params, workspace, stream, workspace.units.recompute);
   }
   launch_repair<T, kD, kValue>(params, workspace, stream);
@@ -92,7 +94,7 @@ bool takes_backward(const BackwardParams& params) {
   const bool packed = params.cu_seqlens_q != nullptr;
   const bool lengths_known = !packed || (params.total_q > 0 && params.total_k > 0);
   return lengths_known && has_shape(params) && has_aligned_tensors(params) &&
-         usable_capability() >= kCapability && current_capability() == kCapability;
+         usable_capability(params) >= kCapability && current_capability() == kCapability;
 }
 
 bool keeps_dout(const BackwardParams& params) {

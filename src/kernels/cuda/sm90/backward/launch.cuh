@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Host code of the backward: builds the arguments of its kernels and launches them.
 #pragma once
 
 #include <algorithm>
@@ -58,12 +60,12 @@ void launch_rows(const BackwardParams& params, const BackwardWorkspace& workspac
                                    stream);
 }
 
-/// The tiles of the main kernel for a pair of widths.
+/// The config of the main kernel for a pair of widths.
 template <int kD, int kValue>
 using ConfigOf = std::conditional_t<kD == 128, WideBackwardConfig<kValue>, BackwardConfig<kValue>>;
 
-/// KV heads (of all batch entries) whose q, k, v, dO and dq sums stay in the second-level cache
-/// together, 50 of its 60 MB.
+/// Returns how many kv heads (of all batch entries) run together, so that their q, k, v, dO and dq
+/// sums stay in the L2 cache. They may take 50 of its 60 MB.
 template <int kD, int kValue>
 int heads_together(const BackwardParams& params) {
   constexpr int64_t kCacheBytes = int64_t{50} << 20;
@@ -177,7 +179,7 @@ void launch_repair(const BackwardParams& params, const BackwardWorkspace& worksp
     launch("sm90 backward, repair of keys", repair_keys_kernel<T, Keys>, config, params.kv_heads,
            params.seq_k, Keys::kBlockN);
   };
-  if constexpr (kD == 64) {  // as sm80::launch_backward
+  if constexpr (kD == 64) {  // the same choice as in sm80::launch_backward
     launch_keys(sm80::KeysConfig<kD, kValue, sm80::kDvAndDk>{});
   } else {
     launch_keys(sm80::KeysConfig<kD, kValue, sm80::kDv>{});

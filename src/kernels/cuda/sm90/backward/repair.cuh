@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The last kernels of a backward: where the pass over rows or the main kernel found what the latter
-// cannot do (values that are not finite behind a mask, enormous scores, both signs of lambda in one
-// unit), all gradients again by the portable algorithm. Otherwise they read a word and end.
+// The last kernels of a backward. If the pass over rows or the main kernel set the flag
+// `recompute`, they recompute dq, dk and dv of the whole problem with the portable (sm80)
+// algorithm; otherwise they read the flag and end. The flag stands for cases that the main kernel
+// cannot handle: hidden values that are not finite, |lse| above kMaxLse, and both signs of lambda
+// in one unit. Each block computes the tiles blockIdx.x, blockIdx.x + gridDim.x, ...
 #pragma once
 
 #include "kernels/cuda/sm80/backward/keys.cuh"
@@ -11,7 +13,7 @@
 
 namespace diffattn::cuda::sm90 {
 
-inline constexpr unsigned kRepairBlocks = 264;  // two for each multiprocessor of an H200
+inline constexpr unsigned kRepairBlocks = 264;  // two per multiprocessor of an H200
 
 template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 2)
@@ -21,7 +23,7 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
   if (*recompute == 0) return;
   for (int64_t i = blockIdx.x; i < blocks; i += gridDim.x) {
     sm80::BackwardKeys<T, Config>{args, smem, BlockPlace(i, args.shape.kv_heads, tiles)}.run();
-    __syncthreads();  // shared memory may be written again
+    __syncthreads();  // all threads are done with shared memory before the next tile writes it
   }
 }
 
@@ -33,7 +35,7 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
   if (*recompute == 0) return;
   for (int64_t i = blockIdx.x; i < blocks; i += gridDim.x) {
     sm80::BackwardQueries<T, Config>{args, smem, BlockPlace(i, args.shape.heads, tiles)}.run();
-    __syncthreads();  // shared memory may be written again
+    __syncthreads();  // all threads are done with shared memory before the next tile writes it
   }
 }
 

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pass over rows, one block per unit of 64 rows of one head. Same steps as backward/rows.cu:
+// The pass over rows, the first kernel of the backward. One block of 256 threads handles a unit of
+// 64 query rows of one head and computes, as backward/rows.cu does:
 //
-//   dO     = rstd (g - O rstd^2 mean(g o O)),  g = out_scale weight o dout
-//   delta2 = dO.o2,  delta1 = dO.O + lambda delta2
+//   dO     = rstd (g - O rstd^2 mean(g o O)),  g = out_scale weight o dout     [B, M, H, Dv]
+//   delta2 = dO.o2,  delta1 = dO.O + lambda delta2                             [B, M, H]
 //
-// and the unit's statistics for the main kernel, zeros in its dq sums, and its part of
-// dnorm_weight. kValue / 8 threads share a row, 16 bytes each. Rows that the main kernel cannot
-// do make it vain: lse beyond kMaxLse, anything not finite, both signs of lambda in one unit.
+// It also writes the unit's statistics for the main kernel (stats.cuh), clears the unit's sums of
+// dq, and sums the unit's parts of dnorm_weight and dlambda. kValue / 8 threads share a row, 8
+// columns each. Three cases that the main kernel cannot handle set `recompute`, which makes the
+// repair kernels recompute all gradients: |lse| above kMaxLse, values that are not finite, and both
+// signs of lambda in one unit.
 #pragma once
 
 #include "kernels/cuda/backward/rows.cuh"
@@ -18,12 +21,13 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// Scores up to here lose less to the splitting of lse than to its own rounding.
+/// Largest |lse| of the main kernel. Up to it, splitting lse into three bf16 loses less than the
+/// rounding of lse itself.
 inline constexpr float kMaxLse = 1e4f;
-/// Added to scores of rows that do not count: their probabilities are 0.
+/// Replaces lse / scale in rows whose probabilities must be 0. Also bounds |delta| and |lambda|.
 inline constexpr float kHuge = 1e30f;
 
-/// U: of o and o2, T as the forward saved them or float as the backward recomputed them.
+/// U: type of o and o2; T if the forward saved them, float if the backward recomputed them.
 template <class T, class U>
 struct UnitArguments {
   Shape shape;
@@ -36,18 +40,18 @@ struct UnitArguments {
   Rows<const float> lse1, lse2, lambda;  // [B, M, H]
   HeadEpilogue epilogue;
   float scale, scale2;
-  bool keep_dout;  // dO is dout, and is not written
+  bool keep_dout;  // dO equals dout and is not written
   Rows<T> d_o;     // [B, M, H, Dv]
   RowState state;
   char* stats;           // [H, unit_count, kStatBytes]
   float* dq_sums;        // [H, unit_count, 2, 64, D]
   int* dq_done;          // [H, unit_count, kDqWriters]
-  int* recompute;        // 1
+  int* recompute;        // flag: the repair kernels must recompute all gradients
   float* dnorm_parts;    // [Dv, H, unit_count] or null
-  float* dlambda_parts;  // [H, unit_count]: sums of the rows' dlambda
+  float* dlambda_parts;  // [H, unit_count]: sums of dlambda over the unit's rows
 };
 
-/// 8 neighbours of a row, as they lie in memory until they are wanted as floats.
+/// 8 neighbouring elements of a row in their storage type, with their rests (rest.cuh).
 template <class T>
 struct Eight {
   uint4 words = {};
@@ -81,7 +85,7 @@ struct Eight<float> {
 template <class T, class U, int kValue>
 struct PrepareUnit {
   static constexpr int kThreads = 256;
-  static constexpr int kLanes = kValue / 8;  // of a row
+  static constexpr int kLanes = kValue / 8;  // threads per row
   static constexpr int kRowsAtOnce = kThreads / kLanes;
   static constexpr int kPasses = kUnitRows / kRowsAtOnce;
 
@@ -95,7 +99,7 @@ struct PrepareUnit {
   const int column = threadIdx.x % kLanes * 8;
   float dweight[8] = {};
 
-  /// What a thread reads of a row, all of it before anything is looked at.
+  /// What a thread reads of a row. It issues all loads before it uses any of them.
   struct RowInput {
     int row;
     bool exists;
@@ -105,7 +109,7 @@ struct PrepareUnit {
     Eight<U> o, o2;
   };
 
-  /// dO.O and dO.o2 of the unit's rows, and dO.o2 with dO as it was before it was rounded.
+  /// dO.O and dO.o2 of the unit's rows, and dO.o2 with the unrounded dO.
   struct Deltas {
     float delta[kUnitRows], delta2[kUnitRows], minus_dlambda[kUnitRows];
   };
@@ -118,7 +122,7 @@ struct PrepareUnit {
       for (int pass = 0; pass < kPasses; ++pass) {
         prepare_row(load(pass * kRowsAtOnce + row), deltas);
       }
-      __syncthreads();  // the deltas are there
+      __syncthreads();  // all deltas are written
     }
     if (threadIdx.x < kUnitRows) finish_rows(deltas);
     if (threadIdx.x < 32) sum_dlambda(deltas);
@@ -134,7 +138,7 @@ struct PrepareUnit {
     if (threadIdx.x < kDqWriters) args.dq_done[number * kDqWriters + threadIdx.x] = 0;
   }
 
-  /// Over the threads of a row; all get the same bits.
+  /// Returns the sum over the threads of a row. All of them get the same bits.
   __device__ static float row_sum(float x) {
     for (int offset = kLanes / 2; offset > 0; offset /= 2) {
       x += __shfl_xor_sync(0xffffffffu, x, offset);
@@ -182,8 +186,8 @@ struct PrepareUnit {
     deltas.minus_dlambda[input.row] = minus_dlambda;
   }
 
-  /// g: dout -> dO, rounded to T as the products with keys will see it. Returns this thread's part
-  /// of dO.o2 before that.
+  /// Replaces g = dout by dO, rounded to T as the main kernel reads it, and stores dO. Returns this
+  /// thread's part of dO.o2 with the unrounded dO. Does nothing and returns 0 if keep_dout.
   __device__ float to_d_o(float (&g)[8], const float (&o)[8], const float (&o2)[8], int64_t l,
                           bool exists, bool dead) {
     if (args.keep_dout) return 0.0f;
@@ -222,7 +226,8 @@ struct PrepareUnit {
     return exact_part;
   }
 
-  /// A row that sees nothing still takes part in products, with zeros: it must be finite.
+  /// Requests the repair if a row that sees no key holds a q or dout that is not finite: the main
+  /// kernel multiplies such a row by p = 0 and ds = 0.
   __device__ void check_dead_row(int64_t l) const {
     float zero = 0.0f;
     for (int c = column / 8; c < args.shape.head_dim; c += kLanes) {
@@ -234,7 +239,7 @@ struct PrepareUnit {
     if (zero != 0.0f) *args.recompute = 1;
   }
 
-  /// By the first 64 threads, one for each row: its statistics.
+  /// Writes the statistics of the rows. The first 64 threads call it, one per row.
   __device__ void finish_rows(const Deltas& deltas) const {
     if (m0 >= seq.seq_q) return;
     const int row = static_cast<int>(threadIdx.x), m = m0 + row;
@@ -247,11 +252,12 @@ struct PrepareUnit {
     if (exists) *args.state.minus_dlambda.at(b, l, h) = deltas.minus_dlambda[row];
   }
 
-  /// -1 where no lambda of the unit is negative; else 1, and none may be positive.
+  /// Returns and stores the unit's sign: -1 if no lambda is negative, else 1. Requests the repair
+  /// if the unit has lambdas of both signs.
   __device__ float find_sign() const {
     bool negative = false, positive = false;
 #pragma unroll
-    for (int i = 0; i < kUnitRows; i += 32) {  // each warp looks at all of them
+    for (int i = 0; i < kUnitRows; i += 32) {  // each warp reads all 64 rows
       const int m = m0 + i + static_cast<int>(threadIdx.x) % 32;
       const float lambda = m < seq.seq_q ? *args.lambda.at(b, seq.q_begin + m, h) : 0.0f;
       negative |= __any_sync(0xffffffffu, lambda < 0.0f) != 0;
@@ -266,6 +272,7 @@ struct PrepareUnit {
     return sign;
   }
 
+  /// Writes the statistics of one row (stats.cuh) and its row state for the repair kernels.
   __device__ void store_stats(int row, int64_t l, bool exists, bool dead, float lse1, float lse2,
                               float delta, float delta2, float sign) const {
     const float lambda = dead ? 0.0f : *args.lambda.at(b, l, h);
@@ -295,7 +302,7 @@ struct PrepareUnit {
     *args.state.lambda.at(b, l, h) = lambda;
   }
 
-  /// Over the unit's rows, by the first warp, in a fixed order.
+  /// Sums dlambda over the unit's rows in a fixed order. The first warp calls it.
   __device__ void sum_dlambda(const Deltas& deltas) const {
     float sum = 0.0f;
     if (m0 < seq.seq_q) {
@@ -307,12 +314,12 @@ struct PrepareUnit {
     if (threadIdx.x == 0) args.dlambda_parts[number] = -sum;
   }
 
-  /// Over the unit's rows, in a fixed order.
+  /// Sums dnorm_weight over the unit's rows in a fixed order.
   __device__ void sum_dweight() const {
     __shared__ float parts[kRowsAtOnce][kValue];
 #pragma unroll
     for (int i = 0; i < 8; ++i) parts[threadIdx.x / kLanes][column + i] = dweight[i];
-    __syncthreads();  // every thread's part is there
+    __syncthreads();  // all parts are written
     for (int c = threadIdx.x; c < kValue; c += kThreads) {
       float sum = 0.0f;
       for (int r = 0; r < kRowsAtOnce; ++r) sum += parts[r][c];

@@ -9,22 +9,25 @@
 
 namespace diffattn::cuda::sm90 {
 
+/// The kernel parameter of all forward kernels of this folder.
 template <class T>
 struct ForwardArguments {
   CUtensorMap q1, q2, k1, k2, v;
   CUtensorMap out_map, o_map, o2_map;  // boxes of 16 rows
   Shape shape;
-  float scale_log2, scale2_log2;  // positive; under biases what is left to come to base 2, when
-  float scale, scale2;            // scores have been multiplied by these
-  bool shared_k;                  // k1 and k2 are the same memory: load it once
+  // Without an additive mask the exponent in base 2 is s * scale_log2, with scale_log2 > 0. With
+  // one it is (s * scale + bias) * scale_log2, where scale_log2 is 1 for biases in base 2.
+  float scale_log2, scale2_log2;
+  float scale, scale2;
+  bool shared_k;  // k1 and k2 are the same memory: load it once
   bool packed;
-  bool plain;           // out is all that is wanted, without a norm
-  int blocks;           // of kItemRows rows, per head; packed: places for them
-  int heads;            // all of the batch's; packed: of one entry
-  int heads_at_a_time;  // worked on together, so that their k and v stay in the second-level cache
+  bool plain;           // the outputs are out and lse only, without head norm
+  int blocks;           // tiles of kItemRows rows per head; packed: tile indices (`first_place`)
+  int heads;            // B H; packed: H
+  int heads_at_a_time;  // heads whose items run together, so that their k and v stay in L2
   ForwardState state;
-  RowWords words;            // under a boolean mask
-  MaskBiases biases;         // under an additive one
+  RowWords words;            // boolean mask
+  MaskBiases biases;         // additive mask
   Rows<const float> lambda;  // [B, M, H]
   HeadEpilogue epilogue;
   Rows<T> out, o, o2;            // [B, M, H, Dv]
@@ -32,14 +35,15 @@ struct ForwardArguments {
   Rows<float> lse1, lse2;        // [B, M, H]
 };
 
-/// Where a packed sequence's tiles of `kRows` rows begin among the places of a head: one place more
-/// per sequence than its rows need, so that no two tiles share one.
+/// Returns the index of packed sequence b's first tile of `kRows` rows among the tiles of a head.
+/// The term b reserves one index per earlier sequence, so that no two tiles share an index. Indices
+/// between two sequences may stay unused.
 template <int kRows>
 __device__ inline int first_place(const int32_t* cu_seqlens, int b) {
   return cu_seqlens[b] / kRows + b;
 }
 
-/// The sequence whose tile is at `place`.
+/// Returns the sequence that tile index `place` belongs to, by binary search.
 template <int kRows>
 __device__ inline int sequence_at(const int32_t* cu_seqlens, int batch, int place) {
   int low = 0, high = batch;  // first_place(low) <= place < first_place(high)

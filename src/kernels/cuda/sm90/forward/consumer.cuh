@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a consumer warpgroup knows of its item, and its side of the ring of key tiles.
+// ConsumerItem: a consumer warpgroup's view of its work item, and its side of the K/V pipeline.
+// ForwardProducts: its wgmma products. kernel.cuh and recompute.cuh use both.
 #pragma once
 
 #include <type_traits>
@@ -14,7 +15,7 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// Under a boolean mask: which columns of a tile rows g and g + 8 of a thread see.
+/// Boolean mask: the words of a tile for a thread's rows g and g + 8. A 1 is a visible column.
 struct SeenWords {
   uint4 row[2];
 
@@ -37,10 +38,10 @@ struct SeenWords {
   }
 };
 
-/// Under an additive mask: its numbers for a tile's scores, -inf where a row does not see.
+/// Additive mask: a thread's biases of one tile, -inf for columns that a row does not see.
 template <class B, int kKeys>
 struct TileBiases {
-  static constexpr bool kBase2 = sizeof(B) == 4;  // else natural
+  static constexpr bool kBase2 = sizeof(B) == 4;  // floats are multiplied by log2(e), others not
   static constexpr int kPieces = kKeys / 2 / BiasPiece<B>::kNumbers;
   BiasPiece<B> pieces[kPieces];
 
@@ -49,7 +50,7 @@ struct TileBiases {
     for (int i = 0; i < kPieces; ++i) pieces[i].load(from, i);
   }
 
-  /// s scale + biases
+  /// Computes s = s scale + bias.
   __device__ __forceinline__ void add_to(float (&s)[kKeys / 2], float scale) {
     constexpr int kNumbers = BiasPiece<B>::kNumbers;
 #pragma unroll
@@ -66,12 +67,14 @@ struct TileBiases {
   }
 };
 
+/// No mask tensor.
 struct NoLimits {
   static constexpr bool kBase2 = false;
 };
 
-/// kLower: rows may not see all columns from 0 on (window, key_starts). Seen: SeenWords under a
-/// boolean mask, TileBiases under an additive one, whose -inf are the bounds too.
+/// kLower: columns at the start may be hidden from some rows (window or key_starts). Seen:
+/// SeenWords for a boolean mask, TileBiases for an additive one, NoLimits without a mask tensor.
+/// Words and biases include the causal bounds.
 template <class T, class Config, bool kLower, class Seen = NoLimits>
 struct ConsumerItem {
   static constexpr int kN = Config::kBlockN;
@@ -85,22 +88,22 @@ struct ConsumerItem {
   const int consumer;
   const int lane = threadIdx.x % 32;
 
-  KeyRange range{};     // of the item; all but begin relative to begin
-  int count = 0;        // the item's number
-  int pipe = 0;         // tile j, from the first that a row sees, is number pipe + j of the ring
-  uint32_t q_smem = 0;  // this item's [map][64, D]
-  std::conditional_t<kBiases, Seen, NoLimits> biases;  // of one tile, both maps
-  const uint4* next_biases = nullptr;                  // of the tile after it
+  KeyRange range{};     // tiles that this consumer sees; all fields but begin count from begin
+  int count = 0;        // number of the item, from 0
+  int pipe = 0;         // tile j of `range` has pipeline number pipe + j
+  uint32_t q_smem = 0;  // this item's q, [map][64, D]
+  std::conditional_t<kBiases, Seen, NoLimits> biases;  // of the current tile, for both maps
+  const uint4* next_biases = nullptr;                  // of the next tile, in global memory
 
-  /// Waits for item `count`; false when there are no more.
+  /// Waits for item `count` and enters it. Returns false if there are no more items.
   __device__ __forceinline__ bool open() {
     KeyRange found;
     if (!find(count, found)) return false;
     enter(found);
     return true;
   }
-  /// Waits for item `number` and finds which tiles this consumer's rows of it see; false when there
-  /// are no more.
+  /// Waits for q of item `number` and computes which tiles this consumer's rows see. Returns false
+  /// if there are no more items.
   __device__ __forceinline__ bool find(int number, KeyRange& found) const {
     ptx::barrier_wait(smem + Config::kQFull + 8 * slot(number), number / kQBuffers & 1);
     if (uniform(ptx::load_smem_int(item(number))) < 0) return false;
@@ -110,7 +113,7 @@ struct ConsumerItem {
              uniform(all.end - all.begin), uniform(all.last_columns)};
     return true;
   }
-  /// Begins item `count`, which sees `found`.
+  /// Begins item `count`, whose rows see the tiles `found`.
   __device__ __forceinline__ void enter(const KeyRange& found) {
     pipe = uniform(pipe);
     q_smem = uniform(smem + Config::kQ + slot(count) * Config::kQBytes);
@@ -118,8 +121,8 @@ struct ConsumerItem {
     range = found;
   }
 
-  /// After the last scores of the item: q is free, `pipe` goes to the next item's tiles. Returns
-  /// tile j's number.
+  /// Ends the item's use of q and k after the scores of its last tile j: releases q and advances
+  /// `pipe` to the next item's tiles. Returns the pipeline number of tile j.
   __device__ __forceinline__ int close(int j) {
     if (ptx::elect_lane()) ptx::barrier_arrive(smem + Config::kQEmpty + 8 * slot(count));
     const int last = pipe + j;
@@ -128,7 +131,8 @@ struct ConsumerItem {
     return last;
   }
 
-  /// The ring's next tiles, which only the other consumer needs.
+  /// Skips the next `tiles` tiles of the pipeline, which only the other consumer reads: waits for
+  /// each and releases it.
   __device__ __forceinline__ void skip(int tiles) {
 #pragma unroll 1
     for (int j = 0; j < tiles; ++j) {
@@ -140,7 +144,7 @@ struct ConsumerItem {
     pipe += max(0, tiles);
   }
 
-  /// Under biases: those of the item's first tile, or the next.
+  /// Additive mask: starts loading the biases of the item's first tile, or of the next tile.
   __device__ __forceinline__ void load_first_biases() {
     if constexpr (kBiases) {
       const int4 place = ptx::load_smem_int4(item(count));
@@ -158,7 +162,7 @@ struct ConsumerItem {
     }
   }
 
-  /// What tile j's mask needs.
+  /// What `mask` needs for tile j: words of a boolean mask or the rows' column limits.
   using Limits = std::conditional_t<kWords || kBiases, std::conditional_t<kWords, Seen, NoLimits>,
                                     RowLimits<kLower>>;
   __device__ __forceinline__ Limits limits(int j) const {
@@ -177,18 +181,20 @@ struct ConsumerItem {
     }
   }
 
+  /// Masks the scores of tile j: adds biases, or writes -inf to columns that a row does not see.
   template <int kMap>
   __device__ __forceinline__ void mask(float (&s)[kN / 2], int j, const Limits& limits) {
     if constexpr (kBiases) {
       biases.add_to(s, kMap == 0 ? args.scale : args.scale2);
     } else if constexpr (kWords) {
-      limits.hide(s);  // the words know the bounds
+      limits.hide(s);
     } else {
       if (j >= range.clear_end) limits.hide_end(s);
       if (kLower && j < range.clear_begin - 1) limits.hide_begin(s);
     }
   }
 
+  /// Returns the q buffer of item `number`.
   __device__ __forceinline__ int slot(int number) const {
     return 2 * (number % kQBuffers) + consumer;
   }
@@ -196,12 +202,12 @@ struct ConsumerItem {
     return smem + Config::kItems + number % Config::kItemSlots * kItemBytes;
   }
 
-  // What is known of the item is read where it is used, so that it does not stay in registers.
+  // These functions read the item from shared memory at each use, which saves registers.
   __device__ __forceinline__ Sequence sequence(int number) const {
     const uint32_t at = item(number);
     return sequence_of(args, ptx::load_smem_int4(at), ptx::load_smem_int4(at + 32));
   }
-  /// The first column of the ring's first tile.
+  /// Returns the first column of the item's first tile.
   __device__ __forceinline__ int origin(int number) const {
     return kLower ? ptx::load_smem_int(item(number) + 24) : 0;
   }
@@ -213,24 +219,25 @@ struct ConsumerItem {
     return ptx::load_smem_int(item(count)) + 16 * strip(count) + lane / 4 + 8 * r;
   }
   __device__ __forceinline__ int warp() const { return 4 * consumer + threadIdx.x / 32 % 4; }
-  /// Which 16 rows of item `number` are this warp's.
+  /// Returns which 16 of the 128 rows of item `number` this warp has.
   __device__ __forceinline__ int strip(int number) const {
     return 4 * consumer_half(consumer, number) + threadIdx.x / 32 % 4;
   }
-  /// This warp's rows of item `number`.
+  /// Returns this warp's rows of item `number`.
   __device__ __forceinline__ WarpRows rows(int number) const {
     const int4 place = ptx::load_smem_int4(item(number));
     return {place.x + 16 * strip(number), place.w, ptx::load_smem_int(item(number) + 16), place.z,
             place.y};
   }
-  /// Where its rows wait for the copy engine.
+  /// Returns this warp's output buffers, from which TMA stores.
   __device__ __forceinline__ char* stages() const {
     return memory() + Config::kOut + warp() * Config::kOutStages * Config::kStageWarp;
   }
   __device__ __forceinline__ const float* gains() const {
     return reinterpret_cast<const float*>(memory() + Config::kGains);
   }
-  /// What `smem` is the address of: a constant, where a member would take two registers.
+  /// Returns the pointer whose shared-memory address is `smem`. It is a constant; a member would
+  /// take two registers.
   __device__ static __forceinline__ char* memory() {
     extern __shared__ __align__(1024) char memory[];
     return memory;
@@ -260,7 +267,8 @@ struct ConsumerItem {
   }
 };
 
-/// The products of a consumer: s [64, kN] = q k^T, o [64, kDv] += p v.
+/// The wgmma products of a consumer: s [64, kN] = q k^T and o [64, kDv] += p v. Each is one commit
+/// group.
 template <class T, class Config>
 struct ForwardProducts {
   static constexpr int kD = Config::kHeadDim, kDv = Config::kValueDim, kN = Config::kBlockN;
@@ -269,7 +277,8 @@ struct ForwardProducts {
   __device__ static __forceinline__ void issue_scores(float (&s)[kN / 2], uint32_t smem,
                                                       uint32_t q_smem, bool shared_k,
                                                       unsigned stage) {
-    const uint32_t zero = ptx::opaque_zero();  // addresses are in units of 16 bytes from here on
+    // All addresses below are in units of 16 bytes.
+    const uint32_t zero = ptx::opaque_zero();
     const uint32_t k_map = kMap == 0 || shared_k ? 0 : Config::kKMap / 16;
     const uint64_t q = ptx::swizzled_descriptor(q_smem / 16 + zero + kMap * Config::kQMap / 16);
     const uint64_t k = ptx::swizzled_descriptor(smem / 16 + zero + Config::kK / 16 + k_map +
@@ -290,7 +299,7 @@ struct ForwardProducts {
     ptx::wgmma_commit();
   }
 
-  /// Of the tile's keys the first 16 kSteps; p is 0 for the others.
+  /// Uses the first 16 kSteps keys of the tile; p is 0 for the others.
   template <int kSteps = kN / 16>
   __device__ static __forceinline__ void issue_output(float (&o)[kDv / 2],
                                                       const uint32_t (&p)[kN / 4], uint32_t smem,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The end of an item, each warp its 16 rows:
+// The end of a forward work item. Each warp finishes its 16 rows:
 //
 //   lse = reference scale + log l;  O = o1 / l1 - lambda o2 / l2;  out = epilogue(O)
 //
-// in float, with one rounding at the store. Rows with anything that is not finite are marked, to be
-// computed again: their sums may have overflowed, or a column they may not see may hold a NaN,
-// which 0 times is NaN.
+// in float, with one rounding at the store. l is the row sum of P, `reference` the approximate row
+// maximum (softmax.cuh). A warp whose rows hold a value that is not finite marks their 64-row tile
+// for the repair kernel: a sum may have overflowed, or a hidden key may hold a NaN or an infinity,
+// which times P = 0 is NaN.
 #pragma once
 
 #include "kernels/cuda/ptx/larger_pair.cuh"
@@ -17,6 +18,7 @@
 
 namespace diffattn::cuda::sm90 {
 
+/// Marks the 64-row tile of `rows` for the repair kernel.
 template <class T>
 __device__ inline void mark_redo(const ForwardArguments<T>& args, const WarpRows& rows) {
   const int32_t* const cu_seqlens = args.shape.cu_seqlens_q;
@@ -27,11 +29,11 @@ __device__ inline void mark_redo(const ForwardArguments<T>& args, const WarpRows
   } else {
     head += static_cast<int64_t>(rows.batch) * args.shape.heads;
   }
-  ptx::wait_for_previous_kernel();  // marks are 0 until here
+  ptx::wait_for_previous_kernel();  // clear_kernel has set all marks to 0
   args.state.redo[head * args.state.redo_tiles + tile] = 1;
 }
 
-/// The four log sum exps of a quad's two rows and two maps, one per lane.
+/// Stores lse1 and lse2 of a quad's two rows; each of the four lanes stores one value.
 template <class T>
 __device__ __forceinline__ void store_lse(const ForwardArguments<T>& args, const WarpRows& rows,
                                           const RowState& state1, const RowState& state2) {
@@ -46,7 +48,7 @@ __device__ __forceinline__ void store_lse(const ForwardArguments<T>& args, const
   *lse.at(rows.batch, rows.q_begin + row, rows.head) = second ? lse2 : lse1;
 }
 
-/// gains: [2 kN], of the columns.
+/// Multiplies columns by the head norm's weights, gains [2 kN].
 template <int kN>
 __device__ __forceinline__ void multiply_columns(float (&o)[kN], const float* gains) {
 #pragma unroll
@@ -57,7 +59,7 @@ __device__ __forceinline__ void multiply_columns(float (&o)[kN], const float* ga
   }
 }
 
-/// Marks a thread's two rows where `size` is not finite.
+/// Marks the tile if size0 or size1, of the thread's rows g and g + 8, is infinite or NaN.
 template <class T>
 __device__ __forceinline__ void check_rows(const ForwardArguments<T>& args, const WarpRows& rows,
                                            float size0, float size1) {
@@ -67,7 +69,8 @@ __device__ __forceinline__ void check_rows(const ForwardArguments<T>& args, cons
   if (bad(0, size0) || bad(1, size1)) mark_redo(args, rows);
 }
 
-/// O to out. `squares`: this thread's part of the sums over a row; `dead`: the row sees nothing.
+/// Applies the epilogue to O and stores `out`. `squares`: this thread's part of the rows' sums of
+/// O^2. `dead`: the row sees no key.
 template <class T, class Sender, int kN>
 __device__ __forceinline__ void send_out(const ForwardArguments<T>& args, Sender& sender,
                                          const float* gains, float (&o)[kN],
@@ -85,18 +88,20 @@ __device__ __forceinline__ void send_out(const ForwardArguments<T>& args, Sender
   sender.send(args.out_map, args.out, [&](int i) { return o[i] * factor[i / 2 % 2]; });
 }
 
-/// Of a number from here on `__fdividef` makes the inverse 0.
+/// Row sums must be below this: `__fdividef` returns 0 for divisors above 2^126.
 inline constexpr float kLargestSum = 0x1p126f;
 
-/// The end of an item where neither a norm nor o is wanted: out = o1 factor1 + o2 factor2. Fewer
-/// instructions than `finish_rows` takes otherwise, in one piece.
+/// The end of an item whose outputs are out and lse only, without head norm:
+/// out = o1 factor1 + o2 factor2. It takes fewer instructions than the general `finish_rows` and
+/// has fewer branches.
 template <class T, int kDv, int kOutStages>
 struct PlainFinish {
   const ForwardArguments<T>& args;
   const WarpRows rows;
-  float factor1[2], factor2[2];  // the second one yet without -lambda
+  float factor1[2], factor2[2];  // factor2 lacks -lambda until `send`
 
-  /// What needs no sums over v, beside the last of them. A factor is NaN where a sum is too large.
+  /// Computes the factors and stores lse while the last product with v runs. factor1 is NaN if a
+  /// row sum is too large.
   __device__ __forceinline__ void prepare(RowState& state1, RowState& state2) {
     const float scale = args.epilogue.out_scale;
 #pragma unroll
@@ -110,10 +115,11 @@ struct PlainFinish {
     store_lse(args, rows, state1, state2);
   }
 
+  /// Rounds and stores `out`. `item`: number of items finished before.
   __device__ __forceinline__ void send(char* stages, int item, const float (&o1)[kDv / 2],
                                        const float (&o2)[kDv / 2], const float (&lambda)[2]) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {  // a row that sees nothing is 0, even if lambda is infinite
+    for (int r = 0; r < 2; ++r) {  // a row that sees no key gives 0 even if lambda is infinite
       factor2[r] = factor1[r] == 0.0f ? 0.0f : -lambda[r] * factor2[r];
     }
     uint32_t largest[2] = {0, 0};
@@ -130,8 +136,8 @@ struct PlainFinish {
   }
 };
 
-/// o1 becomes O and what comes of it. `lambda`: of this thread's two rows; `item`: how many came
-/// before.
+/// Computes O in o1 and stores all wanted outputs. `lambda`: of this thread's two rows. `item`:
+/// number of items finished before.
 template <class T, int kDv, int kOutStages>
 __device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, const WarpRows& rows,
                                             char* stages, const float* gains, int item,
@@ -144,7 +150,7 @@ __device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, con
     return plain.send(stages, item, o1, o2, lambda);
   }
   float inverse1[2], inverse2[2], weight2[2], squares[2] = {0.0f, 0.0f};
-  bool dead[2];  // sees nothing: O = 0, even if lambda is infinite
+  bool dead[2];  // the row sees no key: O = 0 even if lambda is infinite
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     state1.sum[r] = quad_sum(state1.sum[r]);
@@ -179,7 +185,8 @@ __device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, con
   send_out(args, sender, gains, o1, squares, dead);
 }
 
-/// The same where o is O already. `offset`: infinite where a row sees nothing.
+/// `finish_rows` for recompute.cuh, where o already is O. `offset`: infinite for a row that sees no
+/// key.
 template <class T, int kDv, int kOutStages>
 __device__ __forceinline__ void finish_known_rows(const ForwardArguments<T>& args,
                                                   const WarpRows& rows, char* stages,

@@ -1,23 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward for Hopper. A block per multiprocessor takes items of 128 query rows of one head. Three
-// warpgroups of 128 threads:
-//   0     producer: one thread takes items (schedule.cuh), one issues every load
-//   1, 2  consumers: 64 query rows each, both maps, so that a tile of v is loaded once and
-//         O1 - lambda O2 is local
+// Differential attention forward for Hopper; D = 64 with Dv = 64 or 128, and D = Dv = 128:
 //
-// A consumer, over the key tiles j that any of its rows may see; the softmax of a line runs while
-// the line's second product, and the other consumer's, are on the tensor cores:
+//   O = softmax(scale q1 k1^T) v - lambda softmax(scale2 q2 k2^T) v,   out = epilogue(O)
+//
+// q1, q2 [B, M, H, D]; k1, k2 [B, N, Hkv, D]; v [B, N, Hkv, Dv]; O, out [B, M, H, Dv].
+//
+// The grid has one persistent block per multiprocessor. A block takes work items of 128 query rows
+// of one head. Its three warpgroups:
+//   0     producer: thread 0 issues all TMA loads (loader.cuh), thread 32 takes the work items
+//         (schedule.cuh)
+//   1, 2  consumers: 64 query rows each, both maps, so that one load of v serves both maps and
+//         O1 - lambda O2 needs no exchange
+//
+// Steps of a consumer, over the key tiles j that any of its rows sees. During the softmax step of
+// a line (softmax.cuh) the tensor cores run the line's second product and the products of the other
+// consumer.
 //   (1) s1(0) = q1 k1^T                                   (2) p1 = softmax step of s1(0)
 //   (3) s2(j) = q2 k2^T and o1 += p1 v(j)                 (4) p2 = softmax step of s2(j)
 //   (5) s1(j + 1) = q1 k1^T and o2 += p2 v(j)             (6) p1 = softmax step of s1(j + 1)
 //   (7) lse, O = o1 / l1 - lambda o2 / l2, epilogue, stores: finish.cuh
-// Scores, sums and O in float; p is rounded to T and never leaves registers. After an item's last
-// tile (5) and (6) are the next item's (1) and (2), where its q is there in time, and (7) follows.
+// Scores, sums and O are float. p is rounded to T and stays in registers. At an item's last tile,
+// (5) and (6) compute s1 and p1 of the next item's first tile if q has two buffers; (7) follows.
 //
-// Tiles where some row does not see some column are masked, in loops of their own: in a common loop
-// the comparisons would spill. K and V tiles are numbered through over all items: stage and phase
-// of the ring follow from the number.
+// Tiles in which some row does not see some column run in loops of their own, because the mask
+// would spill registers in a common loop. Tile numbers count through all items of a block and give
+// the pipeline stage and the mbarrier parity of K and V.
 #pragma once
 
 #include "kernels/cuda/ptx/wgmma.cuh"
@@ -27,7 +35,7 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// kPlain: out alone is wanted, without a norm.
+/// A consumer warpgroup. kPlain: the outputs are out and lse only, without head norm.
 template <class T, class Config, bool kLower, class Seen, bool kPlain>
 struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   using Base = ConsumerItem<T, Config, kLower, Seen>;
@@ -35,23 +43,26 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   using Base::args, Base::smem, Base::lane, Base::range, Base::count, Base::pipe, Base::q_smem;
   using typename Base::Limits;
   static constexpr int kDv = Config::kValueDim, kN = Config::kBlockN;
-  static constexpr bool kEarly = Config::kQBuffers > 1;  // is the next item's q there in time?
+  static constexpr bool kEarly = Config::kQBuffers > 1;  // loads the next item's q during this one
   static_assert(kEarly || !kPlain);
-  // The two halves' rows differ by one tile at most, at one end alone: q of the next item is waited
-  // for while the last tile's k is kept, and its first tiles are passed over while v is.
+  // These assertions exclude deadlock with the loader. A consumer waits for the next item's q while
+  // it holds k of its last tile, and skips the next item's leading tiles while it holds v of that
+  // tile. If kN >= 64, the two halves of an item differ by at most one tile at either end; if
+  // kN > 64, no leading tile is skipped.
   static_assert(!kEarly || kN >= kConsumerRows);
   static_assert(!(kEarly && kLower) || kN > kConsumerRows || Config::kStages > 2);
-  // May P be large until its tile is done? Half precision could not hold it, under biases
-  // references move in ways of their own, and two instances have no registers left for it.
+  // Late rescaling: a P whose sum exceeds kSumBound still enters its tile's products, and
+  // `move_references` rescales between two tiles. float16 cannot hold such a P. Additive masks
+  // rescale in `follow_far`. Boolean masks and windows at D = 128 have no registers left for it.
   static constexpr bool kLate = __is_same(T, bfloat16) && !Base::kWords && !Base::kBiases &&
                                 !(kLower && Config::kHeadDim == 128);
 
   float o1[kDv / 2], o2[kDv / 2], s[kN / 2];
   uint32_t p[kN / 4];
   RowState state1, state2;
-  bool far = false;  // has a sum passed its bound? (kLate)
-  KeyRange next;     // of the item after this one, known before its last tile is done,
-  bool has_next;     // if there is one
+  bool far = false;  // kLate: a sum has passed kSumBound
+  KeyRange next;     // kEarly: tiles of the next item, found during this item's last tile
+  bool has_next;     // kEarly: there is a next item
 
   __device__ __forceinline__ void run() {
     bool more = this->open();
@@ -66,10 +77,10 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
         if (more) first_scores();
       }
     }
-    if (lane == 0) ptx::wait_stores_read();  // shared memory outlives the last stores
+    if (lane == 0) ptx::wait_stores_read();  // TMA must read shared memory before the block ends
   }
 
-  /// (1), (2)
+  /// Steps (1) and (2).
   __device__ __forceinline__ void first_scores() {
     this->wait_k(0);
     issue_scores<0>(0);
@@ -81,10 +92,10 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     round_rows<T>(p, s);
   }
 
-  /// P1 of an item's first tile, not yet rounded.
+  /// Turns s1 of an item's first tile into P1, not yet rounded, and initialises `state`.
   __device__ __forceinline__ void first_softmax(RowState& state, const Limits& limits) {
     state.reset();
-    float factor[2];  // of O, which is 0
+    float factor[2];  // unused: O is still 0
     if (!kLower && range.clear_end > 0) {
       state.take_first(s);
       state.template exponentiate<T, false>(s, args.scale_log2, factor);
@@ -101,7 +112,8 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     }
   }
 
-  /// (3) to (6) but for the last o2 += p2 v. Returns the last tile's number of the ring.
+  /// Steps (3) to (6) over all tiles, except the last o2 += p2 v. Returns the pipeline number of
+  /// the last tile.
   __device__ __forceinline__ int attend() {
     for (int i = 0; i < kDv / 2; ++i) o1[i] = o2[i] = 0.0f;
     state2.reset();
@@ -119,8 +131,8 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     return this->close(j);
   }
 
-  /// The item's last product with the next item's first scores beside it, so that the next item's
-  /// P1 is there when this one's rows leave.
+  /// Issues the item's last o2 += p2 v together with the next item's first scores, computes the
+  /// next item's P1, and finishes the item. Returns false if there is no next item.
   __device__ __forceinline__ bool finish_beside_next(int last) {
     ++count;
     float lambda[2];
@@ -131,7 +143,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
       this->enter(next);
       this->wait_k(0);
     }
-    issue_scores<0>(0);  // of no item where there is no more: dropped
+    issue_scores<0>(0);  // without a next item this reads stale data, and the result is unused
     issue_last<1>(last - pipe, last_columns);
     this->load_first_biases();
     const Limits limits = this->limits(0);
@@ -155,6 +167,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     return more;
   }
 
+  /// Issues the item's last o2 += p2 v and finishes the item.
   __device__ __forceinline__ void finish(int last) {
     ++count;
     issue_last<1>(last - pipe, range.last_columns);
@@ -166,7 +179,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     finish_item(lambda);
   }
 
-  /// (7) of item count - 1.
+  /// Step (7) for item count - 1.
   __device__ __forceinline__ void finish_item(const float (&lambda)[2]) {
     const WarpRows rows = this->rows(count - 1);
     finish_rows<T, kDv, Config::kOutStages>(args, rows, this->stages(), this->gains(), count - 1,
@@ -174,6 +187,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     this->release_item(count - 1);
   }
 
+  /// Steps (3) to (6) for tile j. `fresh`: see `softmax_step`.
   template <bool kMasked>
   __device__ __forceinline__ void step(int j, bool fresh) {
     first_half<kMasked>(j, fresh);
@@ -181,6 +195,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     if (kLate && far) move_references();
   }
 
+  /// Steps (3) and (4). kLast: tile j is the item's last one.
   template <bool kMasked, bool kLast = false>
   __device__ __forceinline__ void first_half(int j, bool fresh) {
     if constexpr (!kLate) this->wait_v(j);
@@ -202,6 +217,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     round_rows<T>(p, s);
   }
 
+  /// Steps (5) and (6).
   template <bool kMasked>
   __device__ __forceinline__ void second_half(int j) {
     if constexpr (!kLate) this->wait_k(j + 1);
@@ -225,10 +241,11 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   __device__ __forceinline__ void issue_output(int j) {
     Products::issue_output(output<kMap>(), p, smem, this->stage(j));
   }
-  /// The same for an item's last tile, of which rows see `columns` columns at most.
+  /// `issue_output` for an item's last tile, of which the rows see at most `columns` columns. Omits
+  /// the thirds of the tile that no row sees.
   template <int kMap>
   __device__ __forceinline__ void issue_last(int j, int columns) {
-    constexpr int kThird = kN / 48;  // steps of 16 keys
+    constexpr int kThird = kN / 48;  // in steps of 16 keys
     if (columns <= 16 * kThird) {
       Products::template issue_output<kThird>(output<kMap>(), p, smem, this->stage(j));
     } else if (columns <= 32 * kThird) {
@@ -240,11 +257,13 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
 
   static constexpr int kNothing = -1;
 
-  /// Scores of tile j to P, not yet rounded. `fresh`: the first tile, which every row sees whole.
-  /// kLate: waits for stage `next_tile` of `next_barriers` too, which the next products read. That
-  /// it is there is asked before the exponentials and acted on after them, in one branch with what
-  /// else happens rarely: each branch and each answer that is waited for would lengthen the chain
-  /// of instructions between two products, which is what the tensor cores wait for.
+  /// Turns the scores of tile j into P, not yet rounded. `fresh`: the item's first tile, of which
+  /// every row sees every column.
+  ///
+  /// kLate: also waits for `next_tile` at `next_barriers`, which the next products read. It tests
+  /// that mbarrier before the exponentials and uses the answer after them, in one branch together
+  /// with the rare large sums. The tensor cores wait for the chain of instructions between two
+  /// products, and every further branch or wait would lengthen it.
   template <int kMap, bool kMasked>
   __device__ __forceinline__ void softmax_step(int j, bool fresh, const Limits& limits,
                                                int next_barriers, int next_tile) {
@@ -277,9 +296,9 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     }
   }
 
-  /// Between two tiles: references of rows with large sums move, and with them what was summed
-  /// relative to the old ones: o1, o2, and P1 of the next tile. `far` may be left from the item
-  /// before, so it does not say which rows.
+  /// Late rescaling between two tiles: raises the approximate maximum of rows with large sums and
+  /// rescales their o1, o2 and P1 of the next tile. It tests every row's own sum, because `far` may
+  /// stem from the previous item.
   __device__ __forceinline__ void move_references() {
     far = false;
     float factor[2];
@@ -294,6 +313,8 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     }
   }
 
+  /// `softmax_step` under an additive mask. Returns true if the caller must multiply the map's
+  /// output by `factor`.
   template <int kMap>
   __device__ __forceinline__ bool biased_step(RowState& state, float c, float (&factor)[2]) {
     if constexpr (Base::kBase2) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which problems the kernels take, and the instance for one.
+// Decides which problems the Hopper forward takes, and picks the instance by type and widths.
 
 #include "kernels/cuda/sm90/forward/launch.h"
 
@@ -15,7 +15,8 @@ bool takes_widths(int64_t d, int64_t dv) {
   return (d == 64 || d == 128) && (dv == d || dv == 2 * d);
 }
 
-/// Outputs leave by the copy engine too, bytes of rests 16 at a time.
+/// True if the kernels can store the outputs: TMA must be able to address out, o and o2, and the
+/// rests must allow 16-byte stores.
 bool can_store(const ForwardParams& params) {
   const auto boxes = [&](const View<void>& view) {
     return !view || can_box(boxed_out(params, view));

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Host code of the forward: builds the kernel arguments, picks the kernel and launches it.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +20,7 @@ namespace diffattn::cuda::sm90 {
 inline bool has_words(const Problem& problem) { return problem.mask.kind == MaskKind::kBoolean; }
 inline bool has_biases(const Problem& problem) { return problem.mask.kind == MaskKind::kAdditive; }
 
-/// Is out all that is wanted, without a norm?
+/// True if the outputs are out and lse only, without head norm.
 inline bool wants_plain(const ForwardParams& params) {
   return !params.epilogue.norm && !params.o && !params.o2 && !params.o_rest && !params.o2_rest;
 }
@@ -26,12 +28,13 @@ inline bool wants_plain(const ForwardParams& params) {
 template <class T, class Config>
 ForwardArguments<T> forward_arguments(const ForwardParams& params, const ForwardWorkspace& work) {
   const auto map = [&](const BoxedTensor& tensor, int rows) {
-    // Two blocks of 64 elements at most: a cluster loads and stores its 256 columns in halves.
+    // A box has at most two column blocks of 64: at Dv = 256 each block of a cluster loads and
+    // stores half of the columns.
     const int blocks = static_cast<int>(std::min<int64_t>(2, tensor.width / 64));
     return tensor_map(params.dtype, tensor, rows, blocks);
   };
   const bool packed = params.cu_seqlens_q != nullptr, biased = has_biases(params);
-  const double before = has_narrow_biases(params) ? 1.0 : kLog2E;  // to what biases are in
+  const double before = has_narrow_biases(params) ? 1.0 : kLog2E;  // biases: natural or base 2
   const auto after = static_cast<float>(kLog2E / before);
   const int64_t heads = packed ? params.heads : params.batch * params.heads;
   return {.q1 = map(boxed_q(params, params.q1), kConsumerRows),
@@ -67,7 +70,7 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const Forward
           .lse2 = rows_of<float>(params.lse2)};
 }
 
-/// Config and kernel for widths kD, kDv.
+/// The config and the kernel for widths kD, kDv.
 template <class T, int kD, int kDv>
 struct ForwardChoice {
   using Config = ForwardConfig<kD, kDv>;
@@ -87,7 +90,8 @@ struct ForwardChoice<T, 128, 256> {
   }
 };
 
-/// `kernel` and the repair of what it marks, which computes `repaired`.
+/// Launches the mask conversion if any, clear_kernel, `kernel` and the repair kernel. The repair
+/// kernel writes the outputs of `repaired`.
 template <class T, int kD, int kDv, class Config>
 void launch_items(void (*kernel)(ForwardArguments<T>), const ForwardParams& params,
                   const ForwardParams& repaired, void* workspace, cudaStream_t stream) {
@@ -108,12 +112,12 @@ void launch_items(void (*kernel)(ForwardArguments<T>), const ForwardParams& para
                work.marks);
 }
 
-/// May rows not see columns from 0 on?
+/// True if columns at the start may be hidden from some rows (kLower).
 inline bool has_lower_limit(const Problem& problem) {
   return problem.window != kNoWindow || problem.key_starts != nullptr;
 }
 
-/// Under an additive mask.
+/// Launches the forward with an additive mask.
 template <class T>
 void launch_biased(const ForwardParams& params, void* workspace, cudaStream_t stream) {
   const auto launch = [&]<class B, int kKeys>(TileBiases<B, kKeys>) {
@@ -138,7 +142,7 @@ void launch_forward(const ForwardParams& params, void* workspace, cudaStream_t s
 
 template <class T, int kD, int kDv>
 void launch_recompute(const ForwardParams& params, void* workspace, cudaStream_t stream) {
-  // Scores of both maps are in registers at once: with 128 keys a few bytes would spill.
+  // Registers hold the scores of both maps at once; tiles of 128 keys would spill a few bytes.
   using Config = ForwardConfig<kD, kDv, std::min(kForwardKeys<kD, kDv>, 96)>;
   ForwardParams repaired = params;
   repaired.lse1 = repaired.lse2 = repaired.o2 = repaired.o2_rest = {};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The start of a forward kernel, and the thread of its producer warpgroup that issues every load.
+// The start of a forward kernel, and the thread of its producer warpgroup that issues all TMA
+// loads.
 #pragma once
 
 #include "kernels/cuda/ptx/tma.cuh"
@@ -8,6 +9,7 @@
 
 namespace diffattn::cuda::sm90 {
 
+/// Initialises the mbarriers and loads the head norm's weights. All threads call it.
 template <class T, class Config>
 __device__ inline void prepare_smem(const ForwardArguments<T>& args, char* memory) {
   const uint32_t smem = ptx::smem_address(memory);
@@ -37,7 +39,8 @@ __device__ inline void prepare_smem(const ForwardArguments<T>& args, char* memor
   __syncthreads();
 }
 
-/// Runs in one thread.
+/// Loads q1 and q2 of each item for both consumers, then k1, k2 and v tile by tile. Runs in one
+/// thread.
 template <class T, class Config>
 struct Loader {
   static constexpr int kStages = Config::kStages, kQBuffers = Config::kQBuffers;
@@ -46,7 +49,7 @@ struct Loader {
   const uint32_t smem;
 
   __device__ __forceinline__ void run() {
-    unsigned tile = 0;
+    unsigned tile = 0;  // pipeline number, counted over all items
     for (int count = 0;; ++count) {
       const int slot = count % Config::kItemSlots;
       const uint32_t item = smem + Config::kItems + slot * kItemBytes;
@@ -69,6 +72,8 @@ struct Loader {
     }
   }
 
+  /// Loads q1 and q2 of one consumer. After the last item (place.x < 0) it only arrives, so that
+  /// the consumers wake up and end.
   __device__ __forceinline__ void load_q(int count, int consumer, int4 place, int q_begin,
                                          int batch) {
     const int slot = 2 * (count % kQBuffers) + consumer;
@@ -82,6 +87,7 @@ struct Loader {
     ptx::load_box(q_smem + Config::kQMap, args.q2, full, 0, place.y, row, 0, batch);
   }
 
+  /// Loads k1, k2 and v of pipeline tile `tile`, whose first key is `row` of the tensors.
   __device__ __forceinline__ void load_keys(unsigned tile, int row, int kv_head, int batch) {
     const unsigned stage = tile % kStages, parity = (tile / kStages & 1) ^ 1;
     const uint32_t k_full = smem + Config::kKFull + 8 * stage;

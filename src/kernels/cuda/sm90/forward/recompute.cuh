@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward when lse1 and lse2 are known from an earlier one (activation checkpointing): the
-// probabilities are final as soon as the scores are, so the maps are subtracted before the product
-// with v. 4 D + 2 Dv instead of 4 D + 4 Dv operations a pair, and one O instead of two.
+// The second forward of an activation-checkpointed layer, whose lse1 and lse2 are known from the
+// first. The probabilities are final as soon as the scores are, so the kernel subtracts the maps
+// before the product with v: 4 D + 2 Dv instead of 4 D + 4 Dv FLOP per (query, key) pair, and one
+// accumulator O instead of two.
 //
 //   (1) s1 = q1 k1^T, s2 = q2 k2^T
 //   (2) p = exp(scale s1 - lse1) - sign(lambda) exp(scale2 s2 - (lse2 - log |lambda|))
 //   (3) o += p v
 //   (4) epilogue, stores
 //
-// Blocks, loads and the ring of key tiles as in kernel.cuh. (1) of tile j + 1 is under way beside
-// (3) of tile j; (2) follows map by map. o2 is not computed.
+// Shapes, work items, warp roles, loads and the K/V pipeline are those of kernel.cuh; Dv <= 128, no
+// mask tensor. The outputs are out and o with its rests, but not o2. The tensor cores run (1) of
+// tile j + 1 and (3) of tile j together. The two consumers take turns at (2).
 #pragma once
 
 #include "kernels/cuda/ptx/wgmma.cuh"
@@ -30,13 +32,14 @@ struct RecomputeConsumer : ConsumerItem<T, Config, kLower> {
 
   float o[kDv / 2], s1[kN / 2], s2[kN / 2];
   uint32_t p[kN / 4];
-  float offset1[2], offset2[2], sign[2];  // of this thread's rows, base 2; sign: -1 or 1
+  // Of this thread's rows: lse1 and lse2 - log |lambda|, both times log2(e), and -sign(lambda).
+  float offset1[2], offset2[2], sign[2];
 
   __device__ __forceinline__ void run() {
     if (consumer == 1) turn_pass();
     for (; this->open(); ++count) {
       attend();
-      // As many turns as the other consumer, whose rows may see one tile more.
+      // Take as many turns as the other consumer, whose rows may see one tile more.
 #pragma unroll 1
       for (int j = range.end; j < uniform(this->tiles()); ++j) {
         turn_wait();
@@ -47,11 +50,11 @@ struct RecomputeConsumer : ConsumerItem<T, Config, kLower> {
       this->release_item(count);
     }
     if (consumer == 0) turn_wait();
-    if (lane == 0) ptx::wait_stores_read();  // shared memory outlives the last stores
+    if (lane == 0) ptx::wait_stores_read();  // TMA must read shared memory before the block ends
   }
 
-  /// The consumers take turns at (2): it fills the special function units, so the other one's
-  /// products should run beside it, not its exponentials.
+  /// The consumers take turns at (2), which saturates the special function units: meanwhile the
+  /// other consumer should run its products, not its exponentials.
   __device__ __forceinline__ void turn_wait() const {
     ptx::named_barrier_sync(1 + consumer, 2 * kWarpgroup);
   }
@@ -59,6 +62,7 @@ struct RecomputeConsumer : ConsumerItem<T, Config, kLower> {
     ptx::named_barrier_arrive(1 + (consumer ^ 1), 2 * kWarpgroup);
   }
 
+  /// Steps (1) to (3) over all tiles of the item.
   __device__ __forceinline__ void attend() {
     for (float& x : o) x = 0.0f;
     this->wait_k(0);
@@ -101,7 +105,8 @@ struct RecomputeConsumer : ConsumerItem<T, Config, kLower> {
     Products::template issue_scores<1>(s2, smem, q_smem, args.shared_k, this->stage(j));
   }
 
-  /// Scores of tile j to P, in s1. `kBehind`: groups of products issued after the scores.
+  /// Step (2): turns the scores of tile j into p, in s1. kBehind: wgmma groups that were issued
+  /// after the scores.
   template <bool kMasked, int kBehind>
   __device__ __forceinline__ void subtract(int j) {
     const auto limits = kMasked ? this->limits(j) : RowLimits<kLower>{};
@@ -125,7 +130,8 @@ struct RecomputeConsumer : ConsumerItem<T, Config, kLower> {
     turn_pass();
   }
 
-  /// Rows that see nothing, or are not there, get infinite offsets: their probabilities are 0.
+  /// Loads lse1, lse2 and lambda. Rows that see no key or do not exist get infinite offsets, which
+  /// make their probabilities 0.
   __device__ __forceinline__ void load_rows() {
     const WarpRows rows = this->rows(count);
 #pragma unroll

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The second kernel of a forward: 64-row tiles that the first one marked are computed again by the
-// portable algorithm, which keeps a maximum and lets nothing leak from columns that a row does not
-// see. Without marks it reads them and ends.
+// The last kernel of a forward. It recomputes the 64-row tiles that the main kernel marked, with
+// the portable (sm80) algorithm, which keeps a running row maximum and lets no value of a hidden
+// column reach a row. If nothing is marked, the kernel reads the marks, [heads, redo_tiles] bytes,
+// and ends. Each block repairs the marked tiles of its share one by one.
 #pragma once
 
 #include "kernels/cuda/ptx/barrier.cuh"
@@ -20,7 +21,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(128) char smem[];
   const int32_t* const cu_seqlens = args.shape.cu_seqlens_q;
   ptx::wait_for_previous_kernel();
-  // Marks are dealt to the blocks in turn.
+  // Block b reads the marks b, b + gridDim.x, ...
   const auto index = [&](int64_t i) { return i * gridDim.x + blockIdx.x; };
   const auto marked = [&](int64_t i) { return index(i) < marks && state.redo[index(i)] != 0; };
   for (int64_t first = 0; index(first) < marks; first += Config::kThreads) {
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         place.tile -= first_place<kConsumerRows>(cu_seqlens, place.b);
       }
       sm80::Forward<T, Config>{args, smem, place}.run();
-      __syncthreads();  // shared memory may be written again
+      __syncthreads();  // all threads are done with shared memory before the next tile writes it
     }
   }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which (batch entry, head, 128 query rows) a block computes next: it takes the number of an item
-// from a counter in global memory, and one warp writes what the others need to know of it into
-// shared memory, one item ahead.
+// Dynamic scheduler of the forward. A work item is 128 query rows of one (batch entry, head). One
+// producer thread of a block takes item indices from a counter in global memory and writes the
+// `Item` into shared memory, one item ahead of the consumers.
 //
-// Items are ordered by groups of heads, within these by query block, last first where rows see keys
-// up to a diagonal (the longest), then by head.
+// Items are ordered by group of heads, then by query block, then by head. Under a causal mask or a
+// window the last query block comes first, because under a causal mask it sees the most keys.
 #pragma once
 
 #include "kernels/cuda/ptx/barrier.cuh"
@@ -15,23 +15,24 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// How many of an item's key tiles are still to be loaded when the next item is taken.
+/// The scheduler takes the next item when this many key tiles of the item are still to be loaded.
 inline constexpr int kTakeTiles = 3;
 
-/// As it lies in shared memory; row < 0 ends the kernel.
+/// A work item in shared memory. row < 0 marks the end.
 struct alignas(16) Item {
-  int row, head, batch, seq_q;  // first row, within its sequence
-  int q_begin, k_begin;         // the sequence's rows and columns in the tensors
-  int first_column, tiles;      // where key tiles begin; those that any row may see, at least one
-  int first_key, end_key;       // columns that are not padding
-  int diagonal, kv_head;
+  int row, head, batch, seq_q;  // row: first row, within its sequence
+  int q_begin, k_begin;         // first row of the sequence in q, and in k and v
+  int first_column, tiles;      // first column of the first key tile; tiles any row sees, >= 1
+  int first_key, end_key;       // columns [first_key, end_key) are not padding
+  int diagonal, kv_head;        // diagonal: see Sequence
 };
 static_assert(sizeof(Item) == kItemBytes);
 
-/// Which half of item `number`'s rows a consumer has. They change places from item to item: the
-/// second half may see a tile more.
+/// Returns which half of the rows of item `number` a consumer has. The consumers swap halves from
+/// item to item, because the second half may see one tile more.
 __device__ inline int consumer_half(int consumer, int number) { return consumer ^ (number & 1); }
 
+/// Returns columns / kBlockN, rounded down or up; 0 for negative `columns`.
 template <int kBlockN>
 __device__ inline int tiles_down(int columns) {
   return static_cast<int>(static_cast<unsigned>(max(0, columns)) / kBlockN);
@@ -41,13 +42,13 @@ __device__ inline int tiles_up(int columns) {
   return tiles_down<kBlockN>(max(0, columns) + kBlockN - 1);
 }
 
-/// Key tiles [begin, end), counted from column `origin` on, that rows [row, row + kConsumerRows)
-/// may see, at least one. In [clear_begin, clear_end) every row sees every column, and has seen one
-/// before. Tiles begin at the first column that an item's first row sees: with a window that is a
-/// tile less to compute than if they began at multiples of their width.
+/// Key tiles [begin, end), at least one, that any of the rows [row, row + kConsumerRows) sees. In
+/// the tiles [clear_begin, clear_end) every row sees every column and has seen an earlier column.
+/// Tiles count from column `origin`, the first column that the item's first row sees: with a window
+/// this needs one tile less than tiles that begin at multiples of kBlockN.
 struct KeyRange {
   int begin, clear_begin, clear_end, end;
-  int last_columns;  // of tile end - 1 that a row sees
+  int last_columns;  // columns of tile end - 1 that some row sees
 
   template <int kBlockN>
   __device__ static KeyRange of(const Sequence& seq, int row, int origin) {
@@ -55,7 +56,8 @@ struct KeyRange {
     KeyRange range;
     range.begin = tiles_down<kBlockN>(seq.first_visible(first) - origin);
     range.end = max(range.begin + 1, tiles_up<kBlockN>(seq.end_visible(max(first, last)) - origin));
-    // Where all see all, plus the tile in which the last of them began to.
+    // The first tile that every row sees from its first column on, plus one: that tile may hold the
+    // first key that the last row sees.
     range.clear_begin = tiles_up<kBlockN>(seq.first_visible(max(first, last)) - origin) + 1;
     range.clear_end = min(range.end, tiles_down<kBlockN>(seq.end_visible(first) - origin));
     range.last_columns = seq.end_visible(max(first, last)) - origin - (range.end - 1) * kBlockN;
@@ -63,9 +65,10 @@ struct KeyRange {
   }
 };
 
-/// From where to where rows g and g + 8 of a thread see, relative to its first column of a tile.
-/// What this takes is in shared memory, where reading waits behind the operands of the products: to
-/// be asked for before the tile's scores are waited for. `kLower`: as in ConsumerItem.
+/// The columns [begin, end) that a thread's rows g and g + 8 see, relative to the thread's first
+/// column of a tile. The callers read the item from shared memory, and such reads queue behind the
+/// operand reads of wgmma; so they call `of` before they wait for the tile's scores. kLower: see
+/// ConsumerItem.
 template <bool kLower>
 struct RowLimits {
   int begin[2], end[2];
@@ -90,11 +93,13 @@ struct RowLimits {
   }
 };
 
-/// x, which is the same in all lanes, so that the compiler knows it: addresses, descriptors and
-/// loop bounds then live in uniform registers. Otherwise each product costs five more instructions,
-/// and the kernel a sixth of its speed.
+/// Returns x, which is the same in all lanes, in a form that the compiler knows to be uniform. It
+/// then keeps addresses, descriptors and loop bounds in uniform registers. Otherwise each product
+/// takes five more instructions, and the kernel loses a sixth of its throughput.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
+/// Returns the fields of Sequence that the consumers use. `place` and `keys` are words 0 to 3 and 8
+/// to 11 of the Item.
 template <class T>
 __device__ inline Sequence sequence_of(const ForwardArguments<T>& args, int4 place, int4 keys) {
   Sequence seq{};
@@ -107,7 +112,8 @@ __device__ inline Sequence sequence_of(const ForwardArguments<T>& args, int4 pla
   return seq;
 }
 
-/// Runs in one thread; of a cluster, in its first block, which sends what it finds to the second.
+/// Takes work items and publishes them in shared memory. Runs in one thread of a block. In a
+/// cluster it runs in block 0 and sends each item to block 1.
 template <class T, class Config>
 struct Scheduler {
   const ForwardArguments<T>& args;
@@ -120,12 +126,12 @@ struct Scheduler {
       constexpr int kSlots = Config::kItemSlots;
       const int slot = count % kSlots;
       ptx::barrier_wait_idle(smem + Config::kItemEmpty + 8 * slot, (count / kSlots & 1) ^ 1);
-      // Not sooner: what a block takes early others cannot take when it turns out long.
+      // Wait for kTake: an item taken earlier could not go to a block that is free sooner.
       if (count > 0) {
         ptx::barrier_wait_idle(smem + Config::kTake, (count - 1) & 1);
         index = take();
       }
-      Item& item = items[slot];  // filled in place: this thread has few registers
+      Item& item = items[slot];  // `find` fills it in place, since this thread has few registers
       while (!find(index, item)) index = take();
       if constexpr (Config::kCluster == 2) send(slot);
       ptx::barrier_arrive(smem + Config::kItemFull + 8 * slot);
@@ -133,6 +139,7 @@ struct Scheduler {
     }
   }
 
+  /// Copies the item to block 1 of the cluster and counts its bytes at block 1's kItemFull.
   __device__ __forceinline__ void send(int slot) const {
     const uint32_t item = smem + Config::kItems + slot * kItemBytes;
     const uint32_t full = ptx::remote_address(smem + Config::kItemFull + 8 * slot, 1);
@@ -142,12 +149,14 @@ struct Scheduler {
     }
   }
 
+  /// Returns the next item index of the grid. The counter starts after the blocks' first items.
   __device__ __forceinline__ int take() const {
-    ptx::wait_for_previous_kernel();  // the counter is 0
+    ptx::wait_for_previous_kernel();  // clear_kernel has set the counter to 0
     return static_cast<int>(gridDim.x) / Config::kCluster + atomicAdd(args.state.next_item, 1);
   }
 
-  /// False where there is nothing at this place.
+  /// Fills `item` for an index, or sets row = -1 if the index is past the end. Returns false if no
+  /// rows belong to the index, as happens with packed sequences.
   __device__ __forceinline__ bool find(int index, Item& item) const {
     if (index >= args.blocks * args.heads) {
       item.row = -1;
@@ -179,8 +188,7 @@ struct Scheduler {
     item.first_key = seq.first_key;
     item.end_key = seq.end_key;
     item.diagonal = seq.diagonal;
-    // From where the first row's tiles begin to where the last row's end: what `KeyRange` gives
-    // the two consumers.
+    // The union of the tiles that `KeyRange` gives the two consumers.
     const int last = min(row + kItemRows, seq.seq_q) - 1;
     const int begin = seq.first_visible(row);
     const int second = min(row + kConsumerRows, seq.seq_q - 1);  // the second consumer's first row

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The softmax of the wgmma kernels keeps no running maximum: at 64 channels one costs 12 % of the
-// time on an H200. A row's exponents are relative to one of its own first scores. P, its sum and O
-// carry one common factor, which the division at the end removes, and floating point keeps their
-// relative precision. Only when a thread's sum over one tile passes a bound is the reference moved,
-// before the tile is multiplied with v or after it. What overflows nevertheless (a score so far
-// above its row's reference within one tile that a sum of P reaches 2^126, or P v 2^128) is marked,
-// and the tile is computed again by another kernel.
+// Softmax without a running row maximum, which would cost 12 % of the time at D = 64 on an H200.
+// Each row subtracts an approximate maximum, `reference`, taken from its first visible scores. P,
+// its sum and O then share a common factor. The final division removes it, and floating point keeps
+// their relative precision meanwhile.
+//
+// The approximate maximum rises only when a thread's sum exceeds kSumBound; additive masks are an
+// exception (`follow_far`). `exponentiate` tests the sum of a tile and rescales P, the sums and O
+// before the tile's product with v. With late rescaling (kLate in kernel.cuh) `move_far` tests the
+// sum so far and rescales after that product. One tile alone may still overflow: a sum of P reaches
+// 2^126, or P v reaches 2^128. finish.cuh then marks the rows, and the repair kernel recomputes
+// them.
 #pragma once
 
 #include <cmath>
@@ -17,37 +21,37 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// A P beyond it would be moved. Half precision holds numbers up to 2^16.
+/// Largest sum of a thread before we rescale P. float16 overflows at 2^16.
 template <class T>
 inline constexpr float kSumBound = __is_same(T, float16) ? 0x1p15f : 0x1p30f;
 
-/// Is a row's largest score so near to 0, in base 2, that P needs no reference? Half precision
-/// holds numbers down to 2^-24.
+/// True if exp2 of a row's scores cannot overflow or underflow T without subtracting the maximum
+/// `top`, which is in base 2. float16 underflows below 2^-24.
 template <class T>
 __device__ __forceinline__ bool near_zero(float top) {
   return __is_same(T, float16) ? top > -2.0f && top < 10.0f : top > -40.0f && top < 20.0f;
 }
 
-/// r[i] of row g (i / 2 even) or g + 8 times that row's factor.
+/// Multiplies the accumulator entries of rows g and g + 8 by factor[0] and factor[1].
 template <int kN>
 __device__ __forceinline__ void multiply_rows(float (&r)[kN], const float (&factor)[2]) {
 #pragma unroll
   for (int i = 0; i < kN; ++i) r[i] *= factor[i / 2 % 2];
 }
 
-/// One map's state of a thread's rows g and g + 8. A reference is a score before scaling, -inf
-/// until the row has seen a column; `sum` is over this thread's columns.
+/// One map's softmax state for a thread's rows g and g + 8, g = lane / 4. The four lanes that share
+/// these rows are a quad. Scores and `reference` times c = scale log2(e) are exponents in base 2.
 struct RowState {
-  float reference[2];
-  float sum[2];
+  float reference[2];  // approximate row maximum; -inf until the row has seen a column
+  float sum[2];        // of exp2((s - reference) c) over this thread's columns
 
   __device__ __forceinline__ void reset() {
     reference[0] = reference[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
   }
 
-  /// References of rows that see the whole first tile: the largest score of columns 0, 1, 8, 9,
-  /// 16, 17, 24, 25, which the first lane of a quad holds.
+  /// Sets the approximate maximum of rows that see the whole first tile: the largest score of
+  /// columns 0, 1, 8, 9, 16, 17, 24 and 25, which the first lane of each quad holds.
   template <int kN>
   __device__ __forceinline__ void take_first(const float (&s)[kN]) {
     float top[2] = {s[0], s[2]};
@@ -58,7 +62,8 @@ struct RowState {
     reference[1] = __shfl_sync(0xffffffffu, top[1], first_lane);
   }
 
-  /// References of rows that see nothing before this tile: their largest score in it.
+  /// Sets the approximate maximum of rows that have seen no column before this tile: their largest
+  /// score in it.
   template <int kN>
   __device__ __forceinline__ void take_missing(const float (&s)[kN]) {
     const bool missing = fminf(reference[0], reference[1]) == -INFINITY;
@@ -73,11 +78,11 @@ struct RowState {
     }
   }
 
-  /// The same under biases, where a row's first scores may lie far below later ones: a reference
-  /// that is far from 0 follows the largest score of each tile, and is taken from the scores here,
-  /// since its product with c may be rounded by more than 1. `origin` becomes the rest of it, for
-  /// `exponentiate`. Returns and sets `factor` as that does. References become 0 where that is good
-  /// enough.
+  /// `take_missing` under an additive mask, where a row's first scores may lie far below later
+  /// ones. An approximate maximum farther than kFar from 0 follows the largest score of each tile.
+  /// It is subtracted from s here, because its product with c may have a rounding error above 1;
+  /// `origin` returns what `exponentiate` has to subtract. The approximate maximum becomes 0 where
+  /// `near_zero` allows it. Returns true if O must be multiplied by `factor`.
   template <class T, int kN>
   __device__ __forceinline__ bool follow_far(float (&s)[kN], float c, float (&factor)[2],
                                              float (&origin)[2]) {
@@ -107,13 +112,14 @@ struct RowState {
     return true;
   }
 
-  /// s becomes exp2((s - origin) c), its sums are added; `origin` is the reference, but under
-  /// biases. `kMissing`: there may be rows without a reference, whose scores are all -inf. True
-  /// when references were moved: then what was summed of P V has to be multiplied by `factor`.
+  /// Replaces s by P = exp2((s - origin) c) and adds P to the sums. `origin` is `reference`, except
+  /// after `follow_far`. kMissing: some rows may have seen no column yet; all their scores are
+  /// -inf. Returns true if it raised the approximate maximum and rescaled P and the sums: the
+  /// caller must then multiply O by `factor`.
   ///
-  /// The products reference c are formed here, not kept: ptxas then runs the multiply-adds row by
-  /// row with both constants in the operand cache. With the rows interleaved the register file,
-  /// busy feeding wgmma, made the kernel 4 % slower.
+  /// The products origin c are computed here and not stored: ptxas then orders the multiply-adds
+  /// row by row, with both constants in the operand cache. With interleaved rows the register file,
+  /// which also feeds wgmma, made the kernel 4 % slower.
   template <class T, bool kMissing, int kN>
   __device__ __forceinline__ bool exponentiate(float (&s)[kN], float c, float (&factor)[2],
                                                const float (&origin)[2]) {
@@ -121,6 +127,7 @@ struct RowState {
     exponentials<kMissing>(s, c, origin, tile_sum);
     return add_sums<T>(s, c, factor, tile_sum);
   }
+  /// Replaces s by P and returns P's sums over the tile in `tile_sum`.
   template <bool kMissing, int kN>
   __device__ static __forceinline__ void exponentials(float (&s)[kN], float c,
                                                       const float (&origin)[2],
@@ -138,12 +145,13 @@ struct RowState {
     }
   }
 
-  /// Are all of the warp's references 0?
+  /// True if `reference` is 0 for all rows of the warp.
   __device__ __forceinline__ bool has_no_references() const {
     return !__any_sync(0xffffffffu, reference[0] != 0.0f || reference[1] != 0.0f);
   }
 
-  /// `exponentiate` where there are none: s becomes exp2(s scale + biases), which are in base 2.
+  /// `exponentiate` for rows whose `reference` is 0: replaces s by exp2(s scale + bias), with the
+  /// biases in base 2.
   template <class T, class Biases, int kN>
   __device__ __forceinline__ bool exponentiate_biased(float (&s)[kN], Biases& biases, float scale,
                                                       float (&factor)[2]) {
@@ -157,7 +165,7 @@ struct RowState {
     return add_sums<T>(s, 1.0f, factor, tile_sum);
   }
 
-  /// The end of `exponentiate`.
+  /// Adds `tile_sum` to the sums and rescales if it exceeds kSumBound. Returns as `exponentiate`.
   template <class T, int kN>
   __device__ __forceinline__ bool add_sums(float (&s)[kN], float c, float (&factor)[2],
                                            const float (&tile_sum)[2]) {
@@ -171,8 +179,9 @@ struct RowState {
     return true;
   }
 
-  /// Moves row r's reference by a whole power of 2, `size` rounded down, and returns what this
-  /// multiplies its sums by. Overflow becomes NaN for good.
+  /// Raises row r's approximate maximum by log2(size), rounded down to an integer, and rescales its
+  /// sum. Returns the factor. From size = 2^127 on the factor is NaN, so that an overflow stays
+  /// visible.
   __device__ __forceinline__ float move(int r, float c, float size) {
     const int bits = __float_as_int(fmaxf(size, 1.0f));
     const int exponent = (bits >> 23) - 127;
@@ -182,12 +191,14 @@ struct RowState {
     return factor;
   }
 
-  /// Has one of this thread's sums passed the bound?
+  /// True if one of this thread's sums exceeds kSumBound.
   template <class T>
   __device__ __forceinline__ bool is_far() const {
     return !(fmaxf(sum[0], sum[1]) < kSumBound<T>);
   }
-  /// Moves the references of rows for which a thread says so, and no others.
+  /// Raises the approximate maximum of each row in which a thread's sum exceeds kSumBound, and of
+  /// no other row, so that a row's bits depend on its own sums alone. `factor`: as in
+  /// `exponentiate`.
   template <class T>
   __device__ __forceinline__ void move_far(float c, float (&factor)[2]) {
 #pragma unroll
@@ -202,14 +213,14 @@ struct RowState {
     return exponentiate<T, kMissing>(s, c, factor, reference);
   }
 
-  /// Once per item. `c`: as above.
+  /// Returns the natural log-sum-exp of row r. `sum` must already be summed over the quad.
   __device__ __forceinline__ float lse(int r, float c) const {
     constexpr float kLn2 = 0.6931471805599453f;
     return sum[r] == 0.0f ? -INFINITY : reference[r] * c * kLn2 + __logf(sum[r]);
   }
 };
 
-/// P in the layout of a register operand, rounded to T.
+/// Rounds P to T in the layout of a wgmma register operand.
 template <class T, int kN>
 __device__ __forceinline__ void round_rows(uint32_t (&p)[kN / 2], const float (&s)[kN]) {
 #pragma unroll

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A warp's 16 rows on their way from accumulators to global memory: rounded into shared memory,
-// from where the copy engine takes them. It cannot stop at the end of a packed sequence: rows there
-// are stored by the warp.
+// Stores a warp's 16 output rows: rounds the accumulators into shared memory, from which TMA writes
+// them to global memory. A TMA box always has 16 rows and would overwrite the next packed sequence,
+// so the warp itself stores the last rows of a packed sequence.
 #pragma once
 
 #include "kernels/cuda/problem.cuh"
@@ -16,9 +16,9 @@ namespace diffattn::cuda::sm90 {
 struct WarpRows {
   int row, seq_q, q_begin, batch, head;
 
-  /// How many of them exist.
+  /// Returns how many of the 16 rows exist; 0 or less if none.
   __device__ int count() const { return min(16, seq_q - row); }
-  /// Of this thread: r = 0 or 1.
+  /// Returns this thread's row g (r = 0) or g + 8 (r = 1).
   __device__ int row_of(int r) const { return row + threadIdx.x % 32 / 4 + 8 * r; }
   template <class T>
   __device__ T* first(const Rows<T>& rows) const {
@@ -26,35 +26,37 @@ struct WarpRows {
   }
 };
 
-/// The rests of two floats as the low bytes of a register: as `rest_of`, but rounded down, which
-/// makes them bits of the floats themselves: an exact tie that rounds to even comes back one unit
-/// low. (Of a float16 that became infinite they mean nothing.)
+/// Returns the rests of two floats (what rounding to T loses, see rest.cuh) in the two low bytes of
+/// a register. Unlike `rest_of` it rounds down, so a rest is just 8 bits of the float. An exact tie
+/// that rounds down decodes one unit in the last place of T too low. The rest of a float that
+/// overflows float16 is meaningless.
 template <class T>
 __device__ __forceinline__ uint32_t rest_pair(float low, float high) {
   constexpr int kShift = 8 - kRestShift<T>;
   return __byte_perm(__float_as_uint(low) << kShift, __float_as_uint(high) << kShift, 0x0051);
 }
 
-/// kStages places in shared memory of kWidth x 16 elements each, this warp's own, used in turn.
+/// Stores [16, kWidth] fragments of one warp through its kStages buffers in shared memory, which it
+/// uses in turn.
 template <class T, int kWidth, int kStages>
 struct RowSender {
-  static constexpr int kChunks = kWidth / 8;  // of 16 bytes, in a row
+  static constexpr int kChunks = kWidth / 8;  // 16-byte chunks of a row
 
   const WarpRows& rows;
   char* const stages;
-  const int stage_step;  // bytes from one to the next
+  const int stage_step;  // bytes between two buffers
   const bool packed;
-  const int block;  // the first column / 64
-  int turn;         // of the first send
+  const int block;  // first column / 64
+  int turn;         // number of the next send
   const int lane = threadIdx.x % 32;
 
-  /// value(i): accumulator entry i of a [16, kWidth] fragment.
+  /// Stores a fragment. value(i) returns accumulator entry i.
   template <class Value>
   __device__ __forceinline__ void send(const CUtensorMap& map, const Rows<T>& to, Value value) {
     send_pairs(map, to, [&](int k) { return pack<T>(value(2 * k), value(2 * k + 1)); });
   }
 
-  /// pair(k): entries 2k and 2k + 1, rounded.
+  /// Stores a fragment. pair(k) returns entries 2k and 2k + 1, rounded and packed.
   template <class Pair>
   __device__ __forceinline__ void send_pairs(const CUtensorMap& map, const Rows<T>& to, Pair pair) {
     char* const stage = next_stage();
@@ -77,14 +79,14 @@ struct RowSender {
     if (lane == 0) ptx::commit_stores();
   }
 
-  /// What rounding value(i) to T loses, as bytes. Matrix stores move 16 bits at a time: the two
-  /// bytes that a thread has of 8 columns, beside its two of the next 8, which are parted again
-  /// when they are read.
+  /// Stores the rests of value(i) as bytes. stmatrix moves 16-bit elements, two per register: the
+  /// lane's two bytes of one group of 8 columns, and its two bytes of the next group. The reads
+  /// below separate the two groups again.
   template <class Value>
   __device__ __forceinline__ void send_rests(const Rows<int8_t>& to, Value value) {
     constexpr int kRowChunks = kWidth / 16;
     char* const stage = next_stage();
-    const auto bytes = [&](int groups, int r) {  // of columns 16 groups .. 16 groups + 15
+    const auto bytes = [&](int groups, int r) {  // columns 16 groups .. 16 groups + 15 of row r
       const int i = 8 * groups + 2 * r;
       return __byte_perm(rest_pair<T>(value(i), value(i + 1)),
                          rest_pair<T>(value(i + 4), value(i + 5)), 0x5410);
@@ -103,7 +105,7 @@ struct RowSender {
     const int column = lane % kRowChunks, first = lane / kRowChunks;
     uint4 x[16 / kStep];
 #pragma unroll
-    for (int i = 0; i < 16 / kStep; ++i) {  // all are under way before one is waited for
+    for (int i = 0; i < 16 / kStep; ++i) {  // issues all loads before the first use
       const int row = first + i * kStep;
       x[i] =
           *reinterpret_cast<const uint4*>(stage + row * kWidth + (column ^ row % kRowChunks) * 16);
@@ -116,12 +118,12 @@ struct RowSender {
           __byte_perm(x[i].x, x[i].y, 0x5410), __byte_perm(x[i].z, x[i].w, 0x5410),
           __byte_perm(x[i].x, x[i].y, 0x7632), __byte_perm(x[i].z, x[i].w, 0x7632)};
     }
-    __syncwarp();  // read by all, before the place is used again
+    __syncwarp();  // all lanes have read the buffer before the warp writes it again
     if (lane == 0) ptx::commit_stores();
   }
 
  private:
-  /// Waits until what was sent kStages turns ago has left.
+  /// Returns the next buffer, once TMA has read what it held kStages sends ago.
   __device__ __forceinline__ char* next_stage() {
     if (lane == 0) ptx::wait_stores_read<kStages - 1>();
     __syncwarp();
@@ -130,6 +132,7 @@ struct RowSender {
     return stage;
   }
 
+  /// Stores the existing rows of a buffer by the warp instead of TMA.
   __device__ __forceinline__ void store_part(const char* stage, const Rows<T>& to) {
     const int column = lane % kChunks;
 #pragma unroll 1
@@ -138,7 +141,7 @@ struct RowSender {
       *reinterpret_cast<uint4*>(rows.first(to) + row * to.seq_stride + block * 64 + column * 8) =
           *reinterpret_cast<const uint4*>(stage + at);
     }
-    __syncwarp();  // read by all, before the place is used again
+    __syncwarp();  // all lanes have read the buffer before the warp writes it again
   }
 };
 

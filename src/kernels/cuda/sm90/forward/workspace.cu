@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kClearThreads = 256;
 
-/// The counter and [marks] bytes of redo, 16 at a time.
+/// Zeroes the item counter and the marks in `redo`: `count` words of 16 bytes.
 __global__ void __launch_bounds__(kClearThreads) clear_kernel(uint4* memory, int64_t count) {
   ptx::launch_dependents();
   const int64_t step = static_cast<int64_t>(gridDim.x) * kClearThreads;
@@ -61,7 +61,7 @@ int64_t tile_places(const Problem& problem, int64_t rows) {
 }
 
 int heads_at_a_time(const ForwardParams& params, int64_t heads) {
-  constexpr int64_t kCacheShare = 32 << 20;  // of 50 MB or more
+  constexpr int64_t kCacheShare = 32 << 20;  // bytes, of an L2 cache of 50 MB or more
   const int64_t keys = params.cu_seqlens_k != nullptr ? params.total_k : params.seq_k;
   const int64_t widths = 2 * params.head_dim + params.value_dim;
   const int64_t group = params.heads / params.kv_heads;

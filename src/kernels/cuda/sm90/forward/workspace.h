@@ -13,49 +13,51 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// What the kernels leave in global memory beside the outputs.
+/// What the forward kernels share in global memory. `clear` sets it to 0 before the main kernel.
 struct ForwardState {
-  int* next_item;  // 0 before the launch
-  uint8_t* redo;   // [heads, redo_tiles], 0 before the launch: 64-row tiles to compute again
+  int* next_item;  // counter of the work items taken
+  uint8_t* redo;   // [heads, redo_tiles], 1 for each 64-row tile that the repair kernel recomputes
   int redo_tiles;
 };
 
-/// The workspace of one forward, cut into its arrays. With `memory` null only `bytes` is
+/// The workspace of one forward, divided into its arrays. If `memory` is null, only `bytes` is
 /// meaningful.
 struct ForwardWorkspace {
   size_t bytes;
-  size_t cleared;  // bytes that are 0 before the launch
+  size_t cleared;  // bytes of `state`, which `clear` sets to 0
   int64_t marks;   // entries of redo
   ForwardState state;
-  RowWords words;     // under a boolean mask
-  MaskBiases biases;  // under an additive one
+  RowWords words;     // boolean mask
+  MaskBiases biases;  // additive mask
 
   ForwardWorkspace(const ForwardParams& params, void* memory);
 };
 
-/// Floats take fewer instructions, but twice the memory and its traffic, which is much where every
-/// head has a mask of its own.
+/// True if the forward reads 16-bit biases: the mask has the type of q, and every head has a mask
+/// of its own. Float biases take fewer instructions but twice the memory traffic, which matters
+/// when every head has its own mask.
 bool has_narrow_biases(const ForwardParams& params);
 
-/// Sets it to 0, by a kernel that the next one may overlap.
+/// Launches clear_kernel, which sets `state` to 0. The next kernel may overlap with it.
 void clear(const ForwardWorkspace& work, const Problem& problem, cudaStream_t stream);
 
-/// How many tiles of `rows` rows a head has: packed, places for them (`first_place`).
+/// Returns the number of tiles of `rows` rows of a head; for packed sequences, the number of tile
+/// indices (`first_place`), some of which are unused.
 int64_t tile_places(const Problem& problem, int64_t rows);
 
-/// How many of `heads` heads to work on together, so that their k and v stay in the second-level
-/// cache.
+/// Returns how many of `heads` heads run together, so that their k and v stay in the L2 cache.
 int heads_at_a_time(const ForwardParams& params, int64_t heads);
 
+/// Describe the tensors for TMA. Packed tensors have one batch entry.
 BoxedTensor boxed_q(const Problem& problem, const View<const void>& q);
 BoxedTensor boxed_k(const Problem& problem, const View<const void>& k);
 BoxedTensor boxed_v(const ForwardParams& params);
 BoxedTensor boxed_out(const ForwardParams& params, const View<void>& out);
 
-/// Are k1 and k2 the same memory?
+/// True if k1 and k2 are the same memory with the same strides.
 bool shares_k(const Problem& problem);
 
-/// Multiprocessors of the current device.
+/// Returns the number of multiprocessors of the current device.
 int processor_count(const Problem& problem);
 
 }  // namespace diffattn::cuda::sm90

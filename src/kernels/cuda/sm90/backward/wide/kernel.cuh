@@ -1,28 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything quadratic of the backward for D = 128, Dv = 128 or 256. Steps and names as in
-// ../kernel.cuh. A cluster of two blocks owns 128 keys; block c has map c, and of what belongs to
-// no map the 64 keys from 64 c on. Its warpgroup w:
+// The main kernel of the backward for D = 128, Dv = 128 or 256. Inputs, outputs, items and symbols
+// are those of ../kernel.cuh. A cluster of two blocks owns a tile of 128 keys. Block c (0 or 1)
+// computes map c + 1, whose tensors have the index c below. It also computes dp and dv, which
+// belong to no map, for the 64 keys from 64 c on. Its warpgroup w computes for each item:
 //
-//   (1) s = k_c q_c^T - lse_c / scale_c                        64 keys from 64 w on, 64 queries
-//   (2) p = exp(scale_c s)
-//   (3) dp = v dO^T - delta1                                   keys of c, 32 queries from 32 w on
-//   (x) the blocks exchange p of the keys that the other has, and what its map's ds needs of dp
-//   (4) dv += (p1 - sign(lambda) p2') dO                       keys of c, half w of the columns
-//   (5) ds = p (dp - delta_c)                                  as (1)
-//   (6) dk_c += ds q_c                                         as (1)
-//   (7) dq_c += ds^T k_c                                       128 keys, half w of the columns
+//   (1) s = k_c q_c^T - lse_c / scale_c              64 keys from 64 w on, 64 queries
+//   (2) p = exp(scale_c s)                           as (1)
+//   (3) dp = v dO^T - delta1                         64 keys from 64 c on, 32 queries from 32 w on
+//   (x) The blocks exchange p and dp: a block needs p of both maps for its keys of dv, and dp of
+//       all 128 keys for its ds.
+//   (4) dv += (p1 - sign(lambda) p2') dO             64 keys from 64 c on, half w of the columns
+//   (5) ds = p (dp - delta_c)                        as (1); map 2 times -sign(lambda)
+//   (6) dk_c += ds q_c                               as (1)
+//   (7) dq_c += ds^T k_c                             all 128 keys, half w of the columns
 //
-// so that no product is computed twice, and dq is summed over 128 keys before it goes to global
-// memory by 16-byte reductions from registers: a block that had both maps would have registers for
-// dk1, dk2 and dv of 64 keys, and twice the reductions.
+// No product is computed twice, and dq is summed over 128 keys before 16-byte reductions from
+// registers add it to the sums in global memory. A block that computed both maps would have
+// registers for dk1, dk2 and dv of 64 keys only, and would need twice the reductions.
 //
-// The asynchronous products of an iteration, and where the warpgroup computes (dots):
+// An iteration of a warpgroup issues these wgmma groups; the dots mark its own arithmetic:
 //
 //   dq dv . dp(next) dk . s(after next) . (exchange) . | ...
 //
-// dq is added to its sum while dv runs; exp of s(next) while dv and dp(next) do; the exchange
-// beside dk and s(after next).
+// It adds dq to the sums while dv runs, computes exp(s(next)) while dp(next) and dk run, and
+// exchanges p and dp while dk and s(after next) run. Lanes of three warps of warpgroup 1 issue the
+// TMA loads.
 #pragma once
 
 #include "kernels/cuda/sm90/backward/key_tile.cuh"
@@ -41,8 +44,8 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
   using Base::next_begin, Base::next_end;
   using Base::whole_begin, Base::whole_end;
 
-  static constexpr int kBoth = 1;                  // named barrier: all threads of the block
-  static constexpr int kUnitBits = (1 << 20) - 1;  // of an item, head << 20 | unit
+  static constexpr int kBoth = 1;                  // named barrier of all threads of the block
+  static constexpr int kUnitBits = (1 << 20) - 1;  // an item is head << 20 | unit
 
   const int map = Base::uniform(static_cast<int>(ptx::cluster_rank()));
 
@@ -59,12 +62,12 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     for (float& x : dk) x = 0.0f;
     if (items > 0) accumulate();
     const int n = static_cast<int>(ptx::opaque(tile)) * C::kBlockN + 16 * warp;
-    const uint32_t place = smem + C::kQAt + (4 * w + warp) * 4096;  // nobody reads q any more
+    const uint32_t place = smem + C::kQAt + (4 * w + warp) * 4096;  // q is no longer in use
     this->store_rows(args.dv, dv, n + 64 * map, C::kValueDim / 2 * w, 1.0f, place, 2048);
     this->store_rows(map == 0 ? args.dk1 : args.dk2, dk, n + 64 * w, 0,
                      map == 0 ? args.scale : args.scale2, place, 2048);
     __syncwarp();
-    ptx::cluster_sync();  // shared memory outlives what the other block sends
+    ptx::cluster_sync();  // no block ends while the other may still access its shared memory
   }
 
   __device__ void start_barriers() const {
@@ -86,11 +89,11 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
     BackwardProducts<T, C>::store_picks(smem, static_cast<int>(threadIdx.x));
     ptx::fence_async_proxy();
-    __syncthreads();      // barriers, picks and edges are there
-    ptx::cluster_sync();  // also the other block's
+    __syncthreads();      // mbarriers, picks and the word at kEdgeAt are written
+    ptx::cluster_sync();  // in both blocks
   }
 
-  // --- Loads, by a lane of each of three warps of warpgroup 1
+  // --- Loads, issued by lane 0 of three warps of warpgroup 1: 0 q, 1 dO, 2 k and v
 
   __device__ void load_keys() const {
     const uint32_t full = barriers + C::kKvFull;
@@ -136,8 +139,8 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// The item that this thread, which loads q or dO, has to load next. In shared memory: no other
-  /// thread has a register for it.
+  /// Returns the next item that this loader thread has to load, and advances it. The item is in
+  /// shared memory, because a register for it would be taken from every thread.
   __device__ int next_load() const {
     const uint32_t at = smem + C::kLoadAt + 4 * warp;
     const int item = ptx::load_smem_int(at);
@@ -147,14 +150,14 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     return item;
   }
 
-  /// From one item, head << 20 | unit, to the next of the tile's order.
+  /// Advances to the next item of the tile.
   __device__ void step(int& item) const {
     if ((++item & kUnitBits) == end) item += begin - end;
     if ((item & kUnitBits) == start) item += 1 << 20;
   }
 
-  /// By all warps, which do not read dO of item `it` any more: then the item after the next is
-  /// loaded in its place.
+  /// Releases dO of item `it`; all warps call it. Once all have, warp 1 of warpgroup 1 loads dO of
+  /// item it + 2 into the stage.
   __device__ void free_d_o(int it) const {
     const uint32_t stage = it & 1, empty = barriers + C::kDoEmpty + 8 * stage;
     if (lane == 0) ptx::barrier_arrive(empty);
@@ -164,15 +167,15 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// By all warps, after `share_ds`, since when nobody reads q and statistics of item `it`: then
-  /// item it + 3 is loaded in its place, without a barrier of its own.
+  /// Loads q and statistics of item it + 3 into the stage of item `it`. All warps call it after
+  /// `share_ds`, whose barrier ensures that no warp reads the stage any more.
   __device__ void refill_q(int it, uint32_t stage) const {
     if (w == 1 && warp == 0 && lane == 0 && it + C::kQStages < items) load_q(stage, next_load());
   }
 
   // --- The loop
 
-  /// Everything but the sums for the first unit, and s of the second.
+  /// Steps (1), (2), (3), (x) and (5) of the first item, and (1) of the second.
   __device__ void begin_units(float (&s)[32], uint32_t (&ds)[16], uint32_t (&difference)[16]) {
     ptx::barrier_wait(barriers + C::kKvFull, 0);
     ptx::barrier_wait(barriers + C::kQFull, 0);
@@ -200,6 +203,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     share_ds();
   }
 
+  /// The loop over items.
   __device__ void accumulate() {
     start_loads();
     float s[32];
@@ -208,7 +212,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     int item = start;  // head << 20 | unit
     for (int it = 0; it < items; ++it) {
       const uint32_t stage = it & 1, other = stage ^ 1;
-      // of q and statistics of this unit, of the next, and of the one after it
+      // Stages of q and statistics of this item, the next one and the one after it.
       const uint32_t round = it / 3u, stage0 = it - 3 * round;
       const uint32_t stage1 = stage0 == 2 ? 0 : stage0 + 1, stage2 = stage0 == 0 ? 2 : stage0 - 1;
       const uint32_t parity2 = (stage0 == 0 ? round : round + 1) & 1;
@@ -217,7 +221,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       float dp[16], dq[32];
       uint32_t p[16];
 
-      // After the last unit the products read whatever is there, and nobody uses the result.
+      // The last iterations read stale data for the items past the end, and drop the results.
       ptx::fresh(dq);
       ptx::pin(difference);
       ptx::pin(dv);
@@ -233,15 +237,15 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       ptx::pin(ds);
       ptx::pin(dk);
       ptx::wgmma_fence();
-      Products::issue_dp(dp, base, w, other, stage1);             // (3) of the next unit
+      Products::issue_dp(dp, base, w, other, stage1);             // (3) of the next item
       Products::issue_sum(dk, ds, Products::q_at(base, stage0));  // (6)
       probabilities(s, p, item & kUnitBits, more);
       give_p(p, it + 1);
       if (it + 2 < items) ptx::barrier_wait(barriers + C::kQFull + 8 * stage2, parity2);
       ptx::fresh(s);
       ptx::wgmma_fence();
-      Products::issue_s(s, base, map, w, stage2);  // (1) of the unit after the next
-      ptx::wgmma_wait<2>();                        // dv and dp are done
+      Products::issue_s(s, base, map, w, stage2);  // (1) of the item after the next
+      ptx::wgmma_wait<2>();                        // dv and dp are complete
       ptx::pin(dp);
       ptx::pin(difference);
       free_d_o(it);
@@ -260,20 +264,22 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// Where operands are, in units of 16 bytes: without the block's rank.
+  /// Returns the address of shared memory in units of 16 bytes, without the block's rank in the top
+  /// byte.
   __device__ uint32_t base_16() const { return (smem & 0x3ffff) >> 4; }
-  /// From dO to the columns of it that this warpgroup's dv has.
+  /// Returns the offset in dO, in units of 16 bytes, of the columns of this warpgroup's dv.
   __device__ uint32_t dv_blocks() const { return C::kValueBlocks / 2 * w * Products::kBlock; }
 
-  /// (2)
+  /// Step (2). `real`: the item exists.
   __device__ void probabilities(float (&s)[32], uint32_t (&p)[16], int unit, bool real) const {
     if (real && (unit < whole_begin || unit >= whole_end)) this->mask(s, unit);
     exp_pack<T>(s, p, map == 0 ? args.scale_log2 : args.scale2_log2);
   }
 
-  /// (x) but for `give_p`, (5). In: p of this map, dp of half of the queries. Out: p becomes ds,
-  /// `difference` is p1 - sign p2' of the block's keys of dv. A thread and its counterparts in the
-  /// other warpgroups have the same keys and queries of their tiles.
+  /// Steps (x), except `give_p`, and (5). Takes p of this map and dp of half of the queries.
+  /// Replaces p by ds and sets `difference` to p1 - sign(lambda) p2' for the block's keys of dv.
+  /// Threads with equal threadIdx.x % 128 hold the same positions of their tiles in all four
+  /// warpgroups of the cluster, so each thread exchanges with its counterparts only.
   __device__ void exchange(uint32_t (&p)[16], uint32_t (&difference)[16], const float (&dp)[16],
                            int it, uint32_t stat_stage, int unit, bool real) const {
     if (real && (unit < whole_begin || unit >= whole_end)) this->flag_non_finite(dp);
@@ -304,14 +310,15 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
+  /// Waits for the bytes of the other block and arms the mbarrier for the next item.
   __device__ void wait_given(uint32_t barrier, int it) const {
     ptx::barrier_wait(barriers + barrier, it & 1);
     if (threadIdx.x == 0) ptx::barrier_arrive_expect(barriers + barrier, C::kGivenBytes);
   }
 
-  /// dp - delta of both maps: `own` is this map's, which also goes to the other warpgroup if that
-  /// has these keys; the other map's goes to the other block. diff_at: sign (delta1 - delta2) of 8
-  /// of the queries that the warpgroup computes dp for.
+  /// Computes dp - delta of both maps, with the sign of step (5). `own` is that of this block's
+  /// map; it also goes to the other warpgroup if that one has these keys. That of the other map
+  /// goes to the other block. `diff_at`: address of sign (delta1 - delta2) for the queries of dp.
   __device__ void give_grads(uint32_t (&own)[8], const float (&dp)[16], float sign,
                              uint32_t diff_at, uint32_t thread) const {
     const uint32_t given = ptx::remote_address(barriers + C::kGiven, map ^ 1);
@@ -337,6 +344,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
+  /// Computes p1 - sign(lambda) p2' from the two maps' p in shared memory.
   __device__ void take_difference(uint32_t (&difference)[16], uint32_t signs,
                                   uint32_t thread) const {
     const uint32_t p1_at = ptx::opaque(smem + thread) + (map == 0 ? C::kOwnPAt : C::kOtherPAt);
@@ -352,7 +360,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// p to where dv has these keys: to the other warpgroup, or to the other block.
+  /// Stores p in the block that computes dv of these keys: this block (w == map) or the other one.
   __device__ void give_p(const uint32_t (&p)[16], int it) const {
     const uint32_t thread = ptx::opaque(threadIdx.x % 128 * 16);
     ptx::barrier_wait(barriers + C::kTaken, (it & 1) ^ 1);
@@ -400,7 +408,8 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
            ((thread / 16 % 2 ^ thread % 8) << 4);
   }
 
-  /// Waits until all threads' ds is there; and then all have read what the other block gave.
+  /// Waits until all threads have stored ds. All of them have then also read what the other block
+  /// sent, and thread 0 tells it so.
   __device__ void share_ds() const {
     ptx::named_barrier_sync(kBoth, C::kThreads);
     if (threadIdx.x == 0) {
@@ -408,7 +417,8 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// Adds this warp's 16 rows of dq to their sum, in fragment order.
+  /// Adds this warp's 16 rows of dq to the sums in global memory, in fragment order.
+  /// kDeterministic: first waits until the tile of the next keys has added to the unit.
   __device__ void reduce_dq(const float (&dq)[32], int head, int unit) const {
     const int number = (kv_head * group + head) * args.unit_count + first_unit + unit;
     float* const sum = args.dq_sums + ((static_cast<int64_t>(number) * 2 + map) * 4 + warp) * 2048 +

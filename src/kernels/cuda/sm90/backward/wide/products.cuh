@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The products of the main kernel for D = 128: see kernel.cuh.
+// The wgmma products of wide/kernel.cuh.
 #pragma once
 
 #include "kernels/cuda/sm90/backward/fragments.cuh"
@@ -8,7 +8,8 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// The products of one warpgroup; `base` as in BackwardProducts.
+/// The wgmma products of one warpgroup; each function issues and commits one group. `base` is the
+/// address of shared memory in units of 16 bytes.
 template <class T, class C>
 struct WideProducts {
   static constexpr ptx::Major kK = ptx::Major::kK, kMn = ptx::Major::kMn;
@@ -27,7 +28,7 @@ struct WideProducts {
     return base + (C::kStatAt >> 4) + stage * (kStatBytes >> 4);
   }
 
-  /// s [64 keys, 64 queries] = k q^T - lse / scale
+  /// Issues s [64 keys, 64 queries] = k q^T - lse / scale.
   __device__ static void issue_s(float (&s)[32], uint32_t base, int map, int w, uint32_t stage) {
     const uint64_t a = ptx::swizzled_descriptor(base + (C::kKAt >> 4) + w * kBlock);
     const uint64_t b = ptx::swizzled_descriptor(q_at(base, stage));
@@ -41,7 +42,7 @@ struct WideProducts {
     ptx::wgmma_commit();
   }
 
-  /// dp [64 keys, 32 queries] = v dO^T - delta1, of queries 32 half on
+  /// Issues dp [64 keys, 32 queries] = v dO^T - delta1 for the queries from 32 half on.
   __device__ static void issue_dp(float (&dp)[16], uint32_t base, int half, uint32_t stage,
                                   uint32_t stat_stage) {
     const uint64_t a = ptx::swizzled_descriptor(base + (C::kVAt >> 4));
@@ -58,7 +59,7 @@ struct WideProducts {
     ptx::wgmma_commit();
   }
 
-  /// sum [64 keys, 2 kN] += x b, b [64 queries, 2 kN] from block `b_at` on
+  /// Issues sum [64 keys, 2 kN] += x b, where b [64 queries, 2 kN] starts at column block `b_at`.
   template <int kN>
   __device__ static void issue_sum(float (&sum)[kN], const uint32_t (&x)[16], uint32_t b_at) {
     const uint64_t b = ptx::swizzled_descriptor(b_at, C::kBlockBytes);
@@ -69,7 +70,7 @@ struct WideProducts {
     ptx::wgmma_commit();
   }
 
-  /// dq [64 queries, 64] = ds^T k over 128 keys, of columns 64 half on
+  /// Issues dq [64 queries, 64] = ds^T k over 128 keys, for the columns from 64 half on.
   __device__ static void issue_dq(float (&dq)[32], uint32_t base, int half) {
     const uint64_t a = ptx::swizzled_descriptor(base + (C::kDsAt >> 4));
     const uint64_t b =

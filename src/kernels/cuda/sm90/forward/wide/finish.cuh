@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The end of an item when the two maps are in two blocks, each warp its 16 rows: both divide by
-// their sums, send each other half of their columns in float, and finish 128 columns of O, o2 and
-// out. The row sums of the head norm are exchanged too.
+// The end of a work item of wide/kernel.cuh, where each block holds one map. Each warp finishes its
+// 16 rows. The two blocks
+//   (1) divide o by the row sums of P and store lse,
+//   (2) send each other half of their columns in float,
+//   (3) each compute 128 columns of O = o1 - lambda o2, exchange sums of O^2 for the head norm, and
+//       store o2, o, their rests and out.
 //
-// What arrives lies in q (8 KB of each warp's 16 KB) and X, thread by thread as it was sent; then
-// rows on their way out are staged there.
+// A warp receives [16, 128] floats, 8 KB: the first half in its quarter of the item's q buffer,
+// which nobody reads any more, the second half in X. Then it uses both as output buffers for TMA.
 #pragma once
 
 #include "kernels/cuda/sm90/forward/finish.cuh"
@@ -16,22 +19,23 @@ namespace diffattn::cuda::sm90 {
 template <class T>
 struct WideFinish {
   using Config = WideConfig;
-  static constexpr int kHalf = Config::kHalf;  // columns, and registers of two such halves
+  static constexpr int kHalf = Config::kHalf;  // columns to finish; also registers of o
 
   const ForwardArguments<T>& args;
   const WarpRows rows;
   char* const memory;
   const uint32_t smem;
-  const int slot, consumer, count;
+  const int slot, consumer, count;  // q buffer; consumer 0 or 1; number of the item
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32 % 4;
   const uint32_t rank = ptx::cluster_rank();
+  // Offsets of the warp's two buffers of kPartWarp bytes.
   const int low_at = Config::kQ + slot * Config::kQBytes + warp * Config::kPartWarp;
   const int high_at = Config::kX + (4 * consumer + warp) * Config::kPartWarp;
   const uint32_t x_full = smem + Config::kXFull + 8 * (4 * consumer + warp);
 
-  /// o: this map's 256 columns. Of it o[0 .. 63] becomes O and o[64 .. 127] o2, of the columns that
-  /// are finished here.
+  /// o holds this map's 256 columns. After the exchange o[0 .. 63] is map 1 and o[64 .. 127] map 2
+  /// of the 128 columns that this block finishes; O replaces map 1.
   __device__ __forceinline__ void run(float (&o)[kHalf], RowState& state,
                                       const float (&lambda)[2]) {
     float inverse[2], weight2[2];
@@ -68,8 +72,8 @@ struct WideFinish {
     *lse.at(rows.batch, rows.q_begin + row, rows.head) = r == 0 ? state.lse(0, c) : state.lse(1, c);
   }
 
-  /// Block 0 sends columns 128 .. 255 of map 1 and gets columns 0 .. 127 of map 2; block 1 the
-  /// other way round.
+  /// Block 0 sends columns 128 .. 255 of map 1 and receives columns 0 .. 127 of map 2. Block 1
+  /// sends columns 0 .. 127 of map 2 and receives columns 128 .. 255 of map 1.
   __device__ __forceinline__ void exchange(float (&o)[kHalf]) const {
     if (lane == 0) ptx::barrier_arrive_expect(x_full, 2 * Config::kPartWarp);
     ptx::barrier_wait(smem + Config::kXReady + 8 * consumer, count & 1);
@@ -82,7 +86,7 @@ struct WideFinish {
       ptx::barrier_wait(x_full, count & 1);
       receive_half<0>(o);
     }
-    __syncwarp();  // every lane has read what came
+    __syncwarp();  // all lanes have read the received columns
   }
 
   template <int kFrom>
@@ -109,6 +113,7 @@ struct WideFinish {
     }
   }
 
+  /// Stores o2, o, their rests and out for this block's columns.
   __device__ __forceinline__ void send(float (&o)[kHalf], const float (&squares)[2],
                                        const bool (&dead)[2]) {
     const bool has_o = args.o.data != nullptr, has_o2 = args.o2.data != nullptr;
@@ -139,7 +144,7 @@ struct WideFinish {
     sender.send(args.out_map, args.out, [&](int i) { return o[i] * factor[i / 2 % 2]; });
   }
 
-  /// This block's part of the rows' sums of squares, to the other block.
+  /// Sends the rows' sums of O^2 over this block's columns to the other block.
   __device__ __forceinline__ void send_squares(const float (&squares)[2]) const {
     const int at = Config::kSquares + (4 * consumer + warp) * 64 + lane / 4 * 4;
     const uint32_t barrier = smem + Config::kSquaresFull + 8 * (4 * consumer + warp);
@@ -153,7 +158,7 @@ struct WideFinish {
     }
   }
 
-  /// The other block's part for this thread's row r.
+  /// Waits for the other block's sum of O^2 of this thread's row r and returns it.
   __device__ __forceinline__ float other_squares(int r) const {
     const uint32_t barrier = smem + Config::kSquaresFull + 8 * (4 * consumer + warp);
     ptx::barrier_wait(barrier, count & 1);

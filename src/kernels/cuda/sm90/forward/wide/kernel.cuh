@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward for Hopper, D = 128, Dv = 256. A cluster of two blocks takes items of 128 query rows of
-// one head: block 0 computes map 1, block 1 map 2. Each needs its own k only; v, which both need,
-// is loaded in halves, each block's half into both. Three warpgroups of 128 threads a block:
-//   0     producer: one thread takes items (the first block's; it sends them to the second), one
-//         issues every load
+// Differential attention forward for Hopper, D = 128, Dv = 256. Equation, shapes, precision,
+// masking and the K/V pipeline are those of ../kernel.cuh. A cluster of two blocks takes work items
+// of 128 query rows of one head: block 0 computes map 1, block 1 map 2. Each block loads its own k,
+// and half of v for both blocks (multicast). The three warpgroups of a block:
+//   0     producer: thread 0 issues all TMA loads; thread 32 takes the work items in block 0, which
+//         sends them to block 1
 //   1, 2  consumers: 64 query rows each, all 256 columns of v
 //
-// A consumer, over the key tiles j that any of its rows may see; the softmax of a line runs while
-// the line's second product, and the other consumer's, are on the tensor cores:
+// Steps of a consumer, over the key tiles j that any of its rows sees. During the softmax step of
+// a line the tensor cores run the line's second product and the products of the other consumer.
 //   (1) s(0) = q k^T                                  (2) p = softmax step of s(0)
 //   (3) s(j + 1) = q k^T and o += p v(j)              (4) p = softmax step of s(j + 1)
-//   (5) lse; each block sends the other the half of its columns that the other finishes, and
-//       finishes 128 columns of O = o1 / l1 - lambda o2 / l2 and its epilogue: finish.cuh
-// Precision, masking and the ring of tiles are those of ../kernel.cuh.
+//   (5) lse; the blocks exchange halves of their columns; each block computes 128 columns of
+//       O = o1 / l1 - lambda o2 / l2, the epilogue and the stores: finish.cuh
 #pragma once
 
 #include "kernels/cuda/ptx/tma.cuh"
@@ -23,7 +23,8 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// Runs in one thread of each block.
+/// Loads q of each item for both consumers, then k and v tile by tile. Runs in one thread of each
+/// block.
 template <class T>
 struct WideLoader {
   using Config = WideConfig;
@@ -34,7 +35,7 @@ struct WideLoader {
   const uint32_t rank;
 
   __device__ __forceinline__ void run() {
-    unsigned tile = 0;  // number of the item's first in the ring
+    unsigned tile = 0;  // pipeline number of the item's first tile
     for (int count = 0;; ++count) {
       const uint32_t item = smem + Config::kItems + count % 2 * kItemBytes;
       ptx::barrier_wait_idle(smem + Config::kItemFull + 8 * (count % 2), count / 2 & 1);
@@ -49,7 +50,7 @@ struct WideLoader {
       if (place.x < 0) return;
       const int row = begin.y + begin.z;
 #pragma unroll 1
-      for (int j = -1; j < begin.w; ++j) {  // k is needed a tile earlier than v
+      for (int j = -1; j < begin.w; ++j) {  // consumers need k one tile earlier than v
         if (j + 1 == max(0, begin.w - kTakeTiles)) ptx::barrier_arrive(smem + Config::kTake);
         if (j + 1 < begin.w) load_k(tile + j + 1, row + (j + 1) * Config::kBlockN, kv_head, batch);
         if (j >= 0) load_v(tile + j, row + j * Config::kBlockN, kv_head, batch);
@@ -78,6 +79,7 @@ struct WideLoader {
                   0, kv_head, row, 0, batch);
   }
 
+  /// Loads this block's half of v's columns into both blocks.
   __device__ __forceinline__ void load_v(unsigned tile, int row, int kv_head, int batch) {
     constexpr uint16_t kBoth = 3;
     const unsigned stage = tile % kStages;
@@ -90,7 +92,8 @@ struct WideLoader {
   }
 };
 
-/// The second block's scheduler: makes ready for what the first one sends. Runs in one thread.
+/// Block 1's counterpart of the scheduler: arms kItemFull for each item that block 0 sends. Runs in
+/// one thread.
 __device__ inline void receive_items(uint32_t smem) {
   using Config = WideConfig;
   for (int count = 0;; ++count) {
@@ -101,6 +104,7 @@ __device__ inline void receive_items(uint32_t smem) {
   }
 }
 
+/// A consumer warpgroup; computes the map of its block. kLower: see ConsumerItem.
 template <class T, bool kLower>
 struct WideConsumer {
   using Config = WideConfig;
@@ -108,18 +112,18 @@ struct WideConsumer {
   static constexpr int kStages = Config::kStages, kQBuffers = Config::kQBuffers;
 
   const ForwardArguments<T>& args;
-  char* const memory;   // shared memory
-  const uint32_t smem;  // the same
+  char* const memory;   // shared memory as a pointer
+  const uint32_t smem;  // and as a shared-memory address
   const int consumer;
   const int lane = threadIdx.x % 32;
 
   float o[kDv / 2], s[kN / 2];
   uint32_t p[kN / 4];
   RowState state;
-  int count = 0;        // items done
-  int pipe = 0;         // tile j, from the first that a row sees, is number pipe + j of the ring
-  int begin = 0;        // kLower: the first tile that a row sees, of the item's
-  uint32_t q_smem = 0;  // this item's [64, kD]
+  int count = 0;        // number of the item, from 0
+  int pipe = 0;         // tile j, from the first one this consumer sees, has number pipe + j
+  int begin = 0;        // kLower: the first tile of the item that this consumer sees
+  uint32_t q_smem = 0;  // this item's q, [64, kD]
 
   __device__ __forceinline__ void run() {
     for (;; ++count) {
@@ -144,11 +148,11 @@ struct WideConsumer {
       }
       __syncwarp();
     }
-    if (lane == 0) ptx::wait_stores_read();  // shared memory outlives the last stores
+    if (lane == 0) ptx::wait_stores_read();  // TMA must read shared memory before the block ends
     __syncwarp();
   }
 
-  /// (1) to (4), and lambda of this thread's rows. `range` is relative to its begin.
+  /// Steps (1) to (4); also loads lambda of this thread's rows. `range` counts from its begin.
   __device__ __forceinline__ void attend(const KeyRange& range, float (&lambda)[2]) {
     for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
     state.reset();
@@ -159,7 +163,7 @@ struct WideConsumer {
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     release_k(j);
-    float factor[2];  // O is still zero
+    float factor[2];  // unused: O is still 0
     if (!kLower && range.clear_end > 0) {
       softmax_step<false>(true, first_limits, factor);  // (2)
     } else {
@@ -175,7 +179,7 @@ struct WideConsumer {
     for (; j < range.clear_end - 1; ++j) step<false>(j);
 #pragma unroll 1
     for (; j < range.end - 1; ++j) step<true>(j);
-    // q has been read for the last time, and X is free: the other block may send its columns.
+    // This warp no longer reads q, and X is free: tell the other block that it may send columns.
     if (lane == 0) {
       ptx::barrier_arrive_remote(
           ptx::remote_address(smem + Config::kXReady + 8 * consumer, ptx::cluster_rank() ^ 1));
@@ -190,7 +194,8 @@ struct WideConsumer {
     pipe += j + 1;
   }
 
-  /// Rows of the item before have left shared memory: its q may be loaded over.
+  /// Waits until TMA has read the previous item's output rows, then releases that item's q buffer,
+  /// which held them.
   __device__ __forceinline__ void leave_last_item() {
     if (lane == 0 && count > 0) {
       ptx::wait_stores_read();
@@ -199,6 +204,7 @@ struct WideConsumer {
     __syncwarp();
   }
 
+  /// Steps (3) and (4).
   template <bool kMasked>
   __device__ __forceinline__ void step(int j) {
     wait_v(j);
@@ -238,7 +244,7 @@ struct WideConsumer {
     ptx::wgmma_commit();
   }
 
-  /// Of the tile's keys the first 16 kSteps; p is 0 for the others.
+  /// Uses the first 16 kSteps keys of the tile; p is 0 for the others.
   template <int kSteps = kN / 16>
   __device__ __forceinline__ void issue_output(int j) {
     const uint64_t v = ptx::smem_descriptor(
@@ -252,7 +258,7 @@ struct WideConsumer {
     ptx::wgmma_commit();
   }
 
-  /// The same for the item's last tile, of which rows see `columns` columns at most.
+  /// `issue_output` for the item's last tile, of which the rows see at most `columns` columns.
   __device__ __forceinline__ void issue_last(int j, int columns) {
     if (columns <= 16) {
       issue_output<1>(j);
@@ -263,7 +269,8 @@ struct WideConsumer {
     }
   }
 
-  /// Scores of a tile to P, not yet rounded. True when O has to be multiplied by `factor`.
+  /// Turns the scores of a tile into P, not yet rounded. `fresh`: the item's first tile, of which
+  /// every row sees every column. Returns true if O must be multiplied by `factor`.
   template <bool kMasked>
   __device__ __forceinline__ bool softmax_step(bool fresh, const RowLimits<kLower>& limits,
                                                float (&factor)[2]) {
@@ -294,7 +301,8 @@ struct WideConsumer {
     }
   }
 
-  /// The ring's next tiles, which only the other consumer needs.
+  /// Skips the next `tiles` tiles of the pipeline, which only the other consumer reads: waits for
+  /// each and releases it.
   __device__ __forceinline__ void skip(int tiles) {
 #pragma unroll 1
     for (int j = 0; j < tiles; ++j) {
@@ -311,11 +319,11 @@ struct WideConsumer {
     return smem + Config::kItems + count % 2 * kItemBytes;
   }
 
-  // What is known of the item is read where it is used, so that it does not stay in registers.
+  // These functions read the item from shared memory at each use, which saves registers.
   __device__ __forceinline__ Sequence sequence() const {
     return sequence_of(args, ptx::load_smem_int4(item()), ptx::load_smem_int4(item() + 32));
   }
-  /// The first column of the ring's first tile.
+  /// Returns the first column of the item's first tile.
   __device__ __forceinline__ int origin() const {
     return kLower ? ptx::load_smem_int(item() + 24) : 0;
   }
@@ -347,7 +355,7 @@ struct WideConsumer {
   __device__ __forceinline__ void release_k(int j) const {
     if (lane == 0) ptx::barrier_arrive(smem + Config::kKEmpty + 8 * stage(j));
   }
-  /// To both blocks, since each loads a half of v into both.
+  /// Arrives in both blocks, because each block's loader writes half of v into both.
   __device__ __forceinline__ void release_v(int j) const {
     if (lane < 2) {
       ptx::barrier_arrive_remote(ptx::remote_address(smem + Config::kVEmpty + 8 * stage(j), lane));
@@ -355,6 +363,7 @@ struct WideConsumer {
   }
 };
 
+/// Initialises the mbarriers and loads the head norm's weights. All threads call it.
 template <class T>
 __device__ inline void prepare_wide_smem(const ForwardArguments<T>& args, char* memory) {
   using Config = WideConfig;
@@ -388,7 +397,7 @@ __device__ inline void prepare_wide_smem(const ForwardArguments<T>& args, char* 
     gains[c] = args.epilogue.weight == nullptr ? 1.0f : args.epilogue.weight[c];
   }
   __syncthreads();
-  ptx::cluster_sync();  // no block reaches into the other before its barriers are there
+  ptx::cluster_sync();  // both blocks' mbarriers are initialised before any remote access
 }
 
 template <class T, bool kLower>
@@ -410,7 +419,7 @@ __global__ void __cluster_dims__(WideConfig::kCluster, 1, 1)
     }
     if (threadIdx.x == 32 && rank == 1) receive_items(smem);
     __syncwarp();
-    ptx::cluster_sync();  // nor leaves while the other may still reach into it
+    ptx::cluster_sync();  // no block ends while the other may still access its shared memory
   } else {
     ptx::grow_registers<Config::kConsumerRegisters>();
     WideConsumer<T, kLower>{args, memory, smem, warpgroup - 1}.run();

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/diffattn/analyze/text.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+
+#include "diffattn/data/tasks.h"
+#include "diffattn/io/error.h"
+#include "diffattn/io/file.h"
+#include "apps/diffattn/options/run_file.h"
+
+namespace diffattn::app {
+namespace {
+
+constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
+constexpr int64_t kMostWritten = 64;
+/// Of a data set, when no text is given.
+constexpr int64_t kShownTokens = 256;
+
+std::vector<int64_t> ids_of(const std::vector<io::TokenId>& tokens) {
+  return {tokens.begin(), tokens.end()};
+}
+
+std::string whole_file(const std::string& path) {
+  std::string text = path == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {})
+                                 : io::read_text(path, kMostTextBytes);
+  if (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
+bool is_answer(const KnownText& known, int64_t place) {
+  return std::any_of(known.asked.begin(), known.asked.end(),
+                     [&](const AskedRow& one) { return one.answer.begin == place; });
+}
+
+/// Needles of a haystack of `length` tokens: those asked for, the others, and the noise between.
+void mark_haystack(KnownText& known, const data::NeedleOptions& task) {
+  const auto is_key = [&](int64_t at) {
+    const int64_t id = known.text.ids[static_cast<std::size_t>(at)];
+    return id >= data::kTaskTokens && id < data::kTaskTokens + task.keys;
+  };
+  int64_t noise_begin = 0;
+  const auto end_noise = [&](int64_t end) {
+    if (end <= noise_begin) return;
+    known.regions.push_back({"noise", "noise", noise_begin, end});
+    known.noise.push_back({noise_begin, end});
+  };
+  for (int64_t at = 0; at < task.length; ++at) {
+    if (!is_key(at)) continue;
+    end_noise(at);
+    const std::string needle = known.labels[static_cast<std::size_t>(at)] + " " +
+                               known.labels[static_cast<std::size_t>(at) + 1];
+    if (is_answer(known, at + 1)) {
+      known.regions.push_back({"answer: " + needle, "answer", at, at + 2});
+    } else {
+      known.regions.push_back({"other needles", "other", at, at + 2});
+    }
+    noise_begin = at + 2;
+  }
+  end_noise(task.length);
+}
+
+/// What a token is shown as: its text, its number where there is none.
+std::vector<std::string> token_labels(const std::vector<int64_t>& ids,
+                                      const std::optional<io::Tokenizer>& tokenizer) {
+  std::vector<std::string> labels;
+  std::vector<io::TokenId> pair;  // the token before and the token itself
+  for (const int64_t id : ids) {
+    std::string label;
+    if (tokenizer) {
+      // Decoders drop the blank at the front of a text: with the token before, it shows.
+      const std::string before = tokenizer->decode_bytes(pair, false);
+      pair.push_back(static_cast<io::TokenId>(id));
+      const std::string both = tokenizer->decode_bytes(pair, false);
+      label = both.starts_with(before) ? both.substr(before.size())
+                                       : tokenizer->decode_bytes({&pair.back(), 1}, false);
+      if (pair.size() > 1) pair.erase(pair.begin());
+    }
+    labels.push_back(label.empty() ? std::to_string(id) : label);
+  }
+  return labels;
+}
+
+}  // namespace
+
+AnalyzedTexts::AnalyzedTexts(const TextOptions& options, AnalyzedModel& model)
+    : options_(options), model_(model), config_(task_config()) {
+  if (!options.summary.empty() && !model.writes()) {
+    throw io::Error("--summary", fmt::format("expected an encoder-decoder, whose decoder reads it; "
+                                             "{} has none",
+                                             model.folder));
+  }
+  if (!options.data.empty()) read_data();
+  if (!options.prompt_ids.empty()) {
+    shown_.text.ids = options.prompt_ids;
+    shown_.name = "ids";
+    shown_.text.given_as = "--prompt-ids";
+    complete(shown_);
+  } else if (!options.task.empty()) {
+    shown_ = task_example(0);
+  } else if (!options.input.empty()) {
+    shown_ = text_of(whole_file(options.input), options.input);
+  } else if (!options.text.empty() || options.data.empty()) {
+    shown_ = text_of(options.text, "text");
+  } else {
+    each_of_data([&](const KnownText& known) {
+      shown_ = known;
+      return false;
+    });
+    shown_.name = options.data;
+    auto& ids = shown_.text.ids;
+    ids.resize(std::min<std::size_t>(ids.size(), kShownTokens));
+    shown_.labels.clear();
+    complete(shown_);
+  }
+}
+
+KnownText AnalyzedTexts::text_of(const std::string& text, const std::string& name) const {
+  if (!model_.tokenizer) {
+    throw io::Error(model_.folder, "has no tokenizer.json: give --prompt-ids instead of text");
+  }
+  KnownText known;
+  known.text.ids = ids_of(model_.tokenizer->encode(text));
+  if (model_.writes() && !options_.summary.empty()) {
+    known.text.written = ids_of(model_.tokenizer->encode(options_.summary));
+    known.text.written.insert(known.text.written.begin(), model_.first_written());
+  }
+  known.name = known.text.given_as = name;
+  complete(known);
+  return known;
+}
+
+/// Labels, and what an encoder-decoder writes when nobody says.
+void AnalyzedTexts::complete(KnownText& known) const {
+  if (model_.writes() && known.text.written.empty()) {
+    known.text.written = model_.write(known.text, kMostWritten);
+  }
+  if (known.labels.empty()) known.labels = token_labels(known.text.ids, model_.tokenizer);
+  if (known.written_labels.empty()) {
+    known.written_labels = token_labels(known.text.written, model_.tokenizer);
+  }
+}
+
+/// The run that the model comes from: of runs/a/model and runs/a/checkpoints/step-N, runs/a.
+std::string AnalyzedTexts::run_file() const {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::weakly_canonical(model_.folder);
+  for (const fs::path& run : {folder.parent_path(), folder.parent_path().parent_path()}) {
+    std::error_code ignored;
+    if (fs::is_regular_file(run / "config.toml", ignored)) return (run / "config.toml").string();
+  }
+  return "";
+}
+
+train::RunConfig AnalyzedTexts::task_config() const {
+  if (options_.task.empty()) return {};
+  train::RunConfig config = load_run_config(run_file(), {});
+  config.task = options_.task;
+  config.data.train.clear();  // examples are made, whatever the run read
+  set_overrides(config, options_.settings);
+  return config;
+}
+
+KnownText AnalyzedTexts::task_example(int64_t index) const {
+  KnownText known = options_.task == "needle" || options_.task == "recall" ? sequence_example(index)
+                                                                           : source_example(index);
+  known.name = known.text.given_as = fmt::format("{} {}", options_.task, index);
+  complete(known);
+  return known;
+}
+
+KnownText AnalyzedTexts::sequence_example(int64_t index) const {
+  const auto task = options_.task == "needle" ? data::needle_task(config_.needle)
+                                              : data::recall_task(config_.recall);
+  const data::TaskSequence sequence =
+      task->example(static_cast<std::uint64_t>(options_.seed), data::Split::kValidation,
+                    static_cast<std::uint64_t>(index));
+  KnownText known;
+  known.text.ids = sequence.ids;
+  for (const data::Question& question : sequence.questions) {
+    known.asked.push_back({question.asked, {question.answer, question.answer + 1}});
+  }
+  if (options_.task == "needle") {
+    for (const int64_t id : sequence.ids) {
+      known.labels.push_back(data::needle_label(id, config_.needle));
+    }
+    mark_haystack(known, config_.needle);
+    return known;
+  }
+  for (const data::Question& question : sequence.questions) {
+    known.regions.push_back({"answer", "answer", question.answer, question.answer + 1});
+  }
+  return known;
+}
+
+KnownText AnalyzedTexts::source_example(int64_t index) const {
+  const auto task = options_.task == "classify" ? data::noisy_text_task(config_.classify.text)
+                                                : data::select_task(config_.summarize.select);
+  const data::Example example =
+      task->example(static_cast<std::uint64_t>(options_.seed), data::Split::kValidation,
+                    static_cast<std::uint64_t>(index));
+  KnownText known;
+  known.text.ids = ids_of(example.source);
+  if (model_.writes() && !example.target.empty()) {
+    known.text.written = {model_.first_written()};
+    known.text.written.insert(known.text.written.end(), example.target.begin(),
+                              example.target.end() - 1);
+  }
+  return known;
+}
+
+/// Tokens of a data set that are read at a time.
+int64_t AnalyzedTexts::piece_length() const {
+  return options_.seq_len > 0 ? options_.seq_len : model_.config.max_position_embeddings;
+}
+
+void AnalyzedTexts::read_data() {
+  const int64_t most = model_.config.max_position_embeddings;
+  if (options_.seq_len > most) {
+    throw io::Error("--seq-len",
+                    fmt::format("expected at most {}, the most that {} can read, got {}", most,
+                                model_.folder, options_.seq_len));
+  }
+  if (!model_.tokenizer) {
+    throw io::Error(model_.folder, "has no tokenizer.json: --data needs one");
+  }
+  if (model_.writes()) {
+    data::ExampleOptions limits;
+    limits.max_source_tokens = limits.max_target_tokens = static_cast<std::size_t>(piece_length());
+    pairs_ =
+        data::read_examples(options_.data, io::RecordKind::kSummary, *model_.tokenizer, limits);
+  } else {
+    corpus_ = data::read_corpus(options_.data, *model_.tokenizer);
+  }
+}
+
+/// Until `use` says no.
+void AnalyzedTexts::each_of_data(const std::function<bool(const KnownText&)>& use) const {
+  for (const data::Example& example : pairs_.examples) {
+    KnownText known;
+    known.text.given_as = options_.data;
+    known.text.ids = ids_of(example.source);
+    known.text.written = ids_of(example.target);
+    known.text.written.insert(known.text.written.begin(), model_.first_written());
+    known.text.written.pop_back();
+    if (!use(known)) return;
+  }
+  if (!corpus_) return;
+  std::vector<io::TokenId> tokens;
+  for (const data::Document& document : corpus_->documents()) {
+    for (std::uint64_t begin = document.begin; begin < document.end; begin += tokens.size()) {
+      tokens.resize(std::min<std::uint64_t>(static_cast<std::uint64_t>(piece_length()),
+                                            document.end - begin));
+      corpus_->read(begin, tokens);
+      KnownText known;
+      known.text.given_as = options_.data;
+      known.text.ids = ids_of(tokens);
+      if (!use(known)) return;
+    }
+  }
+}
+
+int64_t AnalyzedTexts::count() const {
+  if (options_.data.empty()) return options_.task.empty() ? 1 : options_.examples;
+  int64_t count = std::ssize(pairs_.examples);
+  if (!corpus_) return count;
+  for (const data::Document& document : corpus_->documents()) {
+    const auto tokens = static_cast<int64_t>(document.end - document.begin);
+    count += (tokens + piece_length() - 1) / piece_length();
+  }
+  return count;
+}
+
+void AnalyzedTexts::each(const std::function<void(const KnownText&)>& use) const {
+  if (!options_.data.empty()) {
+    each_of_data([&](const KnownText& known) {
+      use(known);
+      return true;
+    });
+    return;
+  }
+  use(shown_);
+  for (int64_t i = 1; i < count(); ++i) use(task_example(i));
+}
+
+std::string AnalyzedTexts::counted() const {
+  if (!options_.data.empty()) return "all of " + options_.data;
+  if (options_.task.empty() || options_.examples == 1) return "this text";
+  return fmt::format("{} examples of the task", options_.examples);
+}
+
+}  // namespace diffattn::app

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// diffattn bench generate: greedy generation with a KV cache, by language models with random
+// weights. Models take turns.
+
+#include <fmt/core.h>
+#include <torch/torch.h>
+
+#include "apps/diffattn/bench/frame.h"
+#include "apps/diffattn/bench/model.h"
+#include "diffattn/nn/generate.h"
+#include "train/new_model.h"
+#include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/verbs.h"
+
+namespace diffattn::app {
+namespace {
+
+struct GenerationSettings {
+  BenchModel model;
+  std::vector<int64_t> prompt{128};
+  int64_t batch = 1, new_tokens = 128;
+  BenchOutput output;
+};
+
+/// Seconds until the first new token, and of all.
+struct GenerationTime {
+  double first = 0, all = 0;
+};
+
+GenerationTime time_generation(nn::CausalLMImpl& model,
+                               const std::vector<std::vector<int64_t>>& prompts, int64_t count,
+                               bool on_gpu) {
+  const auto seconds = [&](int64_t tokens) {
+    return bench_seconds(on_gpu, [&] {
+      nn::generate(model, prompts, nn::SamplingOptions().max_new_tokens(tokens));
+    });
+  };
+  return {seconds(1), seconds(count)};
+}
+
+Json measure_generation(const GenerationSettings& s, int64_t length) {
+  std::vector<nn::CausalLM> models;
+  const auto dtype = bench_dtype(s.model.dtype);
+  for (const std::string& name : s.model.attention) {
+    models.push_back(train::new_model(s.model.run_config(name, s.batch, length + s.new_tokens)));
+    models.back()->to(torch::Device(s.model.device), dtype);
+    models.back()->eval();
+  }
+  std::vector<std::vector<int64_t>> prompts(static_cast<size_t>(s.batch));
+  for (auto& prompt : prompts) {
+    const auto ids = torch::randint(s.model.vocab, {length}, torch::kLong);
+    prompt.assign(ids.data_ptr<int64_t>(), ids.data_ptr<int64_t>() + length);
+  }
+  std::vector<std::vector<double>> first(models.size());
+  const auto samples = take_turns(models.size(), s.output.repeat, [&](size_t i) {
+    const PeakMemory peak(s.model.on_gpu());
+    const GenerationTime time =
+        time_generation(*models[i], prompts, s.new_tokens, s.model.on_gpu());
+    first[i].push_back(time.first);
+    return BenchSample{time.all, peak.bytes(), {}};
+  });
+  Json rows = Json::array();
+  for (size_t i = 0; i < models.size(); ++i) {
+    Json row = bench_row(s.model.attention[i], samples[i]);
+    first[i].erase(first[i].begin());  // of the turn that warmed up
+    const double all = samples[i].timing.median, begin = summarise(first[i]).median;
+    row["ms_first_token"] = begin * 1e3;
+    row["tokens_per_second"] = static_cast<double>(s.batch * s.new_tokens) / all;
+    row["ms_per_token"] = nullptr;  // of those behind the first
+    if (s.new_tokens > 1) {
+      row["ms_per_token"] = (all - begin) * 1e3 / static_cast<double>(s.new_tokens - 1);
+    }
+    rows.push_back(row);
+  }
+  Json point{{"batch", s.batch}, {"prompt", length}, {"new_tokens", s.new_tokens}};
+  point.update(s.model.description());
+  point["routes"] = rows;
+  return point;
+}
+
+void print_generation(const Json& point) {
+  fmt::print("\ngeneration, {}: {} x {} tokens after {}, {}, {}\n",
+             point["dtype"].get<std::string>(), point["batch"].get<int64_t>(),
+             point["new_tokens"].get<int64_t>(), point["prompt"].get<int64_t>(),
+             thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
+  fmt::print("  {:<16} {:>10} {:>19} {:>10} {:>12} {:>12}\n", "attention", "ms", "spread",
+             "tokens/s", "first ms", "ms per token");
+  for (const Json& row : point["routes"]) {
+    const Json& next = row["ms_per_token"];
+    fmt::print("  {:<16} {:>10.3f} {:>19} {:>10.1f} {:>12.3f} {:>12}\n",
+               row["route"].get<std::string>(), row["ms"].get<double>(), spread_text(row),
+               row["tokens_per_second"].get<double>(), row["ms_first_token"].get<double>(),
+               next.is_null() ? "-" : fmt::format("{:.3f}", next.get<double>()));
+  }
+}
+
+void print_generation_csv(const Json& points) {
+  fmt::print("batch,prompt,new_tokens,attention,ms,ms_first_token,tokens_per_second\n");
+  for (const Json& p : points) {
+    for (const Json& row : p["routes"]) {
+      fmt::print("{},{},{},{},{:.3f},{:.3f},{:.2f}\n", p["batch"].get<int64_t>(),
+                 p["prompt"].get<int64_t>(), p["new_tokens"].get<int64_t>(),
+                 row["route"].get<std::string>(), row["ms"].get<double>(),
+                 row["ms_first_token"].get<double>(), row["tokens_per_second"].get<double>());
+    }
+  }
+}
+
+int run_bench_generate(const GenerationSettings& s) {
+  torch::set_num_threads(s.model.threads);
+  return run_sweep(s.output,
+                   {.device = s.model.device,
+                    .points = s.prompt.size(),
+                    .label = [&](size_t i) { return fmt::format("prompt {}", s.prompt[i]); },
+                    .measure = [&](size_t i) { return measure_generation(s, s.prompt[i]); },
+                    .print = print_generation,
+                    .print_csv = print_generation_csv});
+}
+
+}  // namespace
+
+Run add_bench_generate(CLI::App& bench) {
+  auto* verb = bench.add_subcommand("generate", "Greedy generation with a KV cache");
+  verb->footer("Example:\n  diffattn bench generate --threads 2 --prompt 128 --new-tokens 128");
+  auto s = std::make_shared<GenerationSettings>();
+  add_bench_model(*verb, s->model);
+  const auto size = integer_in(1, int64_t{1} << 24);
+  verb->add_option("--prompt", s->prompt, "prompt lengths (128)")->delimiter(',')->check(size);
+  verb->add_option("--new-tokens", s->new_tokens, "tokens to add (128)")->check(size);
+  verb->add_option("--batch", s->batch, "prompts at a time (1)")->check(size);
+  add_bench_output(*verb, s->output);
+  return [s] { return run_bench_generate(*s); };
+}
+
+}  // namespace diffattn::app

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// diffattn bench step: whole training steps (forward, loss, backward, clipping, AdamW) of language
+// models with random weights on random tokens. Models take turns.
+
+#include <fmt/core.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <map>
+
+#include "apps/diffattn/bench/frame.h"
+#include "apps/diffattn/bench/model.h"
+#include "train/new_model.h"
+#include "diffattn/train/trainer.h"
+#include "apps/diffattn/machine/heap.h"
+#include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/verbs.h"
+
+namespace diffattn::app {
+namespace {
+
+struct StepSettings {
+  BenchModel model;
+  std::vector<int64_t> seq{2048};
+  int64_t batch = 1;
+  bool checkpointing = false, profile = false;
+  std::vector<std::string> keep_attention{train::RunConfig().train.keep_attention};
+  BenchOutput output;
+};
+
+/// The same random tokens every time, on the model's device.
+class RandomTokens : public train::BatchSource {
+ public:
+  RandomTokens(const BenchModel& model, int64_t batch, int64_t seq) {
+    const auto ids =
+        torch::randint(model.vocab, {batch, seq + 1}, torch::kLong).to(torch::Device(model.device));
+    batch_.ids = ids.slice(1, 0, seq).contiguous();
+    batch_.labels = ids.slice(1, 1).contiguous();
+  }
+  train::Batch next() override { return batch_; }
+  std::string position() const override { return "0"; }
+  void seek(const std::string&) override {}
+
+ private:
+  train::Batch batch_;
+};
+
+/// Time of one kind of work without what it called, over a profiled step.
+struct SelfTime {
+  double ms = 0;
+  int64_t calls = 0;
+};
+
+/// Events by name: on a GPU its kernels, else operators with what they call taken out.
+std::map<std::string, SelfTime> self_times(const torch::autograd::profiler::ProfilerResult& result,
+                                           bool on_gpu) {
+  struct Open {
+    uint64_t end;
+    std::string name;
+  };
+  std::vector<const torch::autograd::profiler::KinetoEvent*> events;
+  for (const auto& event : result.events()) {
+    const bool of_gpu = event.deviceType() == c10::DeviceType::CUDA;
+    if (of_gpu == on_gpu) events.push_back(&event);
+  }
+  std::ranges::stable_sort(events, {}, [](const auto* event) {
+    return std::pair(event->startThreadId(), event->startNs());
+  });
+  std::map<std::string, SelfTime> times;
+  std::vector<Open> open;
+  uint64_t thread = 0;
+  for (const auto* event : events) {
+    const auto ms = static_cast<double>(event->durationNs()) / 1e6;
+    times[event->name()].ms += ms;
+    times[event->name()].calls += 1;
+    if (on_gpu) continue;
+    if (event->startThreadId() != thread) open.clear();
+    thread = event->startThreadId();
+    while (!open.empty() && open.back().end <= event->startNs()) open.pop_back();
+    if (!open.empty()) times[open.back().name].ms -= ms;
+    open.push_back({event->startNs() + event->durationNs(), event->name()});
+  }
+  return times;
+}
+
+/// One step under torch's profiler: what took longest.
+Json profile_step(train::Trainer& trainer, train::BatchSource& source, bool on_gpu) {
+  namespace profiler = torch::autograd::profiler;
+  namespace impl = torch::profiler::impl;
+  const impl::ProfilerConfig config(impl::ProfilerState::KINETO);
+  std::set<impl::ActivityType> activities{impl::ActivityType::CPU};
+  if (on_gpu) activities.insert(impl::ActivityType::CUDA);
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  trainer.step(source);
+  if (on_gpu) torch::cuda::synchronize();
+  const auto result = profiler::disableProfiler();
+  const auto times = self_times(*result, on_gpu);
+  std::vector<std::pair<std::string, SelfTime>> sorted(times.begin(), times.end());
+  std::ranges::sort(sorted, std::greater{}, [](const auto& entry) { return entry.second.ms; });
+  Json rows = Json::array();
+  for (size_t i = 0; i < std::min<size_t>(sorted.size(), 30); ++i) {
+    const auto& [name, time] = sorted[i];
+    rows.push_back({{"name", name}, {"ms", time.ms}, {"calls", time.calls}});
+  }
+  return rows;
+}
+
+/// One model with all it needs to train.
+struct Contestant {
+  Contestant(const StepSettings& s, const std::string& attention, const std::string& keep,
+             int64_t seq)
+      : name(s.keep_attention.size() > 1 ? attention + " keeping " + keep : attention),
+        config(configured(s, attention, keep, seq)),
+        trainer(train::new_model(config), config),
+        source(s.model, s.batch, seq) {}
+
+  static train::RunConfig configured(const StepSettings& s, const std::string& attention,
+                                     const std::string& keep, int64_t seq) {
+    train::RunConfig result = s.model.run_config(attention, s.batch, seq);
+    result.train.activation_checkpointing = s.checkpointing;
+    result.train.keep_attention = keep;
+    return result;
+  }
+
+  std::string name;
+  train::RunConfig config;
+  train::Trainer trainer;
+  RandomTokens source;
+  train::StepReport last;
+};
+
+BenchSample run_step(Contestant& contestant, bool on_gpu) {
+  contestant.trainer.optimizer().zero_grad();
+  const PeakMemory peak(on_gpu);
+  BenchSample sample;
+  sample.seconds =
+      bench_seconds(on_gpu, [&] { contestant.last = contestant.trainer.step(contestant.source); });
+  // Weights and moments were there before.
+  sample.memory = peak.bytes() + 12 * contestant.trainer.task().parameter_count();
+  return sample;
+}
+
+/// Host memory of one more step: pages that steps before it left behind would hide what it takes.
+int64_t step_memory(Contestant& contestant) {
+  contestant.trainer.optimizer().zero_grad();
+  trim_freed_memory();
+  return run_step(contestant, /*on_gpu=*/false).memory;
+}
+
+Json measure_step(const StepSettings& s, int64_t seq) {
+  std::vector<std::unique_ptr<Contestant>> models;
+  for (const std::string& name : s.model.attention) {
+    for (const std::string& keep : s.keep_attention) {
+      models.push_back(std::make_unique<Contestant>(s, name, keep, seq));
+    }
+  }
+  auto samples = take_turns(models.size(), s.output.repeat,
+                            [&](size_t i) { return run_step(*models[i], s.model.on_gpu()); });
+  Json rows = Json::array();
+  for (size_t i = 0; i < models.size(); ++i) {
+    if (!s.model.on_gpu()) samples[i].memory = step_memory(*models[i]);
+    Json row = bench_row(models[i]->name, samples[i]);
+    const double seconds = samples[i].timing.median;
+    row["parameters"] = models[i]->trainer.task().parameter_count();
+    row["tokens_per_second"] = static_cast<double>(s.batch * seq) / seconds;
+    row["tflops"] = models[i]->last.flops / seconds / 1e12;
+    row["loss"] = models[i]->last.loss;
+    if (s.profile) {
+      row["profile"] = profile_step(models[i]->trainer, models[i]->source, s.model.on_gpu());
+    }
+    rows.push_back(row);
+  }
+  Json point{{"batch", s.batch}, {"seq", seq}};
+  point.update(s.model.description());
+  point["routes"] = rows;
+  return point;
+}
+
+void print_step(const Json& point) {
+  fmt::print("\ntraining step, {}: {} x {} tokens, {}, {}\n", point["dtype"].get<std::string>(),
+             point["batch"].get<int64_t>(), point["seq"].get<int64_t>(),
+             thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
+  fmt::print("  {:<29} {:>10} {:>9} {:>19} {:>9} {:>8} {:>7}\n", "attention", "parameters", "ms",
+             "spread", "tokens/s", "TFLOP/s", "MiB");
+  for (const Json& row : point["routes"]) {
+    fmt::print("  {:<29} {:>10} {:>9.3f} {:>19} {:>9.0f} {:>8.3f} {:>7.0f}\n",
+               row["route"].get<std::string>(), row["parameters"].get<int64_t>(),
+               row["ms"].get<double>(), spread_text(row), row["tokens_per_second"].get<double>(),
+               row["tflops"].get<double>(), row["peak_memory_mib"].get<double>());
+    if (!row.contains("profile")) continue;
+    for (const Json& entry : row["profile"]) {
+      fmt::print("    {:>9.2f} ms {:>6} x  {:.72}\n", entry["ms"].get<double>(),
+                 entry["calls"].get<int64_t>(), entry["name"].get<std::string>());
+    }
+  }
+}
+
+void print_step_csv(const Json& points) {
+  fmt::print("batch,seq,attention,ms,ms_fastest,ms_slowest,tokens_per_second,peak_memory_mib\n");
+  for (const Json& p : points) {
+    for (const Json& row : p["routes"]) {
+      fmt::print("{},{},{},{:.3f},{:.3f},{:.3f},{:.1f},{:.1f}\n", p["batch"].get<int64_t>(),
+                 p["seq"].get<int64_t>(), row["route"].get<std::string>(), row["ms"].get<double>(),
+                 row["ms_fastest"].get<double>(), row["ms_slowest"].get<double>(),
+                 row["tokens_per_second"].get<double>(), row["peak_memory_mib"].get<double>());
+    }
+  }
+}
+
+int run_bench_step(const StepSettings& s) {
+  torch::set_num_threads(s.model.threads);
+  if (!s.checkpointing) keep_freed_memory();
+  return run_sweep(s.output,
+                   {.device = s.model.device,
+                    .points = s.seq.size(),
+                    .head = {{"flop", "6 per matrix element and token, 12 per pair and width"}},
+                    .label = [&](size_t i) { return fmt::format("N = {}", s.seq[i]); },
+                    .measure = [&](size_t i) { return measure_step(s, s.seq[i]); },
+                    .print = print_step,
+                    .print_csv = print_step_csv});
+}
+
+}  // namespace
+
+Run add_bench_step(CLI::App& bench) {
+  auto* verb = bench.add_subcommand("step", "Whole training steps of language models");
+  verb->footer(
+      "Example:\n  diffattn bench step --threads 2 --seq 2048 --attention diffllama,transformer");
+  auto s = std::make_shared<StepSettings>();
+  add_bench_model(*verb, s->model);
+  verb->get_option("--dtype")->description("float32, or bfloat16 in mixed precision (float32)");
+  const auto size = integer_in(1, int64_t{1} << 24);
+  verb->add_option("--seq", s->seq, "sequence lengths (2048)")->delimiter(',')->check(size);
+  verb->add_option("--batch", s->batch, "sequences of a step (1)")->check(size);
+  verb->add_flag("--checkpointing", s->checkpointing, "with activation checkpointing");
+  verb->add_option("--keep-attention", s->keep_attention,
+                   "what checkpointing keeps of the attention: results, sums, nothing")
+      ->delimiter(',')
+      ->needs("--checkpointing")
+      ->check(CLI::IsMember({"results", "sums", "nothing"}))
+      ->capture_default_str();
+  CLI::Option* profile =
+      verb->add_flag("--profile", s->profile, "also what one more step spends its time on");
+  add_bench_output(*verb, s->output);
+  profile->excludes(verb->get_option("--csv"));
+  return [s] { return run_bench_step(*s); };
+}
+
+}  // namespace diffattn::app

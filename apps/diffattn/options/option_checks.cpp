@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/diffattn/options/option_checks.h"
+
+#include <fmt/core.h>
+
+#include <charconv>
+#include <cmath>
+#include <functional>
+
+#include "apps/diffattn/machine/machine.h"
+
+namespace diffattn::app {
+namespace {
+
+/// The whole text as a number: false for anything before or behind it, and for what is too large.
+template <typename Number>
+bool parse(const std::string& text, Number& value) {
+  const char* const end = text.data() + text.size();
+  const char* const begin = text.data() + (text.starts_with('+') ? 1 : 0);
+  const auto [stop, error] = std::from_chars(begin, end, value);
+  return error == std::errc{} && stop == end;
+}
+
+/// `shown` stands in --help, `expected` in the message.
+template <typename Number>
+CLI::Validator checked(const std::string& shown, const std::string& expected,
+                       const std::function<bool(Number)>& fits) {
+  const auto check = [=](const std::string& text) {
+    Number value{};
+    if (parse(text, value) && fits(value)) return std::string();
+    return fmt::format("expected {}, got '{}'", expected, text);
+  };
+  return CLI::Validator(check, shown);
+}
+
+}  // namespace
+
+CLI::Validator integer_in(int64_t low, int64_t high) {
+  const std::string range = fmt::format("[{}, {}]", low, high);
+  return checked<int64_t>(range, "an integer in " + range,
+                          [=](int64_t value) { return value >= low && value <= high; });
+}
+
+CLI::Validator integer_from(int64_t low) {
+  return checked<int64_t>(fmt::format(">= {}", low), fmt::format("an integer of at least {}", low),
+                          [=](int64_t value) { return value >= low; });
+}
+
+CLI::Validator number_in(double low, double high) {
+  const std::string range = fmt::format("[{:g}, {:g}]", low, high);
+  return checked<double>(range, "a number in " + range,
+                         [=](double value) { return value >= low && value <= high; });
+}
+
+CLI::Validator any_seed() {
+  return checked<uint64_t>(">= 0", "an integer in [0, 2^64)", [](uint64_t) { return true; });
+}
+
+CLI::Validator share() {
+  return checked<double>("(0, 1]", "a number in (0, 1]",
+                         [](double value) { return value > 0.0 && value <= 1.0; });
+}
+
+CLI::Validator not_negative() {
+  return checked<double>(">= 0", "a finite number of at least 0",
+                         [](double value) { return std::isfinite(value) && value >= 0.0; });
+}
+
+CLI::Validator positive() {
+  return checked<double>("> 0", "a finite number above 0",
+                         [](double value) { return std::isfinite(value) && value > 0.0; });
+}
+
+CLI::Option* add_device_option(CLI::App& verb, std::string& device) {
+  return verb.add_option("--device", device, "cpu, cuda or cuda:N (cpu)")->check(device_problem);
+}
+
+}  // namespace diffattn::app

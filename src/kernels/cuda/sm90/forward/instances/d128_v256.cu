@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/sm90/forward/launch.cuh"
-
-namespace diffattn::cuda::sm90 {
-
-template void launch_forward<bfloat16, 128, 256>(const ForwardParams&, void*, cudaStream_t);
-template void launch_forward<float16, 128, 256>(const ForwardParams&, void*, cudaStream_t);
-
-}  // namespace diffattn::cuda::sm90

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "diffattn/kernels/view.h"
+
+namespace diffattn::cpu {
+
+/// One weight matrix that `few_rows` multiplies by.
+struct FewRowsMatrix {
+  const void* weight = nullptr;  // [outputs, width]
+  const void* bias = nullptr;    // [outputs] of the weight's type, or null
+  const float* add = nullptr;    // [rows, outputs], or null; may be y itself
+  float* y = nullptr;            // [rows, outputs]
+  int64_t outputs = 0;
+};
+
+/// Computes y = add + x weight^T + bias for a few rows of x and several weight matrices. Reading
+/// each matrix once bounds the speed. Sums are float32. A row's result depends on neither the
+/// number of threads nor the other rows.
+struct FewRows {
+  const float* x = nullptr;  // [rows, width]
+  int64_t rows = 0, width = 0;
+  Dtype dtype = Dtype::kFloat32;  // of weights and biases: kFloat32 or kBFloat16
+  std::span<const FewRowsMatrix> matrices;
+};
+void few_rows(const FewRows& params);
+
+}  // namespace diffattn::cpu

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/composed/composed.h"
+
+#include <limits>
+#include <vector>
+
+#include "ops/glue/allocate.h"
+#include "ops/composed/maps.h"
+
+namespace diffattn::ops::composed {
+namespace {
+
+using Gradients = std::vector<Tensor>;
+
+/// Gradients of `compute` (of differentiable leaves made from `inputs`; null entries stay null) at
+/// `grad`. A backend kernel runs below autograd; this lifts it back for one computation.
+template <class Compute>
+Gradients gradients(const std::vector<Tensor>& inputs, const Tensor& grad, Compute compute) {
+  const c10::impl::ForceDispatchKeyGuard above(c10::default_included_set,
+                                               c10::default_excluded_set);
+  const torch::AutoGradMode enable(true);
+  std::vector<Tensor> leaves, wanted;
+  for (const Tensor& input : inputs) {
+    leaves.push_back(input.defined() ? input.detach().requires_grad_(true) : Tensor());
+    if (input.defined()) wanted.push_back(leaves.back());
+  }
+  const Tensor out = compute(leaves);
+  if (wanted.empty() || !out.requires_grad()) return Gradients(inputs.size());
+  const auto found = torch::autograd::grad({out}, wanted, {grad}, /*retain_graph=*/false,
+                                           /*create_graph=*/false, /*allow_unused=*/true);
+  Gradients result(inputs.size());
+  for (size_t i = 0, next = 0; i < inputs.size(); ++i) {
+    if (inputs[i].defined()) result[i] = found[next++];
+  }
+  return result;
+}
+
+/// Copies what autograd found into tensors of the shape and type the operator promises.
+void fill(const Tensor& promised, bool wanted, const Tensor& found) {
+  if (!wanted) return;
+  found.defined() ? promised.copy_(found) : promised.zero_();
+}
+
+Tensor pick(bool wanted, const OptionalTensor& tensor) { return wanted ? *tensor : Tensor(); }
+
+/// `leaf` where there is one, else what the argument was.
+void replace(Tensor& argument, const Tensor& leaf) {
+  if (leaf.defined()) argument = leaf;
+}
+void replace(OptionalTensor& argument, const Tensor& leaf) {
+  if (leaf.defined()) argument = leaf;
+}
+
+}  // namespace
+
+ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
+  const torch::NoGradGuard no_grad;
+  const ForwardResult result = allocate_forward(a, save_outputs);
+  const Rows rows = attention_rows(a);
+  result.out.copy_(rows.out);
+  result.lse1.copy_(rows.lse1);
+  result.lse2.copy_(rows.lse2);
+  if (save_outputs) {
+    const int64_t width = rows.o.size(-1), rests = result.o.size(-1) - width;
+    result.o.narrow(-1, 0, width).copy_(rows.o);
+    result.o2.narrow(-1, 0, width).copy_(rows.o2);
+    result.o.narrow(-1, width, rests).zero_();
+    result.o2.narrow(-1, width, rests).zero_();
+  }
+  return result;
+}
+
+BackwardResult backward(const Tensor& dout, const AttentionArguments& a, Wanted wanted) {
+  const auto grads =
+      gradients({pick(wanted[0], a.q1), pick(wanted[1], a.q2), pick(wanted[2], a.k1),
+                 pick(wanted[3], a.k2), pick(wanted[4], a.v), pick(wanted[5], a.lambda),
+                 pick(wanted[6], a.norm_weight), pick(wanted[7], a.mask)},
+                dout, [&](const std::vector<Tensor>& leaves) {
+                  AttentionArguments with = a;
+                  replace(with.q1, leaves[0]);
+                  replace(with.q2, leaves[1]);
+                  replace(with.k1, leaves[2]);
+                  replace(with.k2, leaves[3]);
+                  replace(with.v, leaves[4]);
+                  replace(with.lambda, leaves[5]);
+                  replace(with.norm_weight, leaves[6]);
+                  replace(with.mask, leaves[7]);
+                  return attention_rows(with).out.to(dout.scalar_type());
+                });
+  const BackwardResult result = allocate_backward(a, wanted);
+  const std::array promised{result.dq1, result.dq2,     result.dk1,          result.dk2,
+                            result.dv,  result.dlambda, result.dnorm_weight, result.dmask};
+  for (size_t i = 0; i < promised.size(); ++i) fill(promised[i], wanted[i], grads[i]);
+  return result;
+}
+
+Tensor stats(const ProblemArguments& a, double sparse_threshold) {
+  const torch::NoGradGuard no_grad;
+  return stats_rows(a, sparse_threshold).to(accumulator_type(a.q1.scalar_type())).contiguous();
+}
+
+BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a, StatsWanted wanted) {
+  const auto grads =
+      gradients({pick(wanted[0], a.q1), pick(wanted[1], a.q2), pick(wanted[2], a.k1),
+                 pick(wanted[3], a.k2), pick(wanted[4], a.lambda), pick(wanted[5], a.mask)},
+                dstats, [&](const std::vector<Tensor>& leaves) {
+                  ProblemArguments with = a;
+                  replace(with.q1, leaves[0]);
+                  replace(with.q2, leaves[1]);
+                  replace(with.k1, leaves[2]);
+                  replace(with.k2, leaves[3]);
+                  replace(with.lambda, leaves[4]);
+                  replace(with.mask, leaves[5]);
+                  return stats_rows(with, /*sparse_threshold=*/0.0);
+                });
+  const BackwardResult result =
+      allocate_input_gradients(a, wanted[0], wanted[1], wanted[2], wanted[3], wanted[4], wanted[5]);
+  const std::array promised{result.dq1, result.dq2,     result.dk1,
+                            result.dk2, result.dlambda, result.dmask};
+  for (size_t i = 0; i < promised.size(); ++i) fill(promised[i], wanted[i], grads[i]);
+  return result;
+}
+
+Tensor map(const ProblemArguments& a, const MapGrid& grid) {
+  const torch::NoGradGuard no_grad;
+  const Tensor result = allocate_map(a, grid).zero_();
+  for (int64_t b = 0; b < result.size(0); ++b) result[b].copy_(map_cells(a, b, grid));
+  return result;
+}
+
+}  // namespace diffattn::ops::composed

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The operators on CPU tensors: check, allocate, fill the parameters, call a kernel.
+
+#include "diffattn/kernels/backend.h"
+#include "ops/glue/allocate.h"
+#include "ops/dispatch/backend_choice.h"
+#include "ops/glue/checks.h"
+#include "ops/composed/composed.h"
+#include "ops/glue/entry.h"
+#include "ops/glue/gradient_views.h"
+#include "ops/glue/problem_views.h"
+#include "ops/glue/view_of.h"
+
+namespace diffattn::ops::on_cpu {
+namespace {
+
+ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
+  check(a);
+  ForwardParams params;
+  HostProblem host(a, params);
+  params.value_dim = a.v.size(-1);
+  validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
+  const Backend* backend = cpu_backend_or_composed(params);
+  if (backend == nullptr) return composed::forward(a, save_outputs);
+
+  const ForwardResult result = allocate_forward(a, save_outputs);
+  params.v = view_of(a.v);
+  params.epilogue = host.epilogue(a);
+  set_outputs(params, result, save_outputs);
+  backend->forward(params);
+  return result;
+}
+
+/// No kernel here gains by known sums.
+RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
+  check(a);
+  check_lse(lse1, lse2, a);
+  const ForwardResult whole = forward(a, /*save_outputs=*/true);
+  return {whole.out, whole.o};
+}
+
+BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const Saved& saved,
+                        Wanted wanted) {
+  check(a);
+  check_output("dout", dout, a);
+  BackwardParams params;
+  HostProblem host(a, params);
+  params.value_dim = a.v.size(-1);
+  validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
+  const Backend* backend = cpu_backend_or_composed(params);
+  if (backend == nullptr) return composed::backward(dout, a, wanted);
+
+  const BackwardResult result = allocate_backward(a, wanted);
+  params.v = view_of(a.v);
+  params.epilogue = host.epilogue(a);
+  params.dout = view_of(dout);
+  set_saved(params, saved);
+  set_gradients(params, result, params.heads, wanted);
+  backend->backward(params);
+  return result;
+}
+
+Tensor decode(const AttentionArguments& a) { return forward(a, /*save_outputs=*/false).out; }
+
+Tensor stats(const ProblemArguments& a, double sparse_threshold) {
+  check(a);
+  StatsParams params;
+  HostProblem host(a, params);
+  validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
+  const Backend* backend = cpu_backend_or_composed(params);
+  if (backend == nullptr) return composed::stats(a, sparse_threshold);
+  const Tensor result = allocate_stats(a);
+  params.sparse_threshold = sparse_threshold;
+  params.stats = mutable_view_of(result);
+  backend->stats(params);
+  return result;
+}
+
+BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a, StatsWanted wanted) {
+  check(a);
+  StatsBackwardParams params;
+  HostProblem host(a, params);
+  validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
+  const Backend* backend = cpu_backend_or_composed(params);
+  if (backend == nullptr) return composed::stats_backward(dstats, a, wanted);
+  const BackwardResult result =
+      allocate_input_gradients(a, wanted[0], wanted[1], wanted[2], wanted[3], wanted[4], wanted[5]);
+  params.dstats = view_of(dstats);
+  set_input_gradients(params, result, params.heads, wanted);
+  backend->stats_backward(params);
+  return result;
+}
+
+Tensor map(const ProblemArguments& a, const MapGrid& grid) {
+  check(a);
+  MapParams params;
+  HostProblem host(a, params);
+  validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
+  check_grid(grid, params.seq_q, params.seq_k);
+  const Backend* backend = cpu_backend_or_composed(params);
+  if (backend == nullptr) return composed::map(a, grid);
+  const Tensor result = allocate_map(a, grid);
+  params.row_begin = grid.row_begin;
+  params.row_end = grid.row_end;
+  params.col_begin = grid.col_begin;
+  params.col_end = grid.col_end;
+  params.rows = grid.rows;
+  params.cols = grid.cols;
+  params.map = result.mutable_data_ptr();
+  backend->map(params);
+  return result;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(diffattn, CPU, m) {
+  entry::implement<forward, recompute, backward, decode, stats, stats_backward, map>(m);
+}
+
+}  // namespace diffattn::ops::on_cpu

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A build without nvcc has no fused CUDA kernels: CUDA tensors take the composed path.
+
+#include "ops/dispatch/cuda_fused.h"
+#include "ops/layers/cuda_layers.h"
+
+namespace diffattn::ops {
+
+const CudaFused* cuda_fused() { return nullptr; }
+const CudaLayers* cuda_layers() { return nullptr; }
+
+}  // namespace diffattn::ops

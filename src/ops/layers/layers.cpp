@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diffattn/ops_layers.h"
+
+#include <utility>
+
+#include "kernels/layers.h"
+#include "ops/layers/cuda_layers.h"
+#include "ops/layers/second_derivative.h"
+
+namespace diffattn {
+namespace {
+
+using LayerContext = torch::autograd::AutogradContext;
+using LayerGradients = torch::autograd::variable_list;
+using torch::Tensor;
+
+bool is_host_float(const Tensor& x) {
+  return x.device().is_cpu() && x.scalar_type() == torch::kFloat32 && x.numel() > 0;
+}
+
+bool is_aligned(const Tensor& x) {
+  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+/// Something that the CUDA kernels read whole, 16 bytes at a time.
+bool is_for_gpu(const Tensor& x) {
+  const auto type = x.scalar_type();
+  return x.device().is_cuda() && ops::cuda_layers() != nullptr && x.numel() > 0 &&
+         (type == torch::kFloat32 || type == torch::kBFloat16 || type == torch::kFloat16);
+}
+
+bool is_whole_for_gpu(const Tensor& x) {
+  return is_for_gpu(x) && x.is_contiguous() && x.numel() % 8 == 0 && is_aligned(x);
+}
+
+/// y and, for the backward pass, rstd; x and weight contiguous.
+std::pair<Tensor, Tensor> normed(const Tensor& x, const Tensor& weight, double eps) {
+  const int64_t width = x.size(-1), rows = x.numel() / width;
+  const Tensor y = torch::empty_like(x), rstd = torch::empty({rows}, x.options());
+  cpu::rms_norm({.x = x.const_data_ptr<float>(),
+                 .weight = weight.defined() ? weight.const_data_ptr<float>() : nullptr,
+                 .y = y.mutable_data_ptr<float>(),
+                 .rstd = rstd.mutable_data_ptr<float>(),
+                 .rows = rows,
+                 .width = width,
+                 .eps = static_cast<float>(eps)});
+  return {y, rstd};
+}
+
+class FusedRmsNorm : public torch::autograd::Function<FusedRmsNorm> {
+ public:
+  static Tensor forward(LayerContext* ctx, const Tensor& given, const std::optional<Tensor>& weight,
+                        double eps) {
+    const Tensor x = given.contiguous();
+    const Tensor w = weight ? weight->contiguous() : Tensor();
+    const auto [y, rstd] = normed(x, w, eps);
+    ctx->save_for_backward({x, w, rstd});
+    return y;
+  }
+
+  static LayerGradients backward(LayerContext* ctx, const LayerGradients& grads) {
+    ops::refuse_second_derivative("rms_norm");
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &x = saved[0], &w = saved[1], dy = grads[0].contiguous();
+    const Tensor dx = torch::empty_like(x);
+    const Tensor dweight = w.defined() ? torch::empty_like(w) : Tensor();
+    cpu::rms_norm_backward({.dy = dy.const_data_ptr<float>(),
+                            .x = x.const_data_ptr<float>(),
+                            .weight = w.defined() ? w.const_data_ptr<float>() : nullptr,
+                            .rstd = saved[2].const_data_ptr<float>(),
+                            .dx = dx.mutable_data_ptr<float>(),
+                            .dweight = w.defined() ? dweight.mutable_data_ptr<float>() : nullptr,
+                            .rows = saved[2].numel(),
+                            .width = x.size(-1)});
+    return {dx, dweight, Tensor()};
+  }
+};
+
+/// Of contiguous tensors.
+Tensor gated(const Tensor& gate, const Tensor& up) {
+  const Tensor y = torch::empty_like(gate);
+  if (gate.device().is_cuda()) {
+    ops::cuda_layers()->swiglu(gate, up, y);
+  } else {
+    cpu::swiglu(gate.const_data_ptr<float>(), up.const_data_ptr<float>(),
+                y.mutable_data_ptr<float>(), gate.numel());
+  }
+  return y;
+}
+
+/// Without a graph to make, generation skips what making one costs.
+bool makes_graph(const Tensor& a, const Tensor& b) {
+  return torch::GradMode::is_enabled() && (a.requires_grad() || (b.defined() && b.requires_grad()));
+}
+
+class FusedSwiglu : public torch::autograd::Function<FusedSwiglu> {
+ public:
+  static Tensor forward(LayerContext* ctx, const Tensor& given_gate, const Tensor& given_up) {
+    const Tensor gate = given_gate.contiguous(), up = given_up.contiguous();
+    ctx->save_for_backward({gate, up});
+    return gated(gate, up);
+  }
+
+  static LayerGradients backward(LayerContext* ctx, const LayerGradients& grads) {
+    ops::refuse_second_derivative("swiglu");
+    const auto saved = ctx->get_saved_variables();
+    const Tensor dy = grads[0].contiguous();
+    const Tensor dgate = torch::empty_like(saved[0]), dup = torch::empty_like(saved[1]);
+    if (dy.device().is_cuda()) {
+      ops::cuda_layers()->swiglu_backward(is_aligned(dy) ? dy : dy.clone(), saved[0], saved[1],
+                                          dgate, dup);
+      return {dgate, dup};
+    }
+    cpu::swiglu_backward(dy.const_data_ptr<float>(), saved[0].const_data_ptr<float>(),
+                         saved[1].const_data_ptr<float>(), dgate.mutable_data_ptr<float>(),
+                         dup.mutable_data_ptr<float>(), dy.numel());
+    return {dgate, dup};
+  }
+};
+
+/// The two elements that turn together, as views [..., width / 2].
+std::pair<Tensor, Tensor> turning(const Tensor& heads, const RotateOptions& o) {
+  const Tensor x = heads.slice(-1, 0, o.width);
+  if (o.interleaved) return {x.slice(-1, 0, o.width, 2), x.slice(-1, 1, o.width, 2)};
+  return {x.slice(-1, 0, o.width / 2), x.slice(-1, o.width / 2)};
+}
+
+Tensor rotated_by_torch(const Tensor& heads, const Tensor& cos, const Tensor& sin,
+                        const RotateOptions& o) {
+  Tensor out = torch::empty(heads.sizes(), heads.options());
+  const Tensor c = cos.unsqueeze(-2), s = sin.unsqueeze(-2);  // over the heads
+  const auto [a, b] = turning(heads, o);
+  auto [out_a, out_b] = turning(out, o);
+  // In the table's type until the last rounding.
+  at::addcmul_out(out_a, a * c, b, s, -o.direction);
+  at::addcmul_out(out_b, b * c, a, s, o.direction);
+  if (o.width < heads.size(-1)) out.slice(-1, o.width).copy_(heads.slice(-1, o.width));
+  return out;
+}
+
+/// Tokens of [B, N, H, D] at one distance from each other.
+bool has_token_stride(const Tensor& heads) {
+  return heads.stride(-1) == 1 && (heads.dim() == 3 || heads.size(0) == 1 ||
+                                   heads.stride(0) == heads.size(1) * heads.stride(1));
+}
+
+bool is_rotated_on_gpu(const Tensor& heads, const Tensor& cos, const RotateOptions& o) {
+  return is_for_gpu(heads) && cos.scalar_type() == torch::kFloat32 && !o.interleaved &&
+         o.width == heads.size(-1) && o.width % 8 == 0 && has_token_stride(heads) &&
+         heads.stride(-2) % 4 == 0 && heads.stride(-3) % 4 == 0 && is_aligned(heads);
+}
+
+Tensor rotated(const Tensor& given, const Tensor& cos, const Tensor& sin, const RotateOptions& o) {
+  if (is_rotated_on_gpu(given, cos, o)) {
+    const Tensor out = torch::empty(given.sizes(), given.options());
+    const Tensor c = is_aligned(cos) ? cos.contiguous() : cos.clone(at::MemoryFormat::Contiguous);
+    const Tensor s = is_aligned(sin) ? sin.contiguous() : sin.clone(at::MemoryFormat::Contiguous);
+    ops::cuda_layers()->rotate(given, c, s, o.direction, out);
+    return out;
+  }
+  if (!is_host_float(given) || cos.scalar_type() != torch::kFloat32) {
+    return rotated_by_torch(given, cos, sin, o);
+  }
+  const Tensor heads = has_token_stride(given) ? given : given.contiguous();
+  const Tensor c = cos.contiguous(), s = sin.contiguous();
+  const Tensor out = torch::empty(heads.sizes(), heads.options());
+  cpu::rotate({.x = heads.const_data_ptr<float>(),
+               .y = out.mutable_data_ptr<float>(),
+               .cos = c.const_data_ptr<float>(),
+               .sin = s.const_data_ptr<float>(),
+               .tokens = heads.numel() / (heads.size(-2) * heads.size(-1)),
+               .heads = heads.size(-2),
+               .dim = heads.size(-1),
+               .width = o.width,
+               .table_rows = c.numel() / (o.width / 2),
+               .token_stride = heads.stride(-3),
+               .head_stride = heads.stride(-2),
+               .interleaved = o.interleaved,
+               .direction = static_cast<float>(o.direction)});
+  return out;
+}
+
+void check_rotation(const Tensor& heads, const Tensor& cos, const Tensor& sin,
+                    const RotateOptions& o) {
+  TORCH_CHECK(heads.dim() == 3 || heads.dim() == 4,
+              "rotate: heads: expected [B, N, H, D] or [total, H, D], got ", heads.sizes());
+  TORCH_CHECK(o.width > 0 && o.width % 2 == 0 && o.width <= heads.size(-1),
+              "rotate: width: expected an even number from 2 to ", heads.size(-1), ", got ",
+              o.width);
+  TORCH_CHECK(cos.sizes() == sin.sizes() && cos.scalar_type() == sin.scalar_type() &&
+                  cos.device() == heads.device() && sin.device() == heads.device(),
+              "rotate: cos and sin: expected one shape, one type and ", heads.device(), ", got ",
+              cos.sizes(), " and ", sin.sizes());
+  const auto rows = cos.sizes().slice(0, cos.dim() > 0 ? cos.dim() - 1 : 0);
+  const bool shared = heads.dim() == 4 && rows == heads.sizes().slice(1, 1);
+  TORCH_CHECK(cos.dim() > 0 && cos.size(-1) == o.width / 2 &&
+                  (shared || rows == heads.sizes().slice(0, heads.dim() - 2)),
+              "rotate: cos: expected a row of ", o.width / 2, " for each token of heads ",
+              heads.sizes(), ", got ", cos.sizes());
+}
+
+/// Its gradient is the turn by the negative angle: nothing but the table is kept for it.
+class Rotation : public torch::autograd::Function<Rotation> {
+ public:
+  static Tensor forward(LayerContext* ctx, const Tensor& heads, const Tensor& cos,
+                        const Tensor& sin, const RotateOptions& options) {
+    ctx->save_for_backward({cos, sin});
+    ctx->saved_data["width"] = options.width;
+    ctx->saved_data["interleaved"] = options.interleaved;
+    ctx->saved_data["direction"] = options.direction;
+    return rotated(heads, cos, sin, options);
+  }
+
+  static LayerGradients backward(LayerContext* ctx, const LayerGradients& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const RotateOptions back{ctx->saved_data["width"].toInt(),
+                             ctx->saved_data["interleaved"].toBool(),
+                             -ctx->saved_data["direction"].toDouble()};
+    return {Rotation::apply(grads[0], saved[0], saved[1], back), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  TORCH_CHECK(x.dim() > 0, "rms_norm: x: expected at least one axis, got a number");
+  TORCH_CHECK(!weight.defined() || (weight.dim() == 1 && weight.size(0) == x.size(-1) &&
+                                    weight.device() == x.device()),
+              "rms_norm: weight: expected [", x.size(-1), "] on ", x.device(), ", got ",
+              weight.sizes(), " on ", weight.device());
+  const auto w = weight.defined() ? std::optional(weight) : std::nullopt;
+  if (is_host_float(x) && (!w || w->scalar_type() == torch::kFloat32)) {
+    if (makes_graph(x, weight)) return FusedRmsNorm::apply(x, w, eps);
+    return normed(x.contiguous(), w ? w->contiguous() : Tensor(), eps).first;
+  }
+  return torch::rms_norm(x, {x.size(-1)}, w, eps);
+}
+
+Tensor swiglu(const Tensor& gate, const Tensor& up) {
+  const bool alike = gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type();
+  const bool on_host = is_host_float(gate) && is_host_float(up);
+  if (alike && (on_host || (is_whole_for_gpu(gate) && is_whole_for_gpu(up)))) {
+    if (makes_graph(gate, up)) return FusedSwiglu::apply(gate, up);
+    return gated(gate.contiguous(), up.contiguous());
+  }
+  return torch::silu(gate) * up;
+}
+
+Tensor rotate(const Tensor& heads, const Tensor& cos, const Tensor& sin,
+              const RotateOptions& options) {
+  check_rotation(heads, cos, sin, options);
+  if (!makes_graph(heads, Tensor())) return rotated(heads, cos, sin, options);
+  return Rotation::apply(heads, cos, sin, options);
+}
+
+// For Python: whole heads, pairs (i, i + D / 2).
+TORCH_LIBRARY_FRAGMENT(diffattn, m) {
+  m.def("rotate(Tensor heads, Tensor cos, Tensor sin) -> Tensor",
+        [](const Tensor& heads, const Tensor& cos, const Tensor& sin) {
+          return rotate(heads, cos, sin, {.width = heads.size(-1)});
+        });
+}
+
+}  // namespace diffattn
