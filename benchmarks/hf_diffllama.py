@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's DiffLlama with and without diffattn.hf.accelerate, and the equal-size Llama.
+"""Times Hugging Face's DiffLlama with and without diffattn.hf.accelerate, and an equal-size Llama.
 
-    python benchmarks/hf_diffllama.py                    # this machine's CPU
-    python benchmarks/hf_diffllama.py --device cuda      # the model of 374 M parameters under torch.compile
+    python benchmarks/hf_diffllama.py                    # on this machine's CPU
+    python benchmarks/hf_diffllama.py --device cuda      # 374 M parameters under torch.compile
 
-Every row times all models in turn, round after round, and shows medians; `ratio` is to the fastest
-attention implementation of transformers that was tried. One thread on a CPU is timed by processor
-time, which other programs do not disturb. On a GPU each model lives in a process of
-its own, so that compilation runs side by side; only one of them computes at a time.
+Each row of the table times all models in turn, for several rounds, and prints medians. `ratio` is
+the speed-up over the fastest attention implementation of transformers in that row. On a CPU with
+one thread we measure processor time, which other programs hardly disturb. On a GPU each model runs
+in its own process, so that they compile in parallel; only one of them computes at a time.
 """
 import argparse
 import dataclasses
@@ -42,7 +42,7 @@ class Row:
 
 
 class Runner:
-    """One model and one kind of step."""
+    """A model that runs training steps or prefills."""
 
     def __init__(self, name: str, row: Row):
         import torch
@@ -78,7 +78,7 @@ class Runner:
             self.torch.cuda.synchronize()
 
     def seconds(self, steps: int) -> float:
-        """Per step, over `steps` in a row."""
+        """Returns the average time of a step over `steps` steps."""
         alone = self.row.device == "cpu" and self.torch.get_num_threads() == 1
         clock = time.process_time if alone else time.perf_counter
         self.wait()
@@ -93,18 +93,18 @@ class Runner:
 
 
 def serve(pipe, name: str, row: Row, warmups: int) -> None:
-    """A runner in a process of its own: "ready", then seconds for every number of steps."""
+    """Serves a Runner in its own process: sends "ready", then a time for each number of steps."""
     try:
         runner = Runner(name, row)
         begin = time.perf_counter()
         runner.seconds(warmups)
-        runner.torch.cuda.empty_cache()  # others may need it meanwhile
+        runner.torch.cuda.empty_cache()  # frees memory for the other processes
         pipe.send(("ready", time.perf_counter() - begin))
         while (steps := pipe.recv()) is not None:
             runner.seconds(1)
             pipe.send(("seconds", runner.seconds(steps), runner.peak_gib()))
             runner.torch.cuda.empty_cache()
-    except Exception as error:  # the parent reports it beside the model's name
+    except Exception as error:  # the parent process reports it
         pipe.send(("error", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"))
 
 
@@ -119,7 +119,7 @@ class Remote:
     def answer(self, timeout: Optional[float] = None):
         if not self.pipe.poll(timeout):
             self.process.kill()
-            raise RuntimeError(f"{self.name}: not ready in time")
+            raise RuntimeError(f"{self.name}: not compiled in time (see --wait)")
         message = self.pipe.recv()
         if message[0] == "error":
             raise RuntimeError(f"{self.name}: {message[1]}")
@@ -196,7 +196,7 @@ def on_cuda(options: argparse.Namespace) -> None:
                 print(f"# {row.title()}, {name}: ready after {time.perf_counter() - begin:.0f} s",
                       file=sys.stderr, flush=True)
             except (RuntimeError, EOFError) as error:
-                print(f"# {row.title()}, left out: {error}", file=sys.stderr, flush=True)
+                print(f"# {row.title()}: skipped: {error}", file=sys.stderr, flush=True)
     for row, runners in ready:
         times = rounds(runners, options.rounds, 4)
         report(row, times, options.json, {name: runner.gib for name, runner in runners.items()})
@@ -207,13 +207,14 @@ def on_cuda(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each model is timed")
-    parser.add_argument("--only", help="rows whose title has this in it")
-    parser.add_argument("--models", help="models whose name has one of these parts: diffattn,sdpa")
+    parser.add_argument("--rounds", type=int, default=5, help="how often to time each model")
+    parser.add_argument("--only", help="run only rows whose title contains this text")
+    parser.add_argument("--models", help="run only models whose name contains one of these parts, "
+                        "such as diffattn,sdpa")
     parser.add_argument("--wait", type=float, default=600,
-                        help="on a GPU: leave out models not compiled after so many seconds")
-    parser.add_argument("--eager", action="store_true", help="on a GPU: without torch.compile")
-    parser.add_argument("--json", action="store_true", help="one object per line")
+                        help="on a GPU: skip models that are not compiled after this many seconds")
+    parser.add_argument("--eager", action="store_true", help="on a GPU: do not use torch.compile")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     options = parser.parse_args()
     import torch
     import transformers

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps and generation of diffattn beside Hugging Face transformers, same configuration.
+"""Compares training steps and generation of diffattn with Hugging Face transformers.
 
     .venv/bin/python benchmarks/models.py --program build/release/diffattn --threads 2
 
-Contestants take turns, round by round: the program's own `bench step` and `bench generate`, then
-each peer in this process (DiffLlama and Llama, eager and torch.compile), so that what else the
-machine does hits all of them. Printed: medians over all rounds, and ratios. One JSON object with
---json.
+All models have the same configuration. In each round the program runs its own `bench step` or
+`bench generate`, then each peer runs in this process (DiffLlama and Llama, eager and compiled), so
+that other load on the machine affects all of them alike. Prints medians over all rounds and ratios;
+with --json, one JSON object.
 """
 import argparse
 import json
@@ -37,10 +37,11 @@ def arguments():
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=2, help="of each contestant in a round")
+    parser.add_argument("--steps", type=int, default=2, help="steps of each model per round")
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--attention", default="diffllama,transformer", help="models of the program")
-    parser.add_argument("--cores", help="0,1: run on these alone, once everything is compiled")
+    parser.add_argument("--attention", default="diffllama,transformer",
+                        help="attention variants of diffattn")
+    parser.add_argument("--cores", help="after compilation, run only on these cores, such as 0,1")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -58,7 +59,7 @@ def make_model(family, a):
 
 
 class Stepper:
-    """Forward, loss, backward, clipping, fused AdamW: what a step of `diffattn train` does."""
+    """A training step as in `diffattn train`: forward, loss, backward, clipping, fused AdamW."""
 
     def __init__(self, family, compiled, a):
         self.model = make_model(family, a).train()
@@ -66,7 +67,7 @@ class Stepper:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, betas=(0.9, 0.95),
                                            weight_decay=0.1, fused=True)
         self.ids = torch.randint(0, a.vocab, (a.batch, a.seq))
-        self.step()  # compiles, fills allocators
+        self.step()  # compiles and warms up the allocator
 
     def step(self):
         start = time.perf_counter()
@@ -94,7 +95,7 @@ class Generator:
 
 
 def program_times(a, verb, extra):
-    """Milliseconds per model of one call of the program, its own medians."""
+    """Calls the program once and returns its median time per model, in seconds."""
     command = [a.program, "bench", verb, "--json", "--repeat", a.steps, "--threads", a.threads,
                "--hidden", a.hidden, "--intermediate", a.intermediate, "--layers", a.layers,
                "--heads", a.heads, "--vocab", a.vocab, "--batch", a.batch,
@@ -105,7 +106,7 @@ def program_times(a, verb, extra):
 
 
 def stay_on(cores):
-    """All threads there are, and what they start."""
+    """Pins all threads of this process, and those they start, to these cores."""
     for task in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(task), cores)
 
@@ -143,7 +144,10 @@ def main():
     torch.set_num_threads(a.threads)
     report = {"torch": torch.__version__, "arguments": vars(a)}
     modes = (False,) if a.no_compile else (False, True)
-    name = lambda family, compiled: f"{family} {'compiled' if compiled else 'eager'}"
+
+    def name(family, compiled):
+        return f"{family} {'compiled' if compiled else 'eager'}"
+
     if "step" in a.what:
         peers = {name(f, c): Stepper(f, c, a) for f in FAMILIES for c in modes}
         medians = take_turns(a, "step", ["--seq", a.seq], peers)

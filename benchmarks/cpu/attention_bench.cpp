@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward and backward of whole heads, for every CPU backend that this machine has:
+// Times forward and backward of whole heads on every CPU backend that this machine has:
 //
-//   attention_bench [--benchmark_filter=avx512/float32/forward] [DIFFATTN_BENCH_THREADS=n]
+//   [DIFFATTN_BENCH_THREADS=n] attention_bench [--benchmark_filter=avx512/float32/forward]
 //
-// Counters: ns_pair = time per (query, key) pair that is seen, of one head; flops = 8 D (forward)
-// and 20 D (backward) per pair; peak_share = flops / (threads * peak measured just before).
+// Counters: ns_pair = time per visible (query, key) pair of one head; flops counts 8 D (forward) or
+// 20 D (backward) FLOP per pair; peak_share = flops / (threads * peak measured just before).
 
 #include <benchmark/benchmark.h>
 
@@ -15,15 +15,15 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/cpu/peak.h"
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/cpu.h"
 #include "diffattn/kernels/half.h"
-#include "benchmarks/cpu/peak.h"
 
 namespace diffattn::bench {
 namespace {
 
-/// Tensors [1, N, H, width] of normal numbers and the parameters over them.
+/// Tensors [1, N, H, width] of normal random numbers, and parameters that point to them.
 template <class T>
 class Heads {
  public:

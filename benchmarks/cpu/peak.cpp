@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loops of independent multiply-adds on zeros (a sum that grew or became denormal would change the
-// speed). Written as assembly, so that this file needs no instruction-set flags.
+// Loops of independent multiply-adds. The data are zeros, because a sum that grows or becomes
+// denormal would change the speed. They are written in assembly, so that this file needs no
+// instruction-set flags.
 
 #include "benchmarks/cpu/peak.h"
 
@@ -15,7 +16,7 @@ namespace {
 constexpr int64_t kLoops = 200000;
 constexpr int kRepeats = 40;
 
-// Sixteen sums: two ports times a latency of four, twice over.
+// Sixteen accumulators: twice as many as two ports with a latency of four clocks need.
 #define DIFFATTN_SIXTEEN(op, reg)                                                                \
   op " %%" reg "30, %%" reg "31, %%" reg "0\n" op " %%" reg "30, %%" reg "31, %%" reg "1\n" op   \
      " %%" reg "30, %%" reg "31, %%" reg "2\n" op " %%" reg "30, %%" reg "31, %%" reg "3\n" op   \
@@ -44,7 +45,8 @@ void run_dot512(int64_t loops) {
       : "+r"(loops)::DIFFATTN_SUMS);
 }
 
-/// Twelve sums: two ports times a latency of five, and AVX2 has 16 registers.
+/// Twelve accumulators: two ports with a latency of five clocks need ten, and AVX2 has 16
+/// registers.
 void run_fma256(int64_t loops) {
   asm volatile(
       "vzeroall\n1:\n"
@@ -58,7 +60,7 @@ void run_fma256(int64_t loops) {
       : "+r"(loops)::DIFFATTN_SUMS);
 }
 
-/// Four tiles of sums, as the kernels use them.
+/// Four tile registers of sums, as in the kernels.
 void run_amx(int64_t loops) {
   struct alignas(64) Config {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};

@@ -5,8 +5,8 @@
 
 namespace diffattn::bench {
 
-/// FLOP per second of one core doing nothing but the multiply-adds that a backend's tiles are made
-/// of, in registers: the best of several short runs. 0 for the reference.
+/// Returns the peak FLOP/s of one core: the best of several short runs of nothing but the
+/// multiply-add instruction that the backend's tiles use, in registers. 0 for the reference.
 double peak_flops(std::string_view backend);
 
 }  // namespace diffattn::bench

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The building blocks of each instruction set this machine has, alone and in L1: the product of one
-// tile, exponentials, the packing of one panel.
+// Times the building blocks of each instruction set that this machine has, on data in L1: the
+// product of one tile, exponentials, and the packing of one panel.
 //
 //   tile_bench [--benchmark_filter=avx512/product]
 
@@ -9,15 +9,15 @@
 
 #include <string>
 
-#include "diffattn/kernels/backend.h"
 #include "benchmarks/cpu/peak.h"
 #include "benchmarks/cpu/tile_loops.h"
+#include "diffattn/kernels/backend.h"
 
 namespace diffattn::bench {
 namespace {
 
 using benchmark::Counter;
-constexpr int64_t kLoops = 100;  // of one timed call
+constexpr int64_t kLoops = 100;  // iterations per timed call
 
 void register_loops(const TileLoops& loops) {
   const std::string name = loops.backend;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compiled once for each instruction set, with DIFFATTN_ISA its name and DIFFATTN_ISA_HEADER its
-// policy.
+// CMake compiles this file once for each instruction set: DIFFATTN_ISA is its name and
+// DIFFATTN_ISA_HEADER its isa.h.
 
 #include "benchmarks/cpu/tile_loops.h"
 
@@ -13,14 +13,14 @@ namespace {
 constexpr int64_t kRows = Isa::kRows, kCols = Isa::kCols, kLanes = Isa::kLanes;
 constexpr int64_t kMaxWidth = 256;
 
-/// Zeros: sums stay 0, so speed does not depend on their size. Each type has its own.
+/// Returns zeros, so that sums stay 0 and do not change the speed. Each type T has its own array.
 template <class T>
 T* zeros() {
   alignas(64) static T memory[kMaxWidth * (kRows > kCols ? kRows : kCols)];
   return memory;
 }
 
-/// Keeps the compiler from taking work out of a loop.
+/// Keeps the compiler from moving work out of a loop.
 void touch(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
 
 int64_t product(int64_t loops, int64_t steps) {

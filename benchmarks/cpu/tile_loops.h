@@ -5,14 +5,14 @@
 
 namespace diffattn::bench {
 
-/// Loops over the building blocks of one instruction set, on data in L1. `steps` is the length of
-/// the summed dimension.
+/// Loops over the building blocks of one instruction set, on data in L1. Each returns the work of
+/// all its iterations. `steps` is the length of the summed dimension.
 struct TileLoops {
   const char* backend;
   int rows, columns;
-  int64_t (*product)(int64_t loops, int64_t steps);    // one tile from packed operands; FLOP
-  int64_t (*exponentials)(int64_t loops);              // 1024 of them; how many
-  int64_t (*transpose)(int64_t loops, int64_t width);  // one panel of k packed; bytes read
+  int64_t (*product)(int64_t loops, int64_t steps);    // one tile per iteration; returns FLOP
+  int64_t (*exponentials)(int64_t loops);              // 1024 per iteration; returns their number
+  int64_t (*transpose)(int64_t loops, int64_t width);  // packs one panel of k; returns bytes read
 };
 
 }  // namespace diffattn::bench

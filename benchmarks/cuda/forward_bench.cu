@@ -36,7 +36,7 @@ __global__ void distance_kernel(const T* a, const T* b, int64_t count, double* s
   atomicAdd(sums + 1, size);
 }
 
-/// [B, L, H, W], dense, on the device; NaN where it is an output.
+/// A dense tensor [B, L, H, W] in device memory: random numbers, or NaN for an output.
 template <class T>
 struct Buffer {
   T* data = nullptr;
@@ -64,12 +64,12 @@ struct Setting {
   int64_t batch, heads, kv_heads, seq, head_dim, value_dim;
   bool causal;
   int64_t window = kNoWindow;
-  int sequences = 0;  // packed, of uneven lengths, `seq` rows together
+  int sequences = 0;  // packed sequences of uneven lengths with `seq` rows in total; 0: not packed
   bool shared_k = false;
-  bool training = true;  // o, o2 and both lse are written
+  bool training = true;  // true: also write o, o2, lse1 and lse2
 };
 
-/// Lengths of packed sequences: 1 : 2 : 3 : ...
+/// Returns the offsets of packed sequences whose lengths are as 1 : 2 : 3 : ...
 std::vector<int32_t> offsets_of(const Setting& s) {
   std::vector<int32_t> offsets{0};
   const int64_t parts = static_cast<int64_t>(s.sequences) * (s.sequences + 1) / 2;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times the CUDA kernels by themselves. One line per shape: median and spread of kRepeats launches
-// between events, and TFLOP/s by the count of useful work: per visible (query, key) pair
-// 4 D + 4 Dv forward (both maps' scores, and P1 v and P2 v), 12 D + 4 Dv backward.
+// Times the CUDA kernels alone. Prints one line per shape: median and spread of kRepeats launches
+// between events, and TFLOP/s of useful work. Useful work per visible (query, key) pair is
+// 4 D + 4 Dv forward (the scores of both maps, P1 v and P2 v) and 12 D + 4 Dv backward.
 //
 // cuda_kernels_bench [text] [capability]: runs only the lines that contain the text, without
 // kernels for GPUs newer than that compute capability (80: the sm80 kernels).
@@ -25,7 +25,7 @@ namespace {
 constexpr int kWarmUps = 3;
 constexpr int kRepeats = 20;
 
-/// [B, L, H, W], dense, on the device.
+/// A dense tensor [B, L, H, W] of random numbers in device memory.
 struct Buffer {
   void* data = nullptr;
   int64_t batch_stride = 0, seq_stride = 0, head_stride = 0;
@@ -54,8 +54,8 @@ struct Setting {
   bool causal, backward;
   bool norm = true;
   int64_t window = kNoWindow;
-  bool deterministic = false;       // backward
-  MaskKind mask = MaskKind::kNone;  // one for all heads; an additive one has the type of q
+  bool deterministic = false;       // backward only
+  MaskKind mask = MaskKind::kNone;  // [M, N] for all heads; an additive mask has the type of q
 };
 
 const char* name_of(Dtype dtype) {
@@ -79,8 +79,7 @@ std::string label_of(const Setting& s) {
 
 template <class Launch>
 void time_and_print(const Setting& s, double work, Launch launch) {
-  // All launches are queued before the first is waited for, so that the device does not wait for
-  // the host in between.
+  // Enqueue all launches before waiting for the first, so that the device never waits for the host.
   std::vector<cudaEvent_t> events(kWarmUps + kRepeats + 1);
   for (cudaEvent_t& event : events) check(cudaEventCreate(&event));
   check(cudaEventRecord(events.front(), nullptr));
@@ -139,7 +138,7 @@ void run(const Setting& s) {
   f.mask = {s.mask, s.dtype, mask.data, {0, 0, s.seq_k, 1}};
   double pairs = static_cast<double>(s.seq_q) * s.seq_k;
   if (s.causal) pairs -= static_cast<double>(s.seq_q) * (s.seq_q - 1) / 2;
-  if (s.window != kNoWindow) {  // of as many rows as columns
+  if (s.window != kNoWindow) {  // assumes seq_q = seq_k
     pairs -= static_cast<double>(s.seq_q - s.window) * (s.seq_q - s.window + 1) / 2;
   }
   pairs *= static_cast<double>(s.batch * s.heads);
@@ -154,7 +153,8 @@ void run(const Setting& s) {
   const Buffer o(s.dtype, s.batch, s.seq_q, s.heads, s.value_dim);
   const Buffer o2(s.dtype, s.batch, s.seq_q, s.heads, s.value_dim);
   f.o = o, f.o2 = o2;
-  const Buffer rests(Dtype::kBFloat16, s.batch, s.seq_q, s.heads, s.value_dim);  // bytes of both
+  // Two bytes per element: one for o_rest, one for o2_rest.
+  const Buffer rests(Dtype::kBFloat16, s.batch, s.seq_q, s.heads, s.value_dim);
   if (s.dtype != Dtype::kFloat32) {
     char* const second = static_cast<char*>(rests.data) + s.batch * s.seq_q * s.heads * s.value_dim;
     f.o_rest = {rests.data, o.batch_stride, o.seq_stride, o.head_stride};
@@ -218,7 +218,7 @@ int main(int argc, char** argv) {
       run({Dtype::kBFloat16, 8, 8, 8, 4096, 4096, 96, 192, true, backward});
       run({Dtype::kBFloat16, 8, 16, 4, 4096, 4096, 128, 128, true, backward});
       run({Dtype::kFloat16, 8, 16, 16, 4096, 4096, 64, 128, true, backward});
-      for (const int64_t seq : {2048, 4096, 16384}) {  // 16k tokens, as the tables of peers have
+      for (const int64_t seq : {2048, 4096, 16384}) {  // 16k tokens, as in the tables of peers.py
         run({Dtype::kBFloat16, 16384 / seq, 16, 16, seq, seq, 64, 128, true, backward, false});
       }
       run({Dtype::kBFloat16, 4, 16, 16, 4096, 4096, 64, 128, false, backward, false});

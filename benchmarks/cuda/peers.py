@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The operator beside everything torch offers for differential attention, on one GPU.
+"""Compares the operator with other ways to compute differential attention, on one GPU: torch's own
+attention, flex_attention, and FlashAttention-4 if it is installed.
 
     python benchmarks/cuda/peers.py build/libdiffattn.so
     python benchmarks/cuda/peers.py build/libdiffattn.so --shapes d64-2k,d128-4k --no-flex
 
-Every route computes (softmax(q1 k1') - lambda softmax(q2 k2')) v from the same bf16 inputs. Each
-output is checked against float64 before it is timed, and so are all gradients of ours, on the last
-head (its whole group where heads share k and v). Only timed are "plain", ordinary attention of
-equal width, H Dv / D heads, and "layer", ours with the head norm and the gradients of lambda and of
-its weight.
+Every route computes (softmax(q1 k1') - lambda softmax(q2 k2')) v from the same bf16 inputs. Before
+timing, we check each output, and all gradients of our route, against float64 on the last head (on
+its whole group if heads share k and v). Two routes are only timed: "plain" is ordinary attention of
+equal width (H Dv / D heads), and "layer" is our route with the head norm and the gradients of
+lambda and of the norm weight.
 
-Routes are timed in rounds (`do_bench`, median), each round in a random order, and the median over
-rounds stands. A route that is half as slow again as the fastest in the first round is not timed
-again. TFLOP/s by the useful work per visible pair: 4 D + 4 Dv forward, 12 D + 4 Dv backward.
+Each round times the routes in a random order (`do_bench`, median); the table shows medians over
+rounds. A route that takes more than 1.5 times as long as the fastest is not timed in later rounds.
+TFLOP/s count the useful work per visible pair: 4 D + 4 Dv forward, 12 D + 4 Dv backward.
 """
 import argparse
 import dataclasses
@@ -33,7 +34,7 @@ from triton.testing import do_bench
 LAMBDA = 0.5
 OURS = ("diffattn", "layer", "plain", "plain fa4")
 Route = Callable[[List[Tensor]], Tensor]
-Times = Dict[str, List[Optional[float]]]  # forward, backward, ms
+Times = Dict[str, List[Optional[float]]]  # route: [forward, backward] in ms
 
 
 @dataclasses.dataclass
@@ -75,7 +76,7 @@ SHAPES = {
     "v2-d128-16k": Shape(1, 16384, 16, 128, wide=1, shared=True),
 }
 UNEVEN = tuple(455 * i for i in range(1, 8)) + (16384 - 455 * 28,)
-# Timed beside the dense kernel they are to be compared with, ours alone.
+# Our route with various options, and the dense shapes that each is compared with.
 OPTIONS = {
     "d64-16k": Shape(1, 16384, 16, 64),
     "d64-4k": Shape(4, 4096, 16, 64),
@@ -91,7 +92,7 @@ OPTIONS = {
 
 
 def inputs(shape: Shape) -> List[Tensor]:
-    """q1, q2, k1, k2, v, each [B, H, N, width]."""
+    """Returns random q1, q2, k1, k2, v, each [B, H, N, width]."""
     def draw(heads: int, width: int) -> Tensor:
         rows = torch.randn(shape.batch, shape.seq, heads, width, device="cuda",
                            dtype=torch.bfloat16)
@@ -116,7 +117,7 @@ def ours(shape: Shape) -> Route:
     def run(x: List[Tensor], lam: Tensor = lam, **options: object) -> Tensor:
         rows = [t.transpose(1, 2) for t in x]
         if packed is not None:
-            rows = [t.squeeze(0) for t in rows]  # a view backwards too
+            rows = [t.squeeze(0) for t in rows]  # a view, also in the backward
             options.update(cu_seqlens_q=packed, cu_seqlens_k=packed)
         out = torch.ops.diffattn.attention(*rows, lam, causal=shape.causal, window=shape.window,
                                            **options)
@@ -132,7 +133,7 @@ def sdpa(backend: SDPBackend, causal: bool) -> Callable[..., Tensor]:
 
 
 def torch_routes(shape: Shape) -> Dict[str, Route]:
-    """Of torch's own attention, by the number of calls and what is padded to what."""
+    """Returns routes over torch's own attention, which differ in calls and in padding."""
     found: Dict[str, Route] = {}
     scale = shape.dim ** -0.5
     for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION),
@@ -178,7 +179,8 @@ def torch_routes(shape: Shape) -> Dict[str, Route]:
 
 
 def flex_routes(shape: Shape) -> Dict[str, Route]:
-    """At D = 128, Dv = 256 the backward of the wide call does not fit into shared memory."""
+    """Returns routes over flex_attention. Beyond Dv = 128 it gets halves of v, because its backward
+    would exceed shared memory."""
     torch._dynamo.reset()
     compiled = torch.compile(flex_attention, dynamic=False)
     mask = None
@@ -197,7 +199,7 @@ def flex_routes(shape: Shape) -> Dict[str, Route]:
 
 
 def fa4() -> Optional[Callable[..., Tensor]]:
-    """FlashAttention-4's call on [B, H, N, width], or None where its package is not installed."""
+    """Returns FlashAttention-4 on [B, H, N, width], or None if its package is not installed."""
     try:
         from flash_attn.cute import flash_attn_func
     except ImportError:
@@ -210,7 +212,9 @@ def fa4() -> Optional[Callable[..., Tensor]]:
 
 
 def fa4_routes(shape: Shape) -> Dict[str, Route]:
-    """Two calls with the wide V (forward only: the backward does not fit) and four with its halves."""
+    """Returns FlashAttention-4 routes: two calls with the wide v, or four with its halves.
+
+    The backward of the wide call does not fit, so it is timed forward only."""
     call = fa4()
     if call is None or shape.shared:
         return {}
@@ -227,7 +231,7 @@ def fa4_routes(shape: Shape) -> Dict[str, Route]:
 
 
 def reference(shape: Shape, x: List[Tensor], gradient: Tensor) -> Tuple[Tensor, List[Tensor]]:
-    """Output and gradients of the last group of heads in float64, its last sequence."""
+    """Returns output and gradients of the last group of heads and last sequence, in float64."""
     begin = shape.seq - shape.lengths[-1] if shape.lengths else 0
     heads = slice(shape.heads - shape.group(), shape.heads)
     y = [t.detach()[-1, heads if i < 2 else slice(-1, None), begin:].double().requires_grad_()
@@ -248,13 +252,13 @@ def reference(shape: Shape, x: List[Tensor], gradient: Tensor) -> Tuple[Tensor, 
 
 
 def distance(shape: Shape, want: Tensor, got: Tensor) -> float:
-    """Relative Frobenius distance from a tensor of `reference`."""
+    """Returns the relative Frobenius distance from a tensor of `reference`."""
     part = got.detach()[-1, -want.shape[0]:, -want.shape[1]:].double()
     return ((part - want).norm() / want.norm()).item()
 
 
 class Contest:
-    """Routes of one shape, checked and ready to be timed."""
+    """The routes of one shape, checked and ready for timing."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape, self.x = shape, inputs(shape)
@@ -323,7 +327,7 @@ def measure(forward: Dict[str, Callable[[], object]], backward: Dict[str, Callab
     for _ in range(rounds):
         random.shuffle(steps)
         for name, i in steps:
-            # "layer" trains, so that its forward saves what the backward reads.
+            # "layer" is a training step: its forward saves what the backward reads.
             with torch.set_grad_enabled(i == 1 or name == "layer"):
                 ms = do_bench((forward, backward)[i][name], warmup=4, rep=16,
                               return_mode="median")
@@ -368,7 +372,7 @@ def compare(name: str, shape: Shape, flex: bool, rounds: int) -> None:
 
 
 def options(rounds: int, dim: int) -> None:
-    """Ours with a window, packed sequences, grouped heads, beside the dense kernel."""
+    """Compares our route with a window, packed sequences or grouped heads to the dense shapes."""
     cases = {name: Contest(shape) for name, shape in OPTIONS.items() if shape.dim == dim}
     forward, backward = {}, {}
     for name, case in cases.items():
@@ -392,12 +396,12 @@ def main() -> None:
     parser.add_argument("library", help="libdiffattn.so")
     parser.add_argument("--shapes", default=",".join([*SHAPES, "options"]))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-flex", action="store_true", help="leave out flex_attention, which "
-                        "compiles for some ten seconds a shape")
+    parser.add_argument("--no-flex", action="store_true", help="skip flex_attention, which "
+                        "compiles for about ten seconds per shape")
     parser.add_argument("--compile", action="store_true", help="only compile flex_attention for "
                         "these shapes, so that a later run finds it in torch's cache")
     parser.add_argument("--seconds", type=float, default=torch.inf,
-                        help="shapes not begun by then are left out")
+                        help="skip shapes that have not started after this many seconds")
     chosen = parser.parse_args()
     begin = time.monotonic()
     torch.ops.load_library(chosen.library)
@@ -405,7 +409,7 @@ def main() -> None:
           f"{torch.cuda.get_device_name()}, {chosen.rounds} rounds")
     for name in chosen.shapes.split(","):
         if time.monotonic() - begin > chosen.seconds:
-            print(f"{name}: skipped: {chosen.seconds:.0f} s are over")
+            print(f"{name}: skipped: {chosen.seconds:.0f} s have passed (--seconds)")
         elif name == "options":
             if not chosen.compile:
                 for dim in (64, 128):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random data on the device for the benchmarks. Never zeros: they run faster than data does.
+// Random device data for the benchmarks. Zeros would not do: kernels run faster on them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,7 +16,7 @@ inline void check(cudaError_t status) {
   if (status != cudaSuccess) throw Error(cudaGetErrorString(status));
 }
 
-/// Uniform in [-1.73, 1.73): deviation 1.
+/// Fills data with uniform numbers in [-1.73, 1.73), whose deviation is 1.
 template <class T>
 __global__ void fill_kernel(T* data, int64_t count, uint64_t seed) {
   const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
@@ -27,7 +27,7 @@ __global__ void fill_kernel(T* data, int64_t count, uint64_t seed) {
   data[i] = narrow<T>((static_cast<float>(z >> 40) * 0x1p-24f - 0.5f) * 3.4641f);
 }
 
-/// Different data in every call.
+/// Fills data with random numbers, different ones in every call.
 template <class T>
 void fill(T* data, int64_t count) {
   static uint64_t seed = 0;
@@ -36,7 +36,7 @@ void fill(T* data, int64_t count) {
   check(cudaGetLastError());
 }
 
-/// 0 or 1, each about half of the time.
+/// Fills data with 0 or 1, each about half of the time.
 inline __global__ void fill_bytes_kernel(uint8_t* data, int64_t count) {
   const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (i < count) data[i] = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u >> 63;

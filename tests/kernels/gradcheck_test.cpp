@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole Jacobians in double against central differences, over every differentiable input.
+// Whole Jacobians in float64 against central differences, for every differentiable input.
 
 #include <gtest/gtest.h>
 
@@ -14,17 +14,18 @@
 namespace diffattn::testing {
 namespace {
 
-/// An input and where its gradient is found.
+/// An input and its gradient.
 struct Input {
   std::vector<double> Values::*values;
-  size_t gradient;  // in kGradients
+  size_t gradient;  // index into kGradients
 };
 constexpr Input kInputs[] = {
     {&Values::q1, 0}, {&Values::q2, 1},     {&Values::k1, 2},          {&Values::k2, 3},
     {&Values::v, 4},  {&Values::lambda, 5}, {&Values::norm_weight, 6}, {&Values::mask, 7},
 };
 
-/// Small enough for a whole Jacobian, with every option that has a say in a derivative.
+/// Returns a spec that is small enough for a whole Jacobian, with any option that affects a
+/// derivative.
 Spec tiny_spec(uint64_t seed) {
   Rng rng(seed);
   Spec spec;
@@ -40,7 +41,7 @@ Spec tiny_spec(uint64_t seed) {
   spec.scale2 = rng.uniform(-1.0, 1.0);
   spec.lambda_shape = static_cast<LambdaShape>(seed % 3);
   spec.lambda_low = -0.8;
-  spec.lambda_high = 0.8;  // near 1 the norm's curvature would need a smaller step
+  spec.lambda_high = 0.8;  // near 1, the curvature of the norm would need a smaller step
   spec.causal = rng.chance(0.4);
   if (rng.chance(0.2)) spec.window = rng.integer(1, 3);
   spec.varlen = rng.chance(0.2);
@@ -66,8 +67,8 @@ Spec tiny_spec(uint64_t seed) {
 
 using Function = std::function<std::vector<double>(const Case&)>;
 
-/// d f / d input[i] for every element of f. Four points for smooth functions, two with a short
-/// step.
+/// Returns d f / d input[i] for every element of f. Smooth functions use four points; functions
+/// with kinks use two points and a short step.
 std::vector<double> numeric_derivative(Case& c, const Input& input, size_t i, const Function& f,
                                        double step, bool four_points) {
   const double original = (c.values.*input.values)[i];
@@ -92,7 +93,8 @@ std::vector<double> numeric_derivative(Case& c, const Input& input, size_t i, co
   return derivative;
 }
 
-/// `row(e)`: the analytic gradients of element e of f.
+/// Compares the analytic Jacobian with the numeric one. `row(e)`: the analytic gradients of element
+/// e of f.
 void check_jacobian(Case& c, const Function& f, double step, bool four_points,
                     const std::function<BackwardResult(size_t)>& row) {
   const size_t outputs = f(c).size();
@@ -101,7 +103,8 @@ void check_jacobian(Case& c, const Function& f, double step, bool four_points,
   for (const Input& input : kInputs) {
     const NamedGradient& gradient = kGradients[input.gradient];
     for (size_t i = 0; i < (c.values.*input.values).size(); ++i) {
-      if (std::isinf((c.values.*input.values)[i])) continue;  // hidden: nothing to vary
+      if (std::isinf((c.values.*input.values)[i]))
+        continue;  // a hidden mask entry has no derivative
       const std::vector<double> numeric = numeric_derivative(c, input, i, f, step, four_points);
       for (size_t e = 0; e < outputs; ++e) {
         const std::vector<double>& got = analytic[e].*gradient.values;
@@ -147,7 +150,7 @@ TEST_P(Gradcheck, StatsBackward) {
     const Function f = [&](const Case& x) {
       std::vector<double> stats = run_stats(*GetParam().backend, x, 1e-3);
       for (size_t i = 0; i < stats.size(); ++i) {
-        switch (i % kStatCount) {  // counts and shares have no gradient, whatever a step does
+        switch (i % kStatCount) {  // counts and shares have no gradient
           case kStatVisible:
           case kStatSparse:
           case kStatFocus:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward and backward over a grid of head dimensions, value widths, lengths and ways to hide
-// columns, and over random shapes and options, against the oracle.
+// Forward and backward against the oracle, over a grid of head dimensions, value widths, lengths
+// and masking options, and over random shapes and options.
 
 #include <gtest/gtest.h>
 
@@ -20,8 +20,8 @@ constexpr int64_t kHeadDims[] = {8, 16, 32, 40, 64, 96, 128, 256};
 struct Lengths {
   int64_t seq_q, seq_k;
 };
-// One, two, and around the tile sizes 8, 16, 32 and 64, with fewer, as many and more rows than
-// columns.
+// Lengths of 1 and 2 and around the tile sizes 8, 16, 32 and 64, with fewer, as many and more rows
+// than columns.
 constexpr Lengths kLengths[] = {{1, 1},   {2, 2},   {1, 9},   {7, 8},  {15, 15}, {16, 16},
                                 {17, 17}, {16, 31}, {33, 15}, {3, 64}, {9, 65},  {32, 33}};
 
@@ -33,7 +33,7 @@ void set_visibility(Spec& spec, int64_t which, Rng& rng) {
     case 0: break;
     case 1: spec.causal = true; break;
     case 2:
-      spec.causal = rng.chance(0.5);  // a window is causal by itself
+      spec.causal = rng.chance(0.5);  // no effect: a window is causal
       spec.window = rng.pick<int64_t>({1, 2, 3, 7, 8, 16, spec.seq_k});
       break;
     case 3:
@@ -59,8 +59,8 @@ void set_visibility(Spec& spec, int64_t which, Rng& rng) {
   }
 }
 
-/// The three published forms: V1 (own keys, head norm), V2 (shared keys, a lambda per token), and
-/// ordinary attention (lambda 0).
+/// Sets the options of a published variant: V1 (separate keys, head norm), V2 (shared keys, lambda
+/// per token), or ordinary attention (lambda 0).
 void set_variant(Spec& spec, int64_t which, Rng& rng) {
   switch (which) {
     case 0:
@@ -103,7 +103,8 @@ Spec grid_spec(const Point& point) {
   spec.value_dim = point.head_dim * point.value_factor;
   spec.scale = 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
   spec.scale2 = rng.chance(0.8) ? spec.scale : spec.scale / 2;
-  // Groups of 1, 2, 4, 8 as long as the case stays small; the mean case takes a millisecond.
+  // Groups of 1, 2, 4 or 8 heads, fewer if the case gets large; an average case takes a
+  // millisecond.
   const int64_t head_work = spec.seq_q * spec.seq_k * (spec.head_dim + spec.value_dim);
   int64_t group = rng.pick<int64_t>({1, 2, 4, 8});
   while (group > 1 && group * head_work > 200000) group /= 2;
@@ -124,7 +125,7 @@ class Grid : public ::testing::TestWithParam<Target> {
 
   void run(Check check, int64_t value_factor, int64_t every, int64_t rounds) {
     int64_t index = 0;
-    // Below a scale of a quarter, one round, points are left out; an odd step meets every kind of
+    // At a test scale below 1/4, which is one round, skip points. An odd step still reaches every
     // visibility.
     every *= std::max<int64_t>(1, 100 / scaled(400)) | 1;
     for (const int64_t head_dim : kHeadDims) {
@@ -156,7 +157,7 @@ class Grid : public ::testing::TestWithParam<Target> {
 
 TEST_P(Grid, ForwardValuesAsWideAsKeys) {
   run(check_forward, 1, 1, scaled(4));
-  // Over thousands of cases luck averages out: here the promise needs no unit in the last place.
+  // Luck averages out over thousands of cases, so this bound needs no extra unit in the last place.
   EXPECT_LE(tally_.error, kForwardMeanRatio * tally_.naive_error);
 }
 
@@ -175,7 +176,7 @@ TEST_P(Grid, BackwardValuesTwiceAsWide) {
   EXPECT_LE(tally_.error, kBackwardMeanRatio * tally_.naive_error);
 }
 
-// Decoding: at most eight rows of a kv head, up to three tasks' worth of keys.
+// Decoding: at most eight rows per kv head, and keys for up to three tasks.
 TEST_P(Grid, FewRowsOfManyKeys) {
   for (int64_t i = 0; i < scaled(40); ++i) {
     Spec spec;
@@ -192,7 +193,7 @@ TEST_P(Grid, FewRowsOfManyKeys) {
     set_visibility(spec, i % kVisibilities, rng);
     set_variant(spec, rng.integer(0, 2), rng);
     spec.key_layout = spec.value_layout = rng.pick({Layout::kBmhd, Layout::kBhmd, Layout::kSlice});
-    // Every other case on one thread, which reads interleaved heads together.
+    // Every other case runs on one thread, which decodes interleaved heads together.
     const ThreadCount threads(i % 2);
     if (!check_forward(GetParam(), spec, tally_) && ++failures_ == kMostFailures)
       FAIL() << "stopped";
@@ -200,7 +201,7 @@ TEST_P(Grid, FewRowsOfManyKeys) {
   finish();
 }
 
-// More columns than at d = 64: with tile registers blocks have more rows.
+// Wider than D = 64, where AMX uses larger blocks of rows.
 TEST_P(Grid, BackwardOfWideHeads) {
   Spec spec;
   spec.seed = 910000;
@@ -214,8 +215,8 @@ TEST_P(Grid, BackwardOfWideHeads) {
   finish();
 }
 
-// A fresh seed every run, printed, so that over time more is covered than any fixed list; a failure
-// names the seed of its case, and DIFFATTN_TEST_SEED repeats a run.
+// Every run draws and prints a fresh seed, so that over time the tests cover more than a fixed list
+// would. A failure names the seed of its case, and DIFFATTN_TEST_SEED repeats a run.
 TEST_P(Grid, RandomForward) {
   const uint64_t seed = run_seed();
   tally_.yardstick = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bf16 and fp16 as half.h has them: widening is exact, narrowing rounds to nearest, ties to even.
+// bf16 and fp16 of half.h: widening is exact; narrowing rounds to nearest, ties to even.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 namespace diffattn::testing {
 namespace {
 
-/// The value of a bit pattern, from the definition of the format.
+/// Returns the value of a bit pattern by the definition of the format.
 double decode(uint16_t bits, int exponent_bits) {
   const int fraction_bits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
   const int exponent = (bits >> fraction_bits) & ((1 << exponent_bits) - 1);
@@ -41,8 +41,8 @@ struct Format<Float16> {
   static constexpr int kExponentBits = 5;
 };
 
-/// Nearest by search: between which two neighbours does |value| lie, and which is closer?
-/// Infinity's pattern counts as the number it would be if the format went on.
+/// Rounds to nearest by a binary search for the two neighbours of |value|. The pattern of infinity
+/// stands for the number that would follow the largest finite one.
 template <class T>
 uint16_t slow_narrow(float value) {
   constexpr int kExponentBits = Format<T>::kExponentBits;
@@ -129,7 +129,7 @@ TYPED_TEST(Half, Ends) {
   EXPECT_EQ(TypeParam(-0.0f).bits, 0x8000);
   EXPECT_EQ(TypeParam().bits, 0);
   EXPECT_EQ(sizeof(TypeParam), 2u);
-  float nan;  // the payload is all in the bits that are cut off
+  float nan;  // its payload lies entirely in the bits that narrowing drops
   const uint32_t word = 0x7f800001u;
   std::memcpy(&nan, &word, sizeof nan);
   EXPECT_TRUE(std::isnan(static_cast<float>(TypeParam(nan))));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Results do not depend on how many threads work, nor on how heads lie in memory: the same bits.
-// (Batch position: sequence_laws_test.cpp. Instruction sets: each is held to the same oracle.)
+// The number of threads and the layout of heads in memory do not change a bit of the results.
+// sequence_laws_test.cpp covers the batch position. Instruction sets may differ; each is compared
+// with the oracle.
 
 #include <gtest/gtest.h>
 
@@ -12,10 +13,10 @@
 namespace diffattn::testing {
 namespace {
 
-constexpr int64_t kCases = 36;  // and element type: 216 on a machine with two backends
-constexpr int64_t kThreadCounts[] = {2, 3, 8, 16};  // against one
+constexpr int64_t kCases = 36;                      // per backend and element type
+constexpr int64_t kThreadCounts[] = {2, 3, 8, 16};  // compared with one thread
 
-/// Everything a backend computes, one tensor after the other.
+/// Returns everything that a backend computes, one tensor after the other.
 std::vector<std::vector<double>> all_results(const Backend& backend, const Case& c,
                                              const std::vector<double>& dstats) {
   const ForwardResult forward = run_forward(backend, c);
@@ -37,7 +38,7 @@ class Invariance : public ::testing::TestWithParam<Target> {};
 TEST_P(Invariance, ThreadCountsGiveTheSameBits) {
   const Backend& backend = *GetParam().backend;
   for (int64_t seed = 0; seed < scaled(kCases); ++seed) {
-    // One in eight has several blocks of rows and, for gradients of keys, several slabs.
+    // One case in eight has several blocks of rows and several slabs of dk and dv.
     const bool large = seed % 8 == 0;
     const Spec spec =
         random_spec(static_cast<uint64_t>(seed) + 4100, {.seq = large ? 600 : 60,
@@ -65,8 +66,8 @@ TEST_P(Invariance, ThreadCountsGiveTheSameBits) {
   }
 }
 
-/// Keys and values of all heads side by side, and of each head by itself. One thread: with several,
-/// heads are read together only where that leaves each of them a task.
+/// Compares interleaved heads [B, N, H, D] with separate heads [B, H, N, D]. Uses one thread,
+/// because several threads decode heads together only if there are enough tasks.
 void expect_layouts_agree(const Target& target, Spec spec) {
   const ThreadCount one(1);
   std::vector<double> out[2];
@@ -84,7 +85,7 @@ TEST_P(Invariance, DecodingReadsInterleavedHeadsAsItReadsThemApart) {
     spec.batch = 2;
     spec.kv_heads = seed % 2 == 0 ? 4 : 3;
     spec.heads = spec.kv_heads * (seed % 4 < 2 ? 1 : 2);
-    // A group of two: four rows, which tile registers take at D = 64.
+    // With groups of two heads, this gives four rows, which AMX tile registers take at D = 64.
     spec.seq_q = seed % 4 == 2 ? 2 : 1 + static_cast<int64_t>(seed % 3);
     spec.seq_k = 700 + static_cast<int64_t>(seed) * 37;  // two chunks of keys
     spec.head_dim = seed % 2 == 0 ? 64 : 24;
@@ -95,7 +96,7 @@ TEST_P(Invariance, DecodingReadsInterleavedHeadsAsItReadsThemApart) {
   }
 }
 
-// q of eight wide rows, ready for tile registers, takes so much room that only four heads have it.
+// Transposed q of eight wide rows is so large that there are four slots for six heads.
 TEST_P(Invariance, DecodingOfMoreWideHeadsThanThereIsRoomFor) {
   Spec spec;
   spec.kv_heads = 6;
@@ -108,7 +109,7 @@ TEST_P(Invariance, DecodingOfMoreWideHeadsThanThereIsRoomFor) {
   expect_layouts_agree(GetParam(), spec);
 }
 
-/// The reference has one thread and one way to read.
+/// Returns all targets except the reference, which has one thread and one way to read memory.
 std::vector<Target> fused_targets() {
   std::vector<Target> list = targets();
   std::erase_if(list, [](const Target& target) {

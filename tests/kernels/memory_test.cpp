@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What forward and backward take beside the tensors they are given. This program's operator new
-// counts; the kernels get all their scratch memory from it.
+// The scratch memory of forward and backward. This program replaces operator new, from which the
+// kernels get all their scratch memory, with one that counts bytes.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 std::atomic<int64_t> live{0}, peak{0};
 
-/// Every block is preceded by its size, in as many bytes as its alignment.
+/// Stores the size in front of every block, in as many bytes as its alignment.
 void* counted_allocate(std::size_t size, std::size_t alignment) {
   void* block = nullptr;
   if (posix_memalign(&block, alignment, size + alignment) != 0) throw std::bad_alloc();
@@ -47,8 +47,8 @@ void* operator new[](std::size_t size) { return counted_allocate(size, kPlain); 
 void* operator new(std::size_t size, std::align_val_t alignment) {
   return counted_allocate(size, static_cast<std::size_t>(alignment));
 }
-/// std::stable_partition asks for its buffer like this. Left alone, it would come from a
-/// sanitizer's operator new, without a size in front of it.
+/// std::stable_partition allocates its buffer with this operator. A sanitizer's version would not
+/// store the size in front of the block.
 void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
   try {
     return counted_allocate(size, kPlain);
@@ -71,7 +71,7 @@ void operator delete(void* data, std::size_t, std::align_val_t alignment) noexce
 namespace diffattn::testing {
 namespace {
 
-/// Tensors [1, N, H, width] of zeros: pages that are only read cost nothing.
+/// Tensors [1, N, H, width] of zeros. Zero pages that are only read take no memory.
 struct Tensors {
   static constexpr int64_t kSeq = 16384, kHeads = 8, kDim = 64;
   Dtype dtype;
@@ -96,8 +96,8 @@ View<const void> input(const View<void>& view) {
   return {view.data, view.batch_stride, view.seq_stride, view.head_stride};
 }
 
-/// Forward and backward of 8 heads of 16384 keys. The window keeps it short; scratch memory knows
-/// nothing of it.
+/// Runs forward and backward of 8 heads of 16384 keys. The window keeps it short and does not
+/// change the size of scratch memory.
 void run(const Backend& backend, Tensors& tensors) {
   const int64_t d = Tensors::kDim;
   float lambda = 0.5f, dlambda = 0.0f;
@@ -142,7 +142,7 @@ TEST(Memory, ForwardAndBackwardOf16384KeysTakeLessThanThreeTenthsMore) {
     }
     cpu::set_thread_count(2);
     Tensors tensors{dtype};
-    // A thread of its own: what a thread keeps for its next call counts too, and starts at nothing.
+    // A new thread, because scratch memory that a thread keeps for its next call counts too.
     std::thread([&] {
       peak = live.load();
       const int64_t before = live;
@@ -150,7 +150,8 @@ TEST(Memory, ForwardAndBackwardOf16384KeysTakeLessThanThreeTenthsMore) {
       const int64_t scratch = peak - before;
       EXPECT_LT(scratch, tensors.bytes * 3 / 10) << backend.name;
       RecordProperty("scratch_mib", static_cast<int>(scratch >> 20));
-      std::printf("%s: %lld MiB beside %lld\n", backend.name, static_cast<long long>(scratch >> 20),
+      std::printf("%s: %lld MiB of scratch memory, %lld MiB of tensors\n", backend.name,
+                  static_cast<long long>(scratch >> 20),
                   static_cast<long long>(tensors.bytes >> 20));
     }).join();
     cpu::set_thread_count(0);

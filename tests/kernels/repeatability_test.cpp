@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The same call gives the same bits, every time, wherever its memory lies. (That a batch entry
-// gives the same bits whatever stands beside it: sequence_laws_test.cpp.)
+// The same call gives the same bits every time, at any address. sequence_laws_test.cpp checks that
+// a batch entry gives the same bits whatever else is in the batch.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace diffattn::testing {
 namespace {
 
-constexpr int64_t kShapes = 6;  // of 24: one quarter for each of the four element types
+constexpr int64_t kShapes = 6;  // per element type; the four types use 24 different shapes
 constexpr int64_t kRuns = 200;
 
 class Repeatability : public ::testing::TestWithParam<Target> {};
@@ -20,7 +20,7 @@ Spec shape(int64_t which) {
   const SizeLimits limits{
       .seq = which == 0 ? 70 : 24, .head_dim = 32, .value_dim = 32, .work = 60000};
   Spec spec = random_spec(static_cast<uint64_t>(which) + 31337, limits);
-  spec.lambda_shape = static_cast<LambdaShape>(which % 3);  // a scalar's gradient sums everything
+  spec.lambda_shape = static_cast<LambdaShape>(which % 3);  // a scalar dlambda sums all rows
   spec.norm = which % 2 == 0;
   spec.norm_weight = false;
   return spec;

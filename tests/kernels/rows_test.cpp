@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of a few rows and the cross-entropy of rows against sums in double.
+// Products of a few rows, and the cross-entropy of rows, against sums in double.
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "diffattn/kernels/cpu.h"
-#include "kernels/few_rows.h"
 #include "diffattn/kernels/half.h"
+#include "kernels/few_rows.h"
 #include "kernels/loss.h"
 #include "tests/support/rng.h"
 
@@ -24,7 +24,7 @@ std::vector<float> random_floats(Rng& rng, int64_t count) {
   return values;
 }
 
-/// Matrices of one element type, and the numbers in them.
+/// A matrix of one element type, and its values as floats.
 struct Matrix {
   std::vector<float> values;
   std::vector<BFloat16> halves;
@@ -109,7 +109,7 @@ struct LossCase {
   float smoothing = 0.0f, z_loss = 0.0f, factor = 1.0f;
 };
 
-/// The loss of one row by the definition, in double.
+/// Returns the loss of one row by its definition, in double.
 double row_loss(const LossCase& c, size_t row, const std::vector<double>& z) {
   double sum = 0.0, total = 0.0;
   for (const double value : z) {
@@ -156,8 +156,8 @@ TEST(CrossEntropyRows, LossAndGradientOfTheDefinition) {
   }
 }
 
-/// Few rows of a large vocabulary are work for as many threads; in a process of its own, which
-/// keeps the threads it was given.
+/// Eight rows of a large vocabulary are eight tasks. Runs in a process of its own, because
+/// use_threads cannot be undone.
 TEST(CrossEntropyRows, LargeRowsAreSharedOut) {
   const auto work = [] {
     static int64_t workers = 0;
@@ -181,7 +181,7 @@ TEST(CrossEntropyRows, LargeRowsAreSharedOut) {
   EXPECT_EXIT(work(), ::testing::ExitedWithCode(8), "");
 }
 
-/// Of one row with label 3; z becomes its gradient.
+/// Returns the loss of one row with label 3. Overwrites z with the gradient.
 double loss_of_row(std::vector<float>& z) {
   const int64_t label = 3;
   double loss = 0.0;
@@ -205,7 +205,7 @@ TEST(CrossEntropyRows, NothingThatIsNotANumberIsHidden) {
       EXPECT_TRUE(std::isnan(z[0]));
     }
   }
-  // A token that cannot come is no accident.
+  // A logit of -inf is valid: it excludes a token.
   std::vector<float> z(20, 0.0f);
   z[4] = -kInf;
   EXPECT_NEAR(loss_of_row(z), std::log(19.0), 1e-6);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Laws about positions: who sees whom under causality, windows, padding, packing, chunking and
-// caches, and that batch entries do not know of each other.
+// Laws about positions: visibility under causal masks, windows, padding, packing, chunked prefill
+// and KV caches, and the independence of batch entries.
 
 #include <gtest/gtest.h>
 
@@ -18,8 +18,8 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 class SequenceLaw : public Law {
  protected:
-  /// Copies rows of q (and lambda per token) and k, v into `part`, which has the same heads. The
-  /// functions give the target row in the tensor or -1.
+  /// Copies rows of q, dout, k, v and a lambda per token into `part`, which has the same heads. The
+  /// functions return the target row, or -1 to skip the row.
   template <class ToQuery, class ToKey>
   static void copy_case(const Case& whole, Case& part, ToQuery&& to_query, ToKey&& to_key) {
     const Spec& s = whole.spec;
@@ -48,7 +48,7 @@ class SequenceLaw : public Law {
     std::fill_n(values.begin() + first * width, count * width, value);
   }
 
-  /// Keys and values of these rows become NaN: a padding nobody may look at.
+  /// Sets keys and values of these rows to NaN, as padding that no row may read.
   static void poison_keys(Case& c, int64_t first, int64_t count) {
     fill_rows(c.values.k1, first, count, c.spec.kv_heads * c.spec.head_dim, kNan);
     fill_rows(c.values.k2, first, count, c.spec.kv_heads * c.spec.head_dim, kNan);
@@ -176,7 +176,7 @@ TEST_P(SequenceLaw, LeftPaddingIsNotSeen) {
     if (seed % 3 == 0) spec.window = 1 + static_cast<int64_t>(seed % 5);
     const Case plain = make(spec);
     const int64_t padding = 1 + static_cast<int64_t>(seed % 5);
-    spec.seq_k += padding;  // rows are aligned to the right end: they stay where they were
+    spec.seq_k += padding;  // query rows are aligned to the last key, so they see the same keys
     spec.key_starts = true;
     Case padded = make(spec);
     copy_case(
@@ -300,7 +300,7 @@ TEST_P(SequenceLaw, TheFutureDoesNotChangeThePast) {  // bitwise
 }
 
 TEST_P(SequenceLaw, TokenZeroSeesOnlyItself) {
-  // P1 = P2 = 1 there, so its output is (1 - lambda) v0 through the epilogue, whatever q and k are.
+  // p1 = p2 = 1 there, so the output is the epilogue of (1 - lambda) v0 for any q and k.
   for_each_seed(10000, [&](uint64_t seed) {
     Spec spec = causal_spec(seed);
     spec.norm = true;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NaN and infinity go where they are seen and nowhere else; rows that see nothing are zero; sizes,
-// strides, addresses and magnitudes at the ends of what is allowed.
+// NaN and infinity reach only the rows that see them, and rows that see nothing are zero. Also
+// covers the limits of sizes, strides, addresses and magnitudes.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,8 @@ class SpecialValues : public ::testing::TestWithParam<Target> {
   Case make(const Spec& spec) const { return Case(spec, GetParam().dtype); }
 };
 
-/// Some columns hidden in every way there is, memory not shared.
+/// Returns a spec in which some columns are hidden, by any of the options, and no tensors share
+/// memory.
 Spec partly_hidden_spec(uint64_t seed) {
   Spec spec = random_spec(seed, {.seq = 12, .head_dim = 8, .value_dim = 8, .work = 20000});
   Rng rng(seed);
@@ -36,7 +37,7 @@ Spec partly_hidden_spec(uint64_t seed) {
   return spec;
 }
 
-/// One poisoned number and who may notice it.
+/// An input of which one element is poisoned.
 struct Poison {
   const char* name;
   std::vector<double> Values::*values;
@@ -52,7 +53,7 @@ constexpr Poison kPoisons[] = {
     {"mask", &Values::mask},
 };
 
-/// Does row (b, m, h), which sees `oracle`'s columns, depend on element i of that input?
+/// True if row (b, m, h) depends on element i of that input, given the columns it sees.
 bool depends(const Case& c, const Oracle<double>& oracle, const Poison& poison, int64_t i,
              int64_t b, int64_t h, int64_t m) {
   const Spec& s = c.spec;
@@ -128,7 +129,7 @@ TEST_P(SpecialValues, NanAndInfinityReachOnlyThoseWhoSeeThem) {
   EXPECT_GT(poisoned, scaled(10) * 10);
 }
 
-TEST_P(SpecialValues, NanInAnyColumnOfATile) {  // the last one too: its bit is the sign of a word
+TEST_P(SpecialValues, NanInAnyColumnOfATile) {  // also the last, whose bit is a word's sign bit
   const Spec spec{.seed = 31, .seq_q = 66, .seq_k = 66, .causal = true};
   const Case whole = make(spec);
   const std::vector<double> before = run_forward(backend(), whole).out;
@@ -190,7 +191,7 @@ TEST_P(SpecialValues, NanInDoutReachesOnlyWhatItsRowSees) {
 }
 
 TEST_P(SpecialValues, RowsThatSeeNothingAreZeroWhateverTheInputs) {
-  // Every way to hide everything, with inputs that are NaN throughout.
+  // Every option that can hide all columns, with inputs that are all NaN.
   for (uint64_t way = 0; way < 5; ++way) {
     for (uint64_t seed = 0; seed < 8; ++seed) {
       Spec spec;
@@ -202,7 +203,7 @@ TEST_P(SpecialValues, RowsThatSeeNothingAreZeroWhateverTheInputs) {
       spec.seq_k = 5;
       spec.norm = seed % 2 == 0;
       spec.norm_weight = seed % 4 == 0;
-      spec.norm_eps = seed % 3 == 0 ? 0.0 : 1e-5;  // 0: the norm of a zero row would be 0 / 0
+      spec.norm_eps = seed % 3 == 0 ? 0.0 : 1e-5;  // with 0, the norm of a zero row is 0 / 0
       spec.save_o = seed % 2 == 1;
       spec.lambda_shape = static_cast<LambdaShape>(seed % 3);
       spec.key_lengths = way == 0;
@@ -237,8 +238,8 @@ TEST_P(SpecialValues, RowsThatSeeNothingAreZeroWhateverTheInputs) {
 }
 
 TEST_P(SpecialValues, HugeLogitsPickOneColumn) {
-  // q1 and k1 are multiples of unit vectors, so that a score is either huge or 0 and both maps are
-  // one-hot: out = v[n1] - lambda v[n2], in every type and without overflow.
+  // q and k are multiples of unit vectors, so that a score is either huge or 0 and both maps are
+  // one-hot: out = v[n1] - lambda v[n2] in every type, without overflow.
   const bool is_half = GetParam().dtype == Dtype::kFloat16;
   for (const double size : {100.0, 3e4, is_half ? 6e4 : 1e18}) {
     for (uint64_t seed = 0; seed < 8; ++seed) {
@@ -281,8 +282,8 @@ TEST_P(SpecialValues, HugeLogitsPickOneColumn) {
 }
 
 TEST_P(SpecialValues, DecodingWhileScoresRise) {
-  // Every few keys a score is far above all before it, at another place for each row and map: what
-  // was made of earlier keys must follow, wherever a panel or a chunk ends.
+  // Every few keys a score is far above all earlier ones, at different keys for each row and map.
+  // The kernel must rescale the sums of earlier keys at any position within a panel or chunk.
   constexpr int64_t kKeys = 700, kWidth = 64;
   for (const int64_t rows : {1, 2, 3, 4, 8}) {
     const double step = rows == 2 ? 4.0 : 0.5;
@@ -316,7 +317,7 @@ TEST_P(SpecialValues, DecodingWhileScoresRise) {
   }
 }
 
-/// The backends whose backward has a form without the forward's lse: all but CUDA's.
+/// Targets whose backward works without the lse of the forward: all except CUDA.
 class WithoutLse : public SpecialValues {};
 std::vector<Target> targets_without_lse() {
   std::vector<Target> list = targets();
@@ -327,8 +328,7 @@ std::vector<Target> targets_without_lse() {
 }
 
 TEST_P(WithoutLse, GradientsOfHugeLogits) {
-  // Nothing tells the backward where the logits are: exponentials relative to 0 overflow in some
-  // rows, and only late ones see it.
+  // Without lse the exponentials start relative to 0 and overflow in some rows.
   for (uint64_t seed = 0; seed < 4; ++seed) {
     Spec spec;
     spec.seed = seed;
@@ -354,8 +354,8 @@ TEST_P(WithoutLse, GradientsOfHugeLogits) {
 }
 
 TEST_P(SpecialValues, TheLowestFiniteMaskHidesWithoutNan) {
-  // What other frameworks write instead of -inf. Rows with nothing else in sight fall back to equal
-  // weights there; the others must not notice.
+  // Other frameworks write finfo.min instead of -inf. A row with only such entries gets equal
+  // weights; other rows must give the same result as with -inf.
   const double lowest = -static_cast<double>(std::numeric_limits<float>::max());
   for (uint64_t seed = 0; seed < 16; ++seed) {
     Spec spec = partly_hidden_spec(seed + 300);
@@ -382,8 +382,8 @@ TEST_P(SpecialValues, TheLowestFiniteMaskHidesWithoutNan) {
   }
 }
 
-/// Rows whose whole mask is one huge number, as padding often has it. Scores vanish beside the
-/// lowest finite number: all weights are equal, in every gradient too.
+/// Rows whose mask is finfo.min everywhere, which is common for padding. Their scores vanish in
+/// rounding, so all weights are equal, also in every gradient.
 TEST_P(SpecialValues, RowsUnderTheLowestFiniteMask) {
   const double lowest = -static_cast<double>(std::numeric_limits<float>::max());
   for (uint64_t seed = 0; seed < 12; ++seed) {
@@ -396,7 +396,7 @@ TEST_P(SpecialValues, RowsUnderTheLowestFiniteMask) {
     for (size_t i = 0; i < c.values.mask.size(); ++i) {
       if (i % 3 == 0 || c.values.mask[i] == -kInfinity) c.values.mask[i] = lowest;
     }
-    for (int64_t b = 0; b < spec.batch; ++b) {  // and of every second row all of it
+    for (int64_t b = 0; b < spec.batch; ++b) {  // in every second row, all entries
       for (int64_t m = 0; m < c.len_q(b); m += 2) {
         for (int64_t h = 0; h < spec.heads; ++h) {
           for (int64_t n = 0; n < c.len_k(b); ++n) c.values.mask[c.mask_index(b, h, m, n)] = lowest;
@@ -426,8 +426,8 @@ TEST_P(SpecialValues, RowsUnderTheLowestFiniteMask) {
   }
 }
 
-/// The weights by which dv spreads a row's dout over its columns sum to 1 - lambda, however large
-/// the number is that is added to all its scores.
+/// dv distributes the dout of a row over its columns with weights that sum to 1 - lambda. A large
+/// number added to all scores of the row must not change that.
 TEST_P(SpecialValues, WeightsSumToOneUnderHugeMasks) {
   for (const double bias : {-1e4, -65504.0, -1e6, -1e9, -1e30, 1e6}) {
     Spec spec;
@@ -460,8 +460,8 @@ TEST_P(SpecialValues, WeightsSumToOneUnderHugeMasks) {
 }
 
 TEST_P(SpecialValues, SubnormalNumbers) {
-  // Half's subnormals are ordinary floats and must survive. The other types' may be flushed, as
-  // matrix units do, but nothing worse.
+  // fp16 subnormals are normal fp32 numbers and must survive. Kernels may flush subnormals of the
+  // other types, as matrix instructions do.
   const bool is_half = GetParam().dtype == Dtype::kFloat16;
   const double smallest_normal = GetParam().dtype == Dtype::kFloat64 ? 0x1p-1022
                                  : is_half                           ? 0x1p-14
@@ -507,7 +507,7 @@ TEST_P(SpecialValues, EmptySizes) {
         for (const double x : forward.out) {
           ASSERT_TRUE(which != 3 || x == 0.0) << x << "; " << c.describe();
         }
-        // No rows or no columns: every gradient that has elements is zero, and was written.
+        // Without rows or columns, every gradient that has elements is written and zero.
         const BackwardResult backward = run_backward(backend(), c);
         if (which == 4) continue;
         for (const NamedGradient& gradient : kGradients) {

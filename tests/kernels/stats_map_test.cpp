@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Row statistics and pictures of the maps against the oracle's whole maps. Gradients of the
-// statistics: gradcheck_test.cpp and, in the other types, here against the double reference.
+// Row statistics and downsampled maps against the oracle's whole maps. gradcheck_test.cpp checks
+// the gradients of the statistics in float64; here other types are checked against the float64
+// reference.
 
 #include <gtest/gtest.h>
 
@@ -21,7 +22,7 @@ class StatsMap : public ::testing::TestWithParam<Target> {
  protected:
   const Backend& backend() const { return *GetParam().backend; }
 
-  /// How far an entry of p1, p2 or A may be off.
+  /// Returns the largest allowed error of an entry of p1, p2 or A.
   double entry_tolerance(const Oracle<double>& oracle) const {
     const auto dim = static_cast<double>(oracle.s.head_dim);
     return kStatRoundings * unit_roundoff(accumulator_of(GetParam().dtype)) *
@@ -29,7 +30,7 @@ class StatsMap : public ::testing::TestWithParam<Target> {
   }
 };
 
-/// Mostly small; one in 20 has several tiles, key blocks and blocks of rows.
+/// Returns a mostly small spec; one in 20 has several tiles, key blocks and blocks of rows.
 Spec stats_spec(uint64_t seed) {
   const bool large = seed % 20 == 19;
   Spec spec = random_spec(
@@ -46,10 +47,10 @@ double frobenius(const std::vector<double>& x) {
   return std::sqrt(sum);
 }
 
-/// The statistics of one row, from its visible entries.
+/// The statistics of one row, computed from its visible entries.
 struct RowStats {
   double value[kStatCount] = {};
-  double slack[kStatCount] = {};  // by which an entry near a threshold may tip a share
+  double slack[kStatCount] = {};  // extra tolerance, such as for entries close to a threshold
 };
 
 RowStats oracle_stats(const Oracle<double>& oracle, int64_t b, int64_t h, int64_t m,
@@ -92,7 +93,7 @@ RowStats oracle_stats(const Oracle<double>& oracle, int64_t b, int64_t h, int64_
   row.value[kStatVisible] = count;
   row.value[kStatMax] = *std::max_element(a.begin(), a.end());
   row.value[kStatSinkMass] = a.front();
-  // -p log p has a steep slope near 0, and p is relative to a sum that may have cancelled.
+  // -p log p has a steep slope near 0, and p is divided by a sum that may be small.
   row.slack[kStatEntropy] = 40 * tolerance * count / std::max(row.value[kStatAbsSum], 1e-3);
   return row;
 }
@@ -120,7 +121,7 @@ TEST_P(StatsMap, StatisticsOfEveryRow) {
 }
 
 TEST_P(StatsMap, GradientsOfStatistics) {
-  // The double reference, itself held to differences, on the same numbers.
+  // The truth is the float64 reference on the same numbers; gradcheck_test.cpp checks it.
   const Backend& truth = cpu_backends().back();
   for (uint64_t seed = 0; seed < static_cast<uint64_t>(scaled(60)); ++seed) {
     Spec spec = stats_spec(seed + 600);
@@ -132,7 +133,7 @@ TEST_P(StatsMap, GradientsOfStatistics) {
     std::vector<double> dstats(c.rows_q() * spec.heads * kStatCount);
     for (double& x : dstats) x = rounded(Dtype::kBFloat16, rng.normal());
     for (size_t i = 0; i < dstats.size(); ++i) {
-      // Entropy's slope is log |A|, unbounded at 0: differences cover it.
+      // The slope of the entropy is log |A|, unbounded at 0; gradcheck_test.cpp covers it.
       if (i % kStatCount == kStatEntropy) dstats[i] = 0.0;
     }
     const BackwardResult got = run_stats_backward(backend(), c, dstats);
@@ -203,8 +204,7 @@ TEST_P(StatsMap, CellsShowTheirExtremes) {
 }
 
 TEST_P(StatsMap, ALoneNegativeEntrySurvivesDownsampling) {
-  // Row 0 prefers column 3 in map 2 only: A is about -lambda there and small and positive
-  // elsewhere.
+  // Only map 2 prefers column 3: A is about -lambda there, and small and positive elsewhere.
   Spec spec;
   spec.seq_q = 1;
   spec.seq_k = 64;

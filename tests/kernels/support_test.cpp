@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The instruments themselves: what they cannot see, no other test can.
+// Tests of the test support itself: an error that it misses, every other test misses too.
 
 #include <gtest/gtest.h>
 
@@ -87,7 +87,8 @@ TEST(Support, CanariesNoticeEveryNeighbour) {
     EXPECT_EQ(tensor.damage(), "");
     tensor.set(std::vector<double>(60, 1.0));
     EXPECT_EQ(tensor.damage(), "") << name_of(layout);
-    const int64_t last = layout == Layout::kReversed ? 5 : 0;  // one past the block's end, or begin
+    const int64_t last =
+        layout == Layout::kReversed ? 5 : 0;  // one past the end, or one before begin
     store(Dtype::kBFloat16, tensor.data(), last - (last == 0 ? 1 : 0), 1.0);
     EXPECT_NE(tensor.damage(), "") << name_of(layout);
   }
@@ -163,7 +164,7 @@ TEST(Support, RandomSpecsReachEveryOption) {
   EXPECT_EQ(seen.size(), 27u);
 }
 
-/// Relative Frobenius errors of the naive code, forward and dq1.
+/// Returns the relative Frobenius errors of the naive code, for out and dq1.
 template <class T>
 std::pair<double, double> naive_errors(Dtype dtype) {
   Spec spec;
@@ -184,7 +185,7 @@ std::pair<double, double> naive_errors(Dtype dtype) {
 }
 
 TEST(Support, TheYardstickIsNeitherBrokenNorTooGood) {
-  // A wrong naive code would allow any error; these are the sizes its roundings must have.
+  // If the naive code were wrong, it would allow any error. These are the errors it should have.
   const auto [float_out, float_dq] = naive_errors<float>(Dtype::kFloat32);
   EXPECT_LT(float_out, 1e-6);
   EXPECT_LT(float_dq, 1e-6);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Wrong parameters give an Error that names the field, what was expected and what came.
+// Wrong parameters throw an Error that names the field, what was expected and what came.
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Laws about the numbers: what must happen to the output when lambda, queries, keys, values or
-// heads change in a known way. Each holds for any correct implementation and needs no truth.
+// Laws about values: how the output must change when lambda, queries, keys, values or heads change
+// in a known way. They hold for any correct implementation and need no reference result.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ TEST_P(ValueLaw, LambdaZeroIsOrdinaryAttention) {
     spec.norm = spec.norm_weight = false;
     spec.causal = seed % 2 == 0;
     Case c = make(spec);
-    // Ordinary attention written out, one softmax.
+    // Ordinary attention, written out with one softmax.
     std::vector<double> want(c.values.dout.size(), 0.0);
     for (int64_t row = 0; row < c.rows_q(); ++row) {
       for (int64_t h = 0; h < spec.heads; ++h) {
@@ -84,8 +84,8 @@ TEST_P(ValueLaw, EqualMapsAndLambdaOneCancel) {
 }
 
 TEST_P(ValueLaw, LambdaKeepsItsPrecision) {
-  // lambda is fp32 also beside bf16 inputs: with equal maps and lambda = 1 + 2^-12 the output is
-  // 2^-12 of ordinary attention, and nothing if lambda was rounded on the way.
+  // lambda is fp32 even if the inputs are bf16. With equal maps and lambda = 1 + 2^-12 the output
+  // is -2^-12 times ordinary attention; it would be 0 if lambda were rounded to bf16.
   for_each_seed(2700, [&](uint64_t seed) {
     Spec spec = open_spec(seed);
     spec.shared_q = spec.shared_k = true;
@@ -149,8 +149,8 @@ TEST_P(ValueLaw, OutputIsLinearInValues) {
     Case a = make(spec), b = make(spec), sum = make(spec);
     Rng rng(seed);
     for (size_t i = 0; i < a.values.v.size(); ++i) {
-      // Of one sign, so that the sum's rounding bound covers both parts; eighths, so that the sum
-      // is exact in every type.
+      // All positive, so that the rounding bound of the sum covers both parts. Multiples of 1/8, so
+      // that the sum is exact in every type.
       a.values.v[i] = static_cast<double>(rng.integer(1, 16)) / 8;
       b.values.v[i] = static_cast<double>(rng.integer(1, 16)) / 8;
       sum.values.v[i] = a.values.v[i] + b.values.v[i];

@@ -29,7 +29,7 @@ Memory index_memory(const std::vector<int32_t>& values) {
   return memory;
 }
 
-/// A dense index into dims in which dimensions of size 1 are broadcast.
+/// Returns the dense index of an element of `dims`, in which dimensions of size 1 are broadcast.
 int64_t broadcast_index(const Dims& dims, int64_t b, int64_t l, int64_t h, int64_t w) {
   const auto within = [](int64_t i, int64_t size) { return size == 1 ? 0 : i; };
   return ((within(b, dims.batch) * dims.seq + within(l, dims.seq)) * dims.heads +
@@ -85,7 +85,7 @@ void Case::draw_indices(Rng& rng) {
   for (int64_t b = 0; b < spec.batch; ++b) {
     const int64_t length = rng.chance(0.1) ? 0 : rng.integer((lengths[b] + 1) / 2, lengths[b]);
     if (spec.key_lengths) values.key_lengths.push_back(static_cast<int32_t>(length));
-    // Now and then beyond the length, so that an entry sees nothing at all.
+    // Sometimes the start is beyond the length, so that the batch entry sees nothing at all.
     const int64_t start = rng.chance(0.1) ? lengths[b] : rng.integer(0, (lengths[b] + 1) / 2);
     if (spec.key_starts) values.key_starts.push_back(static_cast<int32_t>(start));
   }
@@ -159,7 +159,7 @@ void Case::store_mask() {
     values.mask = additive_.get();
   } else if (spec.mask == MaskKind::kBoolean) {
     boolean_ = Memory(mask_dims_.count());
-    // Any non-zero byte means "may see", not only 1.
+    // Any non-zero byte means "visible", not only 1.
     constexpr uint8_t kTrue[] = {1, 255, 2, 128};
     for (size_t i = 0; i < values.mask.size(); ++i) {
       boolean_.data()[i] = std::byte{values.mask[i] == 0.0 ? kTrue[i % 4] : uint8_t{0}};

@@ -10,31 +10,31 @@
 
 namespace diffattn::testing {
 
-/// The numbers of a case, in logical order, as the kernel reads them (after rounding to the storage
-/// type). Rows of a packed case lie one sequence after the other.
+/// The numbers of a case in logical order, rounded to the storage type as the kernel reads them. A
+/// packed case holds its sequences one after the other.
 struct Values {
   std::vector<double> q1, q2;       // [rows_q, H, D]
   std::vector<double> k1, k2;       // [rows_k, Hkv, D]
   std::vector<double> v;            // [rows_k, Hkv, Dv]
   std::vector<double> lambda;       // [1], [H] or [rows_q, H]
   std::vector<double> norm_weight;  // [Dv] or empty
-  std::vector<double> mask;         // its real shape, [B|1, M|1, H|1, N|1] (^T: M and N swapped)
+  std::vector<double> mask;         // [B|1, M|1, H|1, N|1]; M and N swapped if transposed
   std::vector<double> dout;         // [rows_q, H, Dv]
   std::vector<int32_t> key_starts, key_lengths;     // [B] or empty
   std::vector<int32_t> cu_seqlens_q, cu_seqlens_k;  // [B + 1] or empty
 };
 
-/// One call's inputs: owns the memory, gives parameters over it. To alter a case, change `values`
-/// and call `store()`.
+/// The inputs of one call. Owns their memory and returns parameters that point to it. To alter a
+/// case, change `values` and call `store()`.
 class Case {
  public:
   Case(const Spec& spec, Dtype dtype);
 
   Problem problem() const;
-  ForwardParams forward() const;    // outputs null
-  BackwardParams backward() const;  // outputs, lse and o null
+  ForwardParams forward() const;    // outputs are null
+  BackwardParams backward() const;  // outputs, lse and o are null
 
-  /// Values to memory and back, so that `values` is again what the kernel reads.
+  /// Writes `values` to memory and reads them back, rounded to the storage type.
   void store();
   std::string describe() const;
 
@@ -42,7 +42,7 @@ class Case {
   Dims key_dims(int64_t width) const;    // of k, v
   const Dims& lambda_dims() const { return lambda_.dims(); }
   const Dims& mask_dims() const { return mask_dims_; }
-  MaskStrides mask_strides() const;  // of the mask and of a dense gradient of it
+  MaskStrides mask_strides() const;  // of the mask and of its dense gradient
 
   int64_t rows_q() const;
   int64_t rows_k() const;

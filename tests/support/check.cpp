@@ -14,7 +14,7 @@
 namespace diffattn::testing {
 namespace {
 
-/// One output tensor beside its truth.
+/// One output tensor and its truth.
 struct Checked {
   const char* name;
   const std::vector<double>& got;
@@ -24,21 +24,23 @@ struct Checked {
   Dtype stored;  // element type of the tensor itself
 };
 
-/// How many terms the longest sum behind an element has.
+/// Returns the number of terms of the longest sum behind an element.
 double longest_sum(const Case& c, bool forward) {
   return static_cast<double>(
       std::max({c.spec.seq_k, c.spec.head_dim, forward ? c.spec.value_dim : c.rows_q()}));
 }
 
-/// What a sum of positive terms with probabilities in it errs by, relatively: scores and sums.
+/// Returns the relative error of a sum of positive terms with probabilities in them: the error of
+/// the scores plus that of the sum.
 double accumulator_error(const Case& c, bool forward, double score_magnitude) {
   return (kScoreFactor * score_magnitude + kSumRoundings +
           kSumRoundingsPerTerm * longest_sum(c, forward)) *
          unit_roundoff(c.accumulator);
 }
 
-/// By one term: half precision has subnormals everywhere; GPUs flush those of float, which bf16
-/// shares. A gradient's term is then multiplied by a q or k of the case's spread.
+/// Returns the most that underflow loses per term. All kernels keep fp16 subnormals; they may flush
+/// those of fp32, whose exponents bf16 shares. A term of a gradient is also multiplied by a q or k
+/// of the case's spread.
 double lost_to_underflow(const Case& c, bool forward) {
   constexpr double kSmallestFloat = 0x1p-126;
   const double smallest = c.dtype == Dtype::kBFloat16 || c.dtype == Dtype::kFloat32
@@ -47,7 +49,7 @@ double lost_to_underflow(const Case& c, bool forward) {
   return forward ? smallest : smallest * std::max(1.0, c.spec.logit_spread);
 }
 
-/// What rounding can do at most, element by element.
+/// Returns the largest error that rounding can cause, element by element (tolerance.h).
 std::vector<double> element_bounds(const Case& c, bool forward, double score_magnitude,
                                    const Measured& truth, Dtype stored) {
   const double roundings = forward ? kForwardStorageRoundings : kBackwardStorageRoundings;
@@ -61,7 +63,7 @@ std::vector<double> element_bounds(const Case& c, bool forward, double score_mag
   return bounds;
 }
 
-/// Of the elements of a group.
+/// Error sums over a group of elements: a head or the whole tensor.
 struct Errors {
   int64_t count = 0;
   double squares = 0, truth_squares = 0, magnitude_squares = 0;
@@ -83,12 +85,12 @@ struct Errors {
 };
 
 struct Checker {
-  static constexpr int64_t kWholeTensor = -1;  // in place of a head
+  static constexpr int64_t kWholeTensor = -1;  // instead of a head index
 
   const Case& c;
   bool forward;
   double score_magnitude;
-  double mean_columns;  // that a row sees
+  double mean_columns;  // columns that a row sees on average
   Tally& tally;
   bool ok = true;
 
@@ -107,7 +109,7 @@ struct Checker {
                          std::to_string(x.truth.value.size()));
     }
     check_elements(x);
-    if (!ok) return;  // whatever follows would say the same less clearly
+    if (!ok) return;  // later checks would fail for the same reason, with less detail
     const int64_t heads = x.dims.heads;
     std::vector<Errors> head_errors(heads);
     Errors all;
@@ -127,7 +129,7 @@ struct Checker {
     if (!result.ok()) fail(x, describe(result, x.dims));
   }
 
-  /// Adds up the elements of every head.
+  /// Adds up the errors of every head.
   void add_errors(const Checked& x, std::vector<Errors>& head_errors) const {
     const int64_t rows = x.dims.batch * x.dims.seq, width = x.dims.width;
     size_t i = 0;
@@ -158,7 +160,7 @@ struct Checker {
     errors.naive_max = std::max(errors.naive_max, naive_error / unit);
   }
 
-  /// The promise, over head h or all.
+  /// Checks the promise over head h, or over the whole tensor.
   void check_group(const Checked& x, const Errors& errors, int64_t h) {
     const auto [count, squares, truth_squares, magnitude_squares, sum, naive_sum, ulp_sum,
                 magnitude_sum, max, naive_max] = errors;
@@ -167,7 +169,7 @@ struct Checker {
     if (!is_low_precision() || (forward && enough && tally.yardstick)) {
       const double norm =
           std::max(std::sqrt(truth_squares), kCancellationShare * std::sqrt(magnitude_squares));
-      // Half the smallest number per element: below it a result can only be rounded away.
+      // Half the smallest number per element: smaller results round to 0.
       const double floor = 0.5 * ulp(x.stored, 0.0) * std::sqrt(static_cast<double>(count));
       expect(x, h, "Frobenius error", std::sqrt(squares),
              relative_frobenius(c.dtype) * norm + floor);
@@ -198,7 +200,8 @@ struct Checker {
     fail(x, text.str());
   }
 
-  /// lse has no cancellation to speak of: it errs by its scores' error and its own rounding.
+  /// Checks lse. It has hardly any cancellation, so its error is that of the scores plus its own
+  /// rounding.
   void check_lse(const char* name, const std::vector<double>& got,
                  const std::vector<double>& want) {
     const Comparison result = compare(got, want, [&](int64_t i) {
@@ -212,8 +215,8 @@ struct Checker {
   }
 };
 
-/// f(naive) with the yardstick of the case's type, nothing for double and float: they have absolute
-/// bounds.
+/// Calls f with the naive code of the case's type. Does nothing for float64 and float32, which have
+/// absolute bounds.
 template <class F>
 void with_naive(const Oracle<double>& oracle, F&& f) {
   if (oracle.c.dtype == Dtype::kBFloat16) {

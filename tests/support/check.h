@@ -5,27 +5,28 @@
 
 namespace diffattn::testing {
 
-/// What many cases together show: errors may not only be small one by one.
+/// Errors summed over many cases, so that a test can also bound their average.
 struct Tally {
-  /// Hold each case to the naive code, not only their sum. Off where seeds are fresh: a kernel that
-  /// rounds its probabilities for a matrix product is worse than naive in one small case of
+  /// Compare each case with the naive code, not only the sum over cases. False for fresh seeds: a
+  /// kernel that rounds probabilities for a matrix product loses to naive in one small case of
   /// thousands.
   bool yardstick = true;
-  int64_t cases = 0;         // that the backend took
-  double error = 0.0;        // sum of mean errors, each in units of its tensor's mean magnitude
-  double naive_error = 0.0;  // ... of the naive code, on the same elements
-  double worst_share = 0.0;  // of any bound
+  int64_t cases = 0;         // cases that the backend took
+  double error = 0.0;        // sum of mean errors, each divided by its tensor's mean magnitude
+  double naive_error = 0.0;  // the same for the naive code, on the same elements
+  double worst_share = 0.0;  // largest error / bound of any check
 };
 
-/// Runs the case and holds every output to tolerance.h. False, with a test failure that names the
-/// worst element and the case, when one is off. A case the backend does not take is not counted.
+/// Runs the case and checks every output against tolerance.h. If one fails, reports a test failure
+/// with the worst element and the case, and returns false. Ignores cases the backend does not take.
 bool check_forward(const Target& target, const Spec& spec, Tally& tally);
 bool check_backward(const Target& target, const Spec& spec, Tally& tally);
 /// The same for a case of the target's type.
 bool check_forward(const Target& target, const Case& c, Tally& tally);
 bool check_backward(const Target& target, const Case& c, Tally& tally);
 
-/// How far two correct values of `out` may lie apart, element by element: twice the bound of each.
+/// Returns the largest difference between two correct values of `out`, element by element: twice
+/// the bound of one.
 std::vector<double> out_tolerance(const Case& c);
 
 }  // namespace diffattn::testing

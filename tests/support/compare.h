@@ -17,14 +17,14 @@
 
 namespace diffattn::testing {
 
-/// 2^exponent, from the smallest subnormal double on.
+/// Returns 2^exponent, for exponents down to that of the smallest subnormal double.
 inline double power_of_two(int exponent) {
   const uint64_t bits =
       exponent >= -1022 ? static_cast<uint64_t>(exponent + 1023) << 52 : 1ull << (exponent + 1074);
   return std::bit_cast<double>(bits);
 }
 
-/// The distance from |value| to the next larger number of that type.
+/// Returns the distance from |value| to the next larger number of that type.
 inline double ulp(Dtype dtype, double value) {
   struct Format {
     int precision, smallest_exponent;  // of a normal number
@@ -43,27 +43,27 @@ inline double ulp(Dtype dtype, double value) {
   return power_of_two(std::max(exponent, smallest) - precision + 1);
 }
 
-/// Both NaN, or the same infinity, or both finite.
+/// True if both are NaN, or the same infinity, or both finite.
 inline bool same_kind(double x, double y) {
   if (std::isnan(x) || std::isnan(y)) return std::isnan(x) && std::isnan(y);
   if (std::isinf(x) || std::isinf(y)) return x == y;
   return true;
 }
 
-/// How far a result is from the truth, and where it is worst.
+/// The distance of a result from the truth, and its worst element.
 struct Comparison {
   int64_t count = 0;
-  int64_t worst = -1;        // largest |error| / bound
-  double worst_share = 0.0;  // that share; above 1 is a failure
+  int64_t worst = -1;        // element of the largest |error| / bound
+  double worst_share = 0.0;  // its |error| / bound; above 1 is a failure
   double got = 0.0, want = 0.0, bound = 0.0;
-  int64_t wrong_kind = -1;  // first element that is NaN or infinite where it must not be, or not
+  int64_t wrong_kind = -1;  // first element where same_kind() is false, or -1
   double max_error = 0.0, mean_error = 0.0;
   double relative_frobenius = 0.0;
 
   bool ok() const { return wrong_kind < 0 && worst_share <= 1.0; }
 };
 
-/// `bound(i)`: the largest |got[i] - want[i]| allowed.
+/// Compares two tensors. `bound(i)`: the largest |got[i] - want[i]| allowed.
 template <class Bound>
 Comparison compare(const std::vector<double>& got, const std::vector<double>& want, Bound&& bound) {
   Comparison result;
@@ -98,7 +98,7 @@ Comparison compare(const std::vector<double>& got, const std::vector<double>& wa
   return result;
 }
 
-/// "[1, 3, 0, 5]" of a dense index.
+/// Returns a dense index as text, such as "[1, 3, 0, 5]".
 inline std::string place(int64_t index, const Dims& dims) {
   std::ostringstream out;
   const int64_t width = std::max<int64_t>(1, dims.width), heads = std::max<int64_t>(1, dims.heads);
@@ -125,7 +125,7 @@ inline std::string describe(const Comparison& result, const Dims& dims) {
   return out.str();
 }
 
-/// For EXPECT_TRUE: every element within the same bound.
+/// For EXPECT_TRUE: succeeds if every element is within the same bound.
 inline ::testing::AssertionResult all_close(const std::vector<double>& got,
                                             const std::vector<double>& want, double bound,
                                             const Dims& dims) {
@@ -137,7 +137,7 @@ inline ::testing::AssertionResult all_close(const std::vector<double>& got,
   return ::testing::AssertionFailure() << describe(result, dims);
 }
 
-/// For EXPECT_TRUE: the same bits (NaN equals NaN; +0 and -0 differ).
+/// For EXPECT_TRUE: succeeds if all bits are equal (NaN equals NaN; +0 and -0 differ).
 inline ::testing::AssertionResult same_bits(const std::vector<double>& got,
                                             const std::vector<double>& want, const Dims& dims) {
   if (got.size() != want.size()) {

@@ -98,7 +98,7 @@ Spec random_spec(uint64_t seed, const SizeLimits& limits) {
   spec.head_dim = std::min(spec.head_dim, limits.head_dim);
   spec.value_dim = rng.pick({spec.head_dim, 2 * spec.head_dim, rng.integer(1, 48)});
   spec.value_dim = std::min(spec.value_dim, limits.value_dim);
-  while (work_of(spec) > limits.work) {  // shrink what a kernel's tiles care for least
+  while (work_of(spec) > limits.work) {  // shrink first what matters least to tiling
     if (spec.batch > 1) {
       --spec.batch;
     } else if (spec.kv_heads > 1) {

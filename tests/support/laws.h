@@ -12,10 +12,10 @@
 
 namespace diffattn::testing {
 
-inline constexpr int64_t kCasesPerLaw = 50;  // and element type
+inline constexpr int64_t kCasesPerLaw = 50;  // per element type
 
-/// Sizes, lambda, scales, norm and layouts at random; every column is seen; no memory is shared, so
-/// that values can be changed one by one.
+/// Returns a spec with random sizes, lambda, scales, norm and layouts. Every column is visible, and
+/// no tensors share memory, so that tests can change single values.
 inline Spec open_spec(uint64_t seed) {
   Spec spec = random_spec(seed, {.seq = 20, .head_dim = 24, .value_dim = 24, .work = 100000});
   Rng rng(seed ^ 0x1a35);
@@ -30,7 +30,7 @@ inline Spec open_spec(uint64_t seed) {
   return spec;
 }
 
-/// Causal, as many rows as columns.
+/// Returns a causal spec with as many rows as columns.
 inline Spec causal_spec(uint64_t seed) {
   Spec spec = open_spec(seed);
   spec.causal = true;
@@ -38,8 +38,8 @@ inline Spec causal_spec(uint64_t seed) {
   return spec;
 }
 
-/// A dense copy of the case's tensors into another of other lengths: row l of batch entry b goes to
-/// row `to` if `to(b, l)` is not negative. `width`: elements of a row of all heads.
+/// Copies rows of a dense tensor into one with other lengths: row l of batch entry b goes to row
+/// to(b, l), or nowhere if that is negative. `width`: elements of a row, over all heads.
 template <class To>
 void copy_rows(const std::vector<double>& from, std::vector<double>& target, int64_t batch,
                int64_t seq, int64_t width, To&& to) {
@@ -56,7 +56,7 @@ class Law : public ::testing::TestWithParam<Target> {
  protected:
   const Backend& backend() const { return *GetParam().backend; }
 
-  /// law(seed) for every case, up to the first failure.
+  /// Calls law(seed) for every case and stops at the first failure.
   template <class F>
   void for_each_seed(uint64_t first, F&& law) {
     for (int64_t i = 0; i < scaled(kCasesPerLaw); ++i) {
@@ -68,7 +68,7 @@ class Law : public ::testing::TestWithParam<Target> {
   Case make(const Spec& spec) const { return Case(spec, GetParam().dtype); }
   std::vector<double> out(const Case& c) const { return run_forward(backend(), c).out; }
 
-  /// Equal up to what rounding may do to each of two results of case c.
+  /// Expects two results of case c to be equal within the rounding errors of both.
   static void expect_same(const Case& c, const std::vector<double>& got,
                           const std::vector<double>& want) {
     const std::vector<double> bounds = out_tolerance(c);

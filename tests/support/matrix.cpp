@@ -13,7 +13,7 @@ struct Terms {
 double size_of(double x) { return std::abs(x); }
 double size_of(long double x) { return static_cast<double>(std::abs(x)); }
 
-/// Four rows at a time: sums are read and written once for them.
+/// Adds four rows at a time, so that sums are read and written once for four terms.
 template <class T>
 [[gnu::always_inline]] inline void add(T* __restrict y, const T* a, const T* x,
                                        const Terms& terms) {

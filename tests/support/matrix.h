@@ -8,7 +8,7 @@
 
 namespace diffattn::testing {
 
-/// Dense, row by row.
+/// A dense row-major matrix.
 template <class T>
 struct Matrix {
   Matrix(int64_t row_count, int64_t column_count)
@@ -39,25 +39,24 @@ Matrix<double> magnitudes(const Matrix<T>& matrix) {
   return result;
 }
 
-/// 0, 1, ..., count - 1
+/// Returns 0, 1, ..., count - 1.
 inline std::vector<int64_t> numbers(int64_t count) {
   std::vector<int64_t> list(count);
   std::iota(list.begin(), list.end(), int64_t{0});
   return list;
 }
 
-/// The inner loop of every product of matrices in oracle.h and naive.h:
+/// The inner loop of every matrix product in oracle.h and naive.h:
 ///
 ///   y[j] += sum_i a[i] x[rows[i] * stride + j],   j < width
 ///
-/// term by term in order of i, each product and each sum rounded, so that the vectors a machine has
-/// change no bit. T: float, double, long double.
+/// It adds terms in order of i and rounds each product and each sum, so that every vector width
+/// gives the same bits. T: float, double, long double.
 template <class T>
 void add_rows(T* y, const T* a, const T* x, int64_t stride, const std::vector<int64_t>& rows,
               int64_t width);
 
-/// The same, and beside it size[j] += sum_i a_size[i] |x[rows[i] * stride + j]|. T: double,
-/// long double.
+/// The same, and also size[j] += sum_i a_size[i] |x[rows[i] * stride + j]|. T: double, long double.
 template <class T>
 void add_rows(T* y, double* size, const T* a, const double* a_size, const T* x, int64_t stride,
               const std::vector<int64_t>& rows, int64_t width);

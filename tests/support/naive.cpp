@@ -8,7 +8,7 @@
 namespace diffattn::testing {
 namespace {
 
-/// Four partial sums: the compiler may not reorder a float sum itself.
+/// Returns the dot product, with four partial sums because the compiler may not reorder the sum.
 float dot(const std::vector<float>& x, const std::vector<float>& y) {
   float sum[4] = {0, 0, 0, 0};
   const size_t width = x.size();
@@ -111,7 +111,7 @@ NaiveForward Naive<T>::forward() const {
   return result;
 }
 
-/// dout to dO through the epilogue's stored tensors.
+/// Computes dO from dout with the rounded tensors of the epilogue.
 template <class T>
 std::vector<float> Naive<T>::epilogue_backward(const Row& row, const double* dout,
                                                std::vector<double>& dweight) const {
@@ -131,7 +131,7 @@ std::vector<float> Naive<T>::epilogue_backward(const Row& row, const double* dou
   return g;
 }
 
-/// Backward of one head, whose parts of the gradients that its group shares are rounded.
+/// Backward of one head. Rounds its parts of dk and dv, which the group shares.
 template <class T>
 struct Naive<T>::HeadGradients {
   HeadGradients(const Naive& given, int64_t b, int64_t h)
@@ -229,8 +229,8 @@ struct Naive<T>::HeadGradients {
   Row row{};                                                   // the current one
   std::vector<float> da{}, dp1{}, dp2{}, ds1{}, ds2{}, sum{};  // and its gradients
   Matrix<float> d_o;                                           // [M, Dv]
-  // By column, [N, M]: what the rows that see it found there (ds: times the scale), and which rows
-  // those are.
+  // Transposes [N, M]: for each column, the rows that see it and their entries there. ds includes
+  // the scale.
   std::vector<std::vector<int64_t>> rows;
   Matrix<float> a_t, ds1_t, ds2_t;
 };
@@ -249,7 +249,7 @@ NaiveBackward Naive<T>::backward() const {
   for (int64_t b = 0; b < s.batch; ++b) {
     for (int64_t h = 0; h < s.heads; ++h) HeadGradients(*this, b, h).run(result);
   }
-  // Sums over the heads of a group end rounded; those for lambda, weight and mask do not.
+  // Sums over the heads of a group are rounded; dlambda, dnorm_weight and dmask are not.
   for (std::vector<double>* gradient : {&result.dk1, &result.dk2, &result.dv}) {
     for (double& x : *gradient) x = round(static_cast<float>(x));
   }

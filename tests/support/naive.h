@@ -6,18 +6,17 @@
 #include "tests/support/case.h"
 #include "tests/support/oracle.h"
 
-/// The yardstick: Differential attention as the paper's code computes it in a low-precision type T
-/// (float, BFloat16, Float16), every tensor that code keeps being rounded to T:
+/// The yardstick: differential attention as the paper's code computes it in storage type T (float,
+/// BFloat16, Float16). Every tensor that the paper's code stores is rounded to T:
 ///
 ///   s = round(scale q k), round(s + mask);  p = softmax(s) in fp32, then round(p)
 ///   a = round(p1 - round(lambda p2));       o = round(a v), products summed in fp32
 ///   norm in fp32, round; times weight, round; times out_scale, round
 ///
-/// and backward what autograd would do with those tensors: dp, ds, dq, the dk and dv of a head and
-/// their sums over a group are rounded, as is every step of the epilogue. lambda, the norm weight,
-/// scale ds, and the sums of rounded terms that are dlambda, dnorm_weight and dmask are not (the
-/// paper's code rounds them too), which makes it better than the paper's code and the bound on ours
-/// tighter. A row that sees nothing gives 0, not NaN.
+/// The backward does what autograd would do with these tensors. It rounds dp, ds, dq, the dk and dv
+/// of each head and their sums over a group, and every step of the epilogue. It does not round
+/// lambda, the norm weight, scale ds, or the sums dlambda, dnorm_weight and dmask. The paper's code
+/// rounds these too, so the yardstick is stricter. A row that sees nothing gives 0, not NaN.
 namespace diffattn::testing {
 
 struct NaiveForward {
@@ -47,8 +46,8 @@ class Naive {
     std::vector<int64_t> dims;
   };
   struct Row {
-    std::vector<float> scores;                       // from the first column it sees to the last
-    std::vector<float> p1, p2, p1_fp32, p2_fp32, a;  // over the columns it sees
+    std::vector<float> scores;                       // from the first visible column to the last
+    std::vector<float> p1, p2, p1_fp32, p2_fp32, a;  // over the visible columns
     std::vector<float> o, o2, normed;                // [Dv], rounded
     float rstd = 1.0f;
   };

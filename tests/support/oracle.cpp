@@ -128,7 +128,7 @@ ForwardTruth Oracle<R>::forward() const {
     for (int64_t h = 0; h < s.heads; ++h) {
       const Matrix<R> v = key_rows<R>(c, c.values.v, b, h, s.value_dim);
       for (int64_t m = 0; m < c.len_q(b); ++m) {
-        if (columns(b, h, m).empty()) continue;  // all stays 0
+        if (columns(b, h, m).empty()) continue;  // the row stays 0
         compute_row(b, h, m, v, row);
         store_row(row, query_row(b, m, h) * s.value_dim, truth);
       }
@@ -152,7 +152,7 @@ void Oracle<R>::store_row(const Row& row, int64_t at, ForwardTruth& truth) const
   }
 }
 
-/// dO of one row and its magnitude; adds the row's part of dnorm_weight.
+/// Computes dO of one row and its magnitude, and adds the row's part of dnorm_weight.
 template <class R>
 void Oracle<R>::epilogue_backward(const Row& row, const double* dout, R* d_o, double* size,
                                   Measured& dweight) const {
@@ -182,13 +182,13 @@ void Oracle<R>::epilogue_backward(const Row& row, const double* dout, R* d_o, do
   }
 }
 
-/// Gradients that several heads add to, until all have.
+/// Gradients that several heads add to.
 template <class R>
 struct Oracle<R>::Sums {
   std::vector<R> dk1, dk2, dv;
 };
 
-/// Backward of one head: row by row dA, dS, dq; then column by column dk, dv.
+/// Backward of one head: dA, dS and dq row by row, then dk and dv column by column.
 template <class R>
 struct Oracle<R>::HeadGradients {
   HeadGradients(const Oracle& given, int64_t batch_entry, int64_t head)
@@ -251,7 +251,7 @@ struct Oracle<R>::HeadGradients {
     }
   }
 
-  /// dA, dlambda, and dS without the scale.
+  /// Computes dA, dlambda, and dS without the scale.
   void compute_ds(int64_t m, BackwardTruth& truth) {
     const std::vector<int64_t>& list = oracle.columns(b, h, m);
     const int64_t first = list.front(), width = list.back() + 1 - first;
@@ -322,7 +322,7 @@ struct Oracle<R>::HeadGradients {
   Matrix<R> d_o{c.len_q(b), s.value_dim};
   Matrix<double> d_o_size{c.len_q(b), s.value_dim};
 
-  // By column, [N, M]: what the rows that see it found there, and which rows those are.
+  // Transposes [N, M]: for each column, the rows that see it and their entries there.
   std::vector<std::vector<int64_t>> rows;
   Matrix<R> a_t{c.len_k(b), c.len_q(b)}, ds1_t{a_t}, ds2_t{a_t};
   Matrix<double> a_size_t{c.len_k(b), c.len_q(b)}, ds1_size_t{a_size_t}, ds2_size_t{a_size_t};

@@ -6,12 +6,13 @@
 #include "tests/support/case.h"
 #include "tests/support/matrix.h"
 
-/// An implementation of params.h that shares nothing with src/kernels: whole maps [B, H, M, N], who
-/// sees whom asked entry by entry, the softmax gradient from the map and not from the output.
-/// With R = long double it is the truth of the double kernels, with R = double of all others.
+/// An implementation of params.h that shares no code with src/kernels. It holds whole maps
+/// [B, H, M, N], evaluates visibility entry by entry, and computes the softmax gradient from the
+/// map instead of the output. R = long double is the truth for the float64 kernels, R = double for
+/// all others.
 ///
-/// Beside every result stands its magnitude: the same sum with every term made positive. Rounding
-/// errors are proportional to it, however much of the result cancels.
+/// Every result comes with its magnitude: the same sum over the absolute values of its terms.
+/// Rounding errors are proportional to the magnitude, however much of the result cancels.
 namespace diffattn::testing {
 
 struct Measured {
@@ -32,13 +33,13 @@ struct BackwardTruth {
   Measured dq1, dq2;      // [rows_q, H, D]
   Measured dk1, dk2;      // [rows_k, Hkv, D]
   Measured dv;            // [rows_k, Hkv, Dv]
-  Measured dlambda;       // lambda's real shape
+  Measured dlambda;       // shape of lambda before broadcasting
   Measured dnorm_weight;  // [Dv]
-  Measured dmask;         // the mask's real shape
+  Measured dmask;         // shape of the mask before broadcasting
 };
 
-/// Head h's rows of a query-shaped and of a key-shaped tensor of batch entry b: [M, width] and
-/// [N, width].
+/// Returns the rows of batch entry b and head h: [M, width] of a query-shaped tensor, [N, width] of
+/// a key-shaped one.
 template <class T>
 Matrix<T> query_rows(const Case& c, const std::vector<double>& values, int64_t b, int64_t h,
                      int64_t width) {
@@ -68,10 +69,10 @@ class Oracle {
  public:
   explicit Oracle(const Case& given);
 
-  /// May row m of head h see column n? Straight from the definition in params.h.
+  /// True if row m of head h sees column n, by the definition in params.h.
   bool visible(int64_t b, int64_t h, int64_t m, int64_t n) const;
 
-  /// The columns it sees, in order.
+  /// Returns the columns that the row sees, in order.
   const std::vector<int64_t>& columns(int64_t b, int64_t h, int64_t m) const {
     return columns_[(b * s.heads + h) * s.seq_q + m];
   }
@@ -85,7 +86,7 @@ class Oracle {
     return ((b * s.heads + h) * s.seq_q + m) * s.seq_k + n;
   }
 
-  /// f(b, h, m) for every row there is.
+  /// Calls f(b, h, m) for every row.
   template <class F>
   void for_each_row(F&& f) const {
     for (int64_t b = 0; b < s.batch; ++b) {
@@ -106,19 +107,19 @@ class Oracle {
   const Spec& s;
   std::vector<R> p1, p2;           // [B, H, M, N]
   std::vector<double> lse1, lse2;  // [rows_q, H]
-  std::vector<int64_t> seen;       // [rows_q, H]: how many columns
+  std::vector<int64_t> seen;       // [rows_q, H]: number of columns that the row sees
   double score_magnitude = 0.0;    // largest sum |q k| |scale| + |mask|
 
  private:
-  /// One row of A = p1 - lambda p2 over the columns it sees, of O and of the norm. Used for one row
-  /// after the other: most of a small case's time would go into memory otherwise.
+  /// One row of A = p1 - lambda p2 over the columns it sees, and of O and the norm. One instance
+  /// serves all rows, because allocations would take most of the time of a small case.
   struct Row {
     std::vector<R> p1, p2, a;
     std::vector<double> p2_size, a_size;
     std::vector<R> o, o2;
     std::vector<double> o_magnitude, o2_magnitude;
     R rstd = 1;
-    double rstd_error = 0;  // what a relative error of O's terms does to rstd, relatively
+    double rstd_error = 0;  // relative error of rstd per relative error of the terms of O
   };
   struct Sums;
   struct HeadGradients;

@@ -7,8 +7,8 @@
 
 namespace diffattn::testing {
 
-/// splitmix64: small, fast, and the same numbers with every compiler and standard library, so that
-/// a seed printed on one machine fails on another.
+/// The splitmix64 generator. It gives the same numbers with every compiler and standard library, so
+/// that a seed which fails on one machine fails on another.
 class Rng {
  public:
   explicit Rng(uint64_t seed) : state_(seed) {}
@@ -20,18 +20,19 @@ class Rng {
     return z ^ (z >> 31);
   }
 
-  /// In [0, 1).
+  /// Returns a number in [0, 1).
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
   double uniform(double low, double high) { return low + (high - low) * uniform(); }
 
-  /// Mean 0, deviation 1, tails cut at 3.46: the sum of four uniforms, which needs no logarithm.
+  /// Returns a nearly normal number (mean 0, deviation 1): the sum of four uniforms, at most 3.46.
+  /// It needs no logarithm.
   double normal() {
     const uint64_t z = next();
     const uint64_t sum = (z & 0xffff) + ((z >> 16) & 0xffff) + ((z >> 32) & 0xffff) + (z >> 48);
     return (static_cast<double>(static_cast<int64_t>(sum)) * 0x1p-16 - 2.0) * 1.7320508075688772;
   }
 
-  /// In [low, high].
+  /// Returns an integer in [low, high].
   int64_t integer(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(next() % static_cast<uint64_t>(high - low + 1));
   }

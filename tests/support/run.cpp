@@ -7,7 +7,7 @@
 namespace diffattn::testing {
 namespace {
 
-/// Enough of a problem to ask a backend whether it takes the type at all.
+/// Returns a small problem with which to ask a backend whether it takes the element type.
 Problem probe(Dtype dtype) {
   static double zero[64] = {};
   Problem p;
@@ -19,12 +19,12 @@ Problem probe(Dtype dtype) {
   return p;
 }
 
-/// The backend, or what the product would fall back to for a problem it does not take.
+/// Returns the backend, or the reference if the backend does not take the problem.
 const Backend& serving(const Backend& backend, const Problem& problem) {
   return backend.takes(problem) ? backend : cpu_backends().back();
 }
 
-/// Poisoned outputs of one call.
+/// The outputs of one call, filled with NaN.
 class Outputs {
  public:
   Tensor& add(const char* name, Dtype dtype, Dims dims, Layout layout, int64_t offset) {
@@ -81,12 +81,12 @@ struct ForwardOutputs {
   Tensor *out, *lse1, *lse2, *o = nullptr, *o2 = nullptr;
 };
 
-/// The gradients that a call was asked for, by their place in kGradients.
+/// The gradients that a call computes, indexed as in kGradients.
 class GradientOutputs {
  public:
   GradientOutputs(const Case& c, unsigned wanted) : c_(c), wanted_(wanted) {}
 
-  /// Null where it is not wanted.
+  /// Adds a gradient; returns null if it is not wanted.
   const Tensor* add(int which, Dtype dtype, const Dims& dims, Layout layout) {
     if ((wanted_ >> which & 1u) == 0) return nullptr;
     return tensors_[which] =

@@ -7,24 +7,24 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/support/case.h"
 #include "diffattn/kernels/backend.h"
+#include "tests/support/case.h"
 
 namespace diffattn::testing {
 
-/// What a test runs on: a backend in one of the element types it takes.
+/// The target of a test: a backend and one of the element types it takes.
 struct Target {
   const Backend* backend;
   Dtype dtype;
 };
 void PrintTo(const Target& target, std::ostream* out);
 
-/// Every backend that was built, runs on this machine, and takes the type: cpu_backends() and
-/// `extra_backends()`. A backend joins all tests by being in that list.
+/// Returns every backend of cpu_backends() and extra_backends() that runs on this machine, in each
+/// element type it takes. All kernel tests run on each of them.
 std::vector<Target> targets();
 std::string target_name(const ::testing::TestParamInfo<Target>& info);
 
-/// A device's test program puts its own backends here before main starts.
+/// The test program of a device adds its backends here before main starts.
 std::vector<Backend>& extra_backends();
 
 struct ForwardResult {
@@ -52,10 +52,10 @@ inline constexpr NamedGradient kGradients[] = {
 };
 inline constexpr unsigned kAllGradients = 0xff;  // bit i: kGradients[i] is wanted
 
-/// These run on poisoned outputs and report damaged canaries as a test failure. What the backend
-/// does not take, the reference does.
+/// These functions fill the outputs with NaN first and report overwritten canaries as a test
+/// failure. The reference runs problems that the backend does not take.
 ForwardResult run_forward(const Backend& backend, const Case& c);
-/// Forward for lse (and o, o2 where the case saves them), then backward.
+/// Runs the forward for lse (and for o and o2 if the case saves them), then the backward.
 BackwardResult run_backward(const Backend& backend, const Case& c, unsigned wanted = kAllGradients);
 
 /// [rows_q, H, kStatCount]
@@ -64,7 +64,7 @@ std::vector<double> run_stats(const Backend& backend, const Case& c, double spar
 BackwardResult run_stats_backward(const Backend& backend, const Case& c,
                                   const std::vector<double>& dstats);
 
-/// Which part of the maps, in how many cells.
+/// A range of rows and columns of the maps, and the grid of cells to downsample it to.
 struct Tile {
   int64_t row_begin, row_end, col_begin, col_end, rows, cols;
 };

@@ -11,11 +11,11 @@
 namespace diffattn::testing {
 namespace {
 
-constexpr int kNanByte = 0xff;     // four, two or eight of them are a NaN in every element type
-constexpr int kCanaryByte = 0xa5;  // a small finite number in every element type
+constexpr int kNanByte = 0xff;     // repeated, it is a NaN in every element type
+constexpr int kCanaryByte = 0xa5;  // repeated, it is a small finite number in every element type
 constexpr int64_t kGuardElements = 32;
 
-/// f.operator()<T>() with the element type.
+/// Calls f.operator()<T>() with the C++ type of `dtype`.
 template <class F>
 void with_type(Dtype dtype, F&& f) {
   switch (dtype) {
@@ -204,7 +204,7 @@ std::string Tensor::damage() const {
   std::vector<std::byte> around(memory_.data(), memory_.data() + memory_.bytes());
   for_each_row(
       [&](int64_t row) { std::fill_n(around.begin() + row * size, dims_.width * size, canary); });
-  // Every byte equals the one after it, and the first is a canary.
+  // True if every byte equals the next one and the first is a canary.
   if (around.empty() || (around[0] == canary &&
                          std::memcmp(around.data(), around.data() + 1, around.size() - 1) == 0)) {
     return "";

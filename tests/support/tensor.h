@@ -11,15 +11,15 @@
 
 namespace diffattn::testing {
 
-/// Where test memory comes from. A test program of a device whose kernels cannot read the heap
-/// replaces both functions before the first case is built.
+/// The allocator of test memory. A test program for a device that cannot read the heap replaces
+/// both functions before it builds the first case.
 struct MemorySource {
   void* (*allocate)(size_t bytes);
   void (*release)(void* memory);
 };
 MemorySource& memory_source();
 
-/// Bytes from `memory_source()`.
+/// Owns bytes from `memory_source()`.
 class Memory {
  public:
   Memory() = default;
@@ -38,20 +38,20 @@ class Memory {
 
 int64_t size_of(Dtype dtype);
 const char* name_of(Dtype dtype);
-/// What sums are kept in: double for kFloat64, else float.
+/// Returns the accumulator type: double for kFloat64, else float.
 inline Dtype accumulator_of(Dtype dtype) {
   return dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
 }
 double load(Dtype dtype, const void* data, int64_t index);
 void store(Dtype dtype, void* data, int64_t index, double value);
-/// The value after a trip through `dtype`.
+/// Returns the value rounded to `dtype`.
 double rounded(Dtype dtype, double value);
 
-/// How a logical [B, L, H, W] tensor lies in memory.
+/// The memory layout of a logical [B, L, H, W] tensor.
 enum class Layout : uint8_t {
   kBmhd,            // [B, L, H, W], dense
   kBhmd,            // [B, H, L, W], dense
-  kSlice,           // a slice of a wider row, as q in a packed qkv
+  kSlice,           // a slice of a wider row, like q in a fused qkv
   kGapped,          // a gap after every row of W
   kReversed,        // all strides negative
   kBroadcastBatch,  // inputs only: batch stride 0
@@ -69,26 +69,26 @@ struct Dims {
   int64_t count() const { return batch * seq * heads * width; }
 };
 
-/// A strided tensor in guarded memory. As an input, everything around its elements is NaN, so that
-/// a read outside shows in the result. As an output, its elements start as NaN and everything
-/// around them is a canary that `damage()` looks at.
+/// A strided tensor in guarded memory. The memory around an input is NaN, so that a read out of
+/// bounds shows in the result. An output starts as NaN, and the memory around it is a canary that
+/// `damage()` checks.
 class Tensor {
  public:
   Tensor() = default;
-  /// `offset`: elements that the first row is moved by, to misalign it.
+  /// `offset`: elements by which the first row is misaligned.
   Tensor(Dtype dtype, Dims dims, Layout layout, int64_t offset = 0);
 
   void make_input();
   void make_output();
-  /// Writes values in logical order. Where rows share memory the last write stays: read them back.
+  /// Writes values in logical order. If rows share memory, the last write wins, so read them back.
   void set(const std::vector<double>& values);
   std::vector<double> get() const;
-  /// Empty, or where something outside the elements was written.
+  /// Returns where something outside the elements was written; empty if nothing was.
   std::string damage() const;
 
   View<void> view() const;
   View<const void> input() const;
-  /// As `view()`, with stride 0 along every dimension of size 1.
+  /// Returns `view()` with stride 0 along every dimension of size 1.
   View<void> broadcast_view() const;
   void* data() const { return memory_.data() + origin_ * size_of(dtype_); }
   const Dims& dims() const { return dims_; }
@@ -102,7 +102,7 @@ class Tensor {
   Dtype dtype_ = Dtype::kFloat32;
   Dims dims_;
   int64_t batch_stride_ = 0, seq_stride_ = 0, head_stride_ = 0;
-  int64_t origin_ = 0;  // of element (0, 0, 0, 0), in elements
+  int64_t origin_ = 0;  // offset of element (0, 0, 0, 0), in elements
   Memory memory_;
 };
 

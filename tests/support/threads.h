@@ -7,7 +7,7 @@
 
 namespace diffattn::testing {
 
-/// So many threads for the length of a scope, then one per core again.
+/// Sets the number of threads for its scope, then returns to one thread per core.
 class ThreadCount {
  public:
   explicit ThreadCount(int64_t count) { cpu::set_thread_count(count); }

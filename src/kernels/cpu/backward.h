@@ -193,7 +193,7 @@ struct Backward {
           a[k][h] = x.a;
           ds1[k][h] = x.ds1;
           ds2[k][h] = x.ds2;
-          if constexpr (kMasked) {  // 0 * NaN, if a weight or delta of the row is NaN
+          if constexpr (kMasked) {  // hidden: 0 * NaN if a weight or delta of the row is NaN
             const uint32_t seen = bits >> (h * kLanes);
             a[k][h] = Isa::select(seen, x.a, Isa::zero());
             ds1[k][h] = Isa::select(seen, x.ds1, Isa::zero());

@@ -30,8 +30,9 @@ template <class Isa>
 struct SummedRows {
   using Operand = typename Isa::Operand;
   static constexpr bool kTurned = Isa::Gradients::kTurned;
-  static constexpr int64_t kTurnedStride = kMaxBlockRows / Isa::kPair + 16;  // odd cache lines
-  int64_t panels;                                                            // of W columns
+  /// An odd number of cache lines, like kMapStride.
+  static constexpr int64_t kTurnedStride = kMaxBlockRows / Isa::kPair + 16;
+  int64_t panels;  // of W columns
   int64_t stride;
   Operand* data;
   Operand* turned;

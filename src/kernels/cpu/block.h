@@ -10,9 +10,11 @@
 //   strip      R consecutive rows: the height of a tile
 //   panel      W consecutive columns, usually keys: the width of a tile
 //   key block  kKeyBlock consecutive keys
+//   stretch    the key blocks whose maps scratch memory holds at once; usually all keys
 //   block      the query rows of one task, a whole number of strips after padding
-//   operand    4 bytes of a packed matrix: one fp32, or two bf16 adjacent along the summed
-//   dimension ref        the offset subtracted from a row's scores before exp2 (online_softmax.h)
+//   map        p1 or p2 [rows][keys], stored unnormalised as e = exp2(s - ref)
+//   ref        the offset subtracted from a row's scores before exp2 (online_softmax.h)
+//   operand    4 bytes of a packed matrix: one fp32, or two bf16 adjacent in the summed dimension
 //   slab       a private copy of dk and dv that a fixed set of blocks adds to
 //   odd row    a row that holds a NaN or an infinity
 #pragma once

@@ -137,11 +137,11 @@ struct Decode {
   static const char* element(const Matrix& x, int64_t at) {
     return static_cast<const char*>(x.data) + at * kSize;
   }
-  /// Returns the next panel to prefetch. The rows of one of several interleaved heads are too far
-  /// apart for the hardware prefetchers. So interleaved heads share the next panel of all heads,
-  /// and each prefetches a part without gaps. A head that is stored by itself prefetches its own
-  /// rows. The kernels read a panel column by column, but prefetch it in address order if it has no
-  /// gaps, so that the hardware prefetchers join in. Prefetching past the end is harmless.
+  /// Returns the next panel to prefetch. If heads are interleaved, the rows of one head are too far
+  /// apart for the hardware prefetchers. The heads then share the next panel of all heads, and each
+  /// prefetches a part without gaps. A head that is stored by itself prefetches its own rows. The
+  /// kernels read a panel column by column, but prefetch it in address order if it has no gaps, so
+  /// that the hardware prefetchers join in. Prefetching past the end is harmless.
   Ahead next_panel(const Matrix& mine, const Matrix& first, int64_t column,
                    int64_t columns = kCols) const {
     const Matrix& from = group.interleaved ? first : mine;
@@ -200,7 +200,7 @@ struct Decode {
                            sums[m] + first * 4, more);
       }
     }
-    // Both maps first: by now the tile stores have reached L1.
+    // After the scores of both maps, so that the tile stores have reached L1.
     for (int m = 0; m < 2; ++m) DecodeTile::turn_back(sums[m], e[m]);
     for (int m = 0; m < 2; ++m) {
       for (int r = 0; r < 4; ++r) all_exponentials(i + r, m, column, e[m][r]);

@@ -1,4 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Partial results of decoding, and their combination. For each row, map m and chunk c of keys, all
+// in fp32:
+//
+//   part:  ref_c,   l_c = sum exp2(s - ref_c),   O_c = sum exp2(s - ref_c) v     [Dv]
+//   join:  ref = max ref_c,   l_m = sum l_c exp2(ref_c - ref),   O_m = sum O_c exp2(ref_c - ref)
+//          (4) O = O_1 / l_1 - lambda O_2 / l_2        (5) out = epilogue(O)
+//
+// Chunks are added in order, so results do not depend on the threads.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +18,8 @@
 
 namespace diffattn::cpu {
 
-/// The partial result of one row and one map over one chunk of keys, relative to ref:
-/// l = sum exp2(s - ref), one sum per lane, and O = sum exp2(s - ref) v [Dv], padded to vectors.
+/// The part of one row, map and chunk: ref, l with one sum per vector lane, and O [Dv], padded to
+/// whole vectors.
 template <class Isa>
 struct DecodePart {
   static int64_t width(int64_t value_dim) {
@@ -34,10 +43,7 @@ struct DecodePart {
   float* o() const { return data + kHeader; }
 };
 
-/// Combines the parts of all chunks, in order, and stores the outputs:
-///
-///   ref = max ref_c,   l = sum l_c exp2(ref_c - ref),   O_m = sum O_c exp2(ref_c - ref)
-///   (4) O = O_1 / l_1 - lambda O_2 / l_2   (5) out = epilogue(O)
+/// Combines the parts of all chunks of one head and stores its outputs.
 template <class Isa>
 struct DecodeJoin {
   using Vec = typename Isa::Vec;

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Step (5) of docs/algorithm.md for one row O [Dv], elementwise and in fp32:
+//
+//   out = gain * O * rstd,   gain = out_scale * weight,   rstd = 1 / sqrt(mean(O^2) + eps)
+//
+// Without head norm, weight and rstd are 1. Results are rounded once, when they are stored.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +13,8 @@
 
 namespace diffattn::cpu {
 
-/// Returns rstd = 1 / sqrt(mean(O^2) + eps), or 1 without head norm. o [Dv] is padded with zeros to
-/// a whole vector. Returns 0 if O = 0 and eps = 0.
+/// Returns rstd, or 1 without head norm. o [Dv] is padded with zeros to a whole vector. Returns 0
+/// if O = 0 and eps = 0.
 template <class Isa>
 float row_rstd(const EpilogueBlock& epilogue, const float* o, int64_t width) {
   if (!epilogue.norm) return 1.0f;
@@ -21,8 +27,8 @@ float row_rstd(const EpilogueBlock& epilogue, const float* o, int64_t width) {
   return mean == 0.0f ? 0.0f : 1.0f / __builtin_sqrtf(mean);
 }
 
-/// Step (5): computes out of row i and stores all its outputs, given O and O2 = softmax2 v (read
-/// only if o2 is wanted). A row that sees nothing gets 0, whatever lambda and the norm weight are.
+/// Computes out of row i and stores all its outputs, given O and O2 = softmax2 v (read only if o2
+/// is wanted). A row that sees nothing gets 0, whatever lambda and the norm weight are.
 template <class Isa>
 void store_row(const ForwardBlock& block, int i, bool seen, const float (&lse)[2], const float* o,
                const float* o2) {

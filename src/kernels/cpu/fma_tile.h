@@ -1,4 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The fp32 micro-kernel: an R x W tile of accumulators (W = two vectors) that stays in registers
+// along the summed dimension:
+//
+//   c[i][j] += sum_k a[i, k] * b[k, j]
+//
+// One step broadcasts R elements of a and loads two vectors of b for 2 R FMAs. Two load ports need
+// (R + 2) / 2 clocks for this, while two FMA ports need R clocks. a may have any layout, because
+// broadcasts read single elements; its strides are template parameters, so that addresses are
+// immediate offsets. The same copy of p or ds therefore also serves as its transpose.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +17,6 @@
 
 namespace diffattn::cpu {
 
-/// The micro-kernel: an R x W tile of fp32 accumulators (W = two vectors) that stays in registers
-/// along the summed dimension:
-///
-///   c[i][j] += sum_k a[i, k] * b[k, j]
-///
-/// One step broadcasts R elements of `a` and loads two vectors of `b` for 2 R FMAs. Two load ports
-/// need (R + 2) / 2 clocks for this, while two FMA ports need R clocks. `a` may have any layout,
-/// because broadcasts read single elements; its strides are template parameters, so that addresses
-/// are immediate offsets. The same copy of p or ds therefore also serves as its transpose.
 template <class Isa>
 struct FmaTile {
   using Vec = typename Isa::Vec;

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A, ds1 and ds2 of one key block, [rows][kKeyBlock], as operands of the backward's products:
+//
+//   (7) dv += A^T dO        (9) dk += ds^T q        summed over query rows: multiply_keys()
+//   (9) dq += ds k                                  summed over keys: rows()
+//
+// FloatGradients is for fp32 operands, PairGradients for pairs of bf16. Sums are fp32 in both.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +15,10 @@
 
 namespace diffattn::cpu {
 
-/// The three matrices [rows][keys] of a key block that the backward multiplies by.
 enum GradientMatrix : int { kA, kDs1, kDs2, kGradientMatrices };
 
-/// A, ds1 and ds2 of one key block in fp32, as left operands. rows() serves ds k, summed over keys.
-/// multiply_keys() uses the transpose for A^T dO and ds^T q, summed over query rows. One copy
-/// serves both, because FmaTile broadcasts single elements of its left operand.
+/// The matrices as left operands in fp32. One copy serves both kinds of products, because FmaTile
+/// broadcasts single elements of its left operand.
 template <class Isa>
 struct FloatGradients {
   using Vec = typename Isa::Vec;
@@ -44,8 +49,8 @@ struct FloatGradients {
   }
 };
 
-/// The same matrices as operands of two bf16. Products over keys pair columns and products over
-/// query rows pair rows, so there are two copies.
+/// The matrices as operands of two bf16. Products over keys pair columns and products over query
+/// rows pair rows, so there are two copies.
 template <class Isa>
 struct PairGradients {
   using Vec = typename Isa::Vec;

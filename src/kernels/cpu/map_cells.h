@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Downsamples p1, p2 and A of a block of query rows, in fp32. Each cell keeps its entry of largest
+// magnitude, with its sign:
+//
+//   (1) (2) (3)  e1, e2 of all keys                                    Maps
+//   for each key block, row and visible entry
+//     p1 = e1 / l1,  p2 = e2 / l2,  A = p1 - lambda p2                 RowStats
+//     if |entry| > |cell|: cell = entry                                for all three maps
 #pragma once
 
 #include <cstdint>
@@ -8,13 +16,6 @@
 
 namespace diffattn::cpu {
 
-/// Downsamples p1, p2 and A of a block of query rows, in fp32. Each cell keeps its entry of largest
-/// magnitude, with its sign:
-///
-///   (1) (2) (3)  e1, e2 of all keys                                                    Maps
-///   for each key block, row and visible entry
-///     p1 = e1 / l1,  p2 = e2 / l2,  A = p1 - lambda p2                                 RowStats
-///     cell(row, column) = the larger of |cell| and |entry|, for all three maps
 template <class Isa>
 struct MapCells {
   static constexpr int kCols = Isa::kCols, kLanes = Isa::kLanes;

@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The mask of one query row over one panel of W keys, for step (1) of docs/algorithm.md:
+//
+//   bits  [W]  1 if the row sees the column: inside [row.begin, row.end) and not hidden by the mask
+//   bias  [W]  the additive mask times log2(e), in fp32, which is added to the score
+//
+// The range covers causality, window, key starts and key lengths. The given mask is read only
+// inside the range.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +16,14 @@
 
 namespace diffattn::cpu {
 
-/// The mask of one row over one panel: the visible columns, one bit each, and the bias added to
-/// their scores. `column` is the panel's first column. The given mask is read only inside the row's
-/// range [begin, end).
+/// `column` is the first column of the panel.
 template <class Isa>
 struct TileMask {
   using Vec = typename Isa::Vec;
   static constexpr int kCols = Isa::kCols;
   const MapsBlock& block;
 
-  /// Returns the visible columns as bits: the row's range [begin, end), which covers causality,
-  /// window, key starts and key lengths, combined with its mask.
+  /// Returns the visible columns as bits.
   uint32_t bits(const Row& row, int64_t column) const {
     const int64_t first = clamp(row.begin - column), last = clamp(row.end - column);
     if (first >= last) return 0;

@@ -1,4 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The softmax state of the rows of one map, steps (2) (3) of docs/algorithm.md, in fp32:
+//
+//   l = sum_n exp2(s[n] - ref),   lse = (ref + log2 l) ln 2
+//
+// There is no running maximum. Softmax does not depend on the offset ref, and fp32 has exponent
+// range to spare, so ref keeps its first value (0 or a saved lse) until a row sum l leaves
+// [kTooSmall, kTooLarge). Only then does Maps find the row maximum, make it the new ref and
+// recompute the key block. Each row decides from its own scores alone, so its result does not
+// depend on the batch or the threads.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +18,13 @@
 
 namespace diffattn::cpu {
 
-/// The softmax state of the rows of one map, steps (2) (3): the offset ref of each row and the sum
-/// of exp2(score - ref), one partial sum per vector lane, in fp32.
-///
-/// There is no running maximum. Softmax does not depend on ref, and fp32 has exponent range to
-/// spare, so ref keeps its first value (0 or a saved lse) until a row sum leaves
-/// [kTooSmall, kTooLarge). Only then does Maps find the row maximum, make it the new ref and
-/// recompute the key block. Each row decides from its own scores alone, so its result does not
-/// depend on the batch or the threads.
 template <class Isa>
 struct OnlineSoftmax {
   using Vec = typename Isa::Vec;
   static constexpr int kLanes = Isa::kLanes;
   int rows = 0;
   float* ref;      // [rows]: offset in log2 units
-  float* sum;      // [rows][lanes]
+  float* sum;      // [rows][lanes]: l, one partial sum per vector lane
   float* before;   // [rows][lanes]: `sum` at the last save()
   uint8_t* begun;  // [rows]: 1 once the sum reached kTooSmall or ref became the row maximum
 
@@ -72,7 +74,7 @@ struct OnlineSoftmax {
     begun[i] = 1;
   }
 
-  /// True if the row saw any column; a NaN counts.
+  /// True if the row saw any column, also if its sum is NaN.
   bool seen(int i) const { return total(i) != 0.0f; }
   float total(int i) const { return Isa::sum(Isa::load(sum + i * kLanes)); }
   /// Returns 1 / sum, or 0 for a row that saw nothing.

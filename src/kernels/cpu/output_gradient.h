@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The `Source` of Backward for the gradient of the output:
+//
+//   (7)      dA = dO v^T                           [panels][rows][W], in fp32
+//            delta = sum_n p dA of both maps,  dlambda = -delta2
+//   (7) (8)  A = p1 - lambda p2,  ds1 = p1 (dA - delta1),  ds2 = -lambda p2 (dA - delta2)
+//
+// compute() makes dA and delta for all keys; at() then forms A, ds1 and ds2 of a few entries.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +18,6 @@
 
 namespace diffattn::cpu {
 
-/// The `Source` of Backward for the gradient of the output:
-///
-///   (7)      dA = dO v^T,  delta = sum_n p dA of both maps,  dlambda = -delta2
-///   (7) (8)  A = p1 - lambda p2,  ds1 = p1 (dA - delta1),  ds2 = -lambda p2 (dA - delta2)
-///
-/// dA [panels][rows][W] is fp32. compute() makes dA and delta; at() forms A, ds1 and ds2 on demand.
 template <class Isa>
 struct OutputGradient {
   using Vec = typename Isa::Vec;

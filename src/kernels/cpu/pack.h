@@ -1,4 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Packs q, k and v as fp32 operands, in the order in which tiles read them:
+//
+//   transposed  W rows of k or v as columns    [width][W]                  for q k^T and dO v^T
+//   rows        W rows of v or k as rows       [ceil(width / W)][W][W]     for p v and ds k
+//   strip       R rows of q or dO, interleaved [width][R]                  for q k^T and dO v^T
+//
+// bf16 and fp16 are widened; nothing is rounded. Rows outside [first, end) are padding: they are
+// not read and become zeros.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +16,6 @@
 
 namespace diffattn::cpu {
 
-/// Packs inputs as fp32, in the order in which tiles read them. Rows outside [first, end) are
-/// padding: they are not read and become zeros.
 template <class Isa>
 struct FloatPack {
   using Vec = typename Isa::Vec;
@@ -34,7 +41,7 @@ struct FloatPack {
     }
   }
 
-  /// Packs the same rows as rows: ceil(width / W) column panels [W keys][W], column_stride apart.
+  /// Packs the same rows without a transpose: column panels [W keys][W], column_stride apart.
   /// Returns a bit for each odd row and writes odd rows as zeros.
   static uint32_t rows(const Matrix* in, int64_t first, int64_t end, int64_t panel,
                        int64_t column_stride, void* out) {

@@ -11,7 +11,7 @@ namespace diffattn::cpu {
 /// Returns the thread pool in use. Kernels run in parallel only through it.
 Threads threads();
 
-/// Returns the number of workers for so many tasks.
+/// Returns the number of workers for `tasks` tasks: one per task, up to the number of threads.
 inline int64_t worker_count(int64_t tasks) {
   const int64_t most = threads().count();
   return tasks < most ? tasks : most;

@@ -1,4 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Statistics of the rows of A over the columns they see (`enum Stat` in params.h), from maps of all
+// keys, in fp32:
+//
+//   (1) (2) (3)  e1, e2 of all keys                                    Maps
+//   for each key block, row and vector of visible entries
+//     p1 = e1 / l1,  p2 = e2 / l2,  A = p1 - lambda p2
+//     add them to the row's sums (one per vector lane) and counts
+//   stats [rows][kStatCount]
 #pragma once
 
 #include <cstdint>
@@ -27,12 +36,7 @@ typename Isa::Vec natural_log(typename Isa::Vec x) {
   return Isa::fma(k, Isa::set1(static_cast<float>(kLn2)), Isa::mul(p, t));
 }
 
-/// Statistics of the rows of A over the columns they see (`enum Stat` in params.h), from maps of
-/// all keys:
-///
-///   for each key block, row and vector of visible entries
-///     p1 = e1 / l1,  p2 = e2 / l2,  A = p1 - lambda p2
-///     add to the row's sums (one fp32 sum per vector lane) and counts
+/// Computes the statistics of all rows of a block whose maps are complete.
 template <class Isa>
 struct RowStats {
   using Vec = typename Isa::Vec;

@@ -1,4 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The `Source` of Backward for the gradient of row statistics, in fp32. Counts and shares have no
+// gradient. With S = sum |A| and the entropy H:
+//
+//   dA  = sign(A) (dabs + dentropy (log S - H - log |A|) / S) + 2 A dsquare - [A < 0] dnegative
+//         + dsink at the first column the row sees + dmax at the first of equal maxima
+//   dp1 = dA,  dp2 = -lambda dA,  dlambda = -sum p2 dA
+//   (8) ds1 = p1 (dp1 - delta1),  ds2 = p2 (dp2 - delta2),  delta = sum_n p dp
+//
+// min(p1, lambda p2) and min(p1, p2) also pass their gradient to the smaller argument, or to p1 if
+// both are equal. All of this is recomputed from e1 and e2; no other [rows][keys] matrix is stored.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +22,6 @@
 
 namespace diffattn::cpu {
 
-/// The `Source` of Backward for the gradient of row statistics, in fp32. Counts and shares have no
-/// gradient. With S = sum |A| and the entropy H:
-///
-///   dA  = sign(A) (dabs + dentropy (log S - H - log |A|) / S) + 2 A dsquare - [A < 0] dnegative
-///         + dsink at the first column the row sees + dmax at the first of equal maxima
-///   dp1 = dA,  dp2 = -lambda dA,  dlambda = -sum p2 dA
-///   (8) ds1 = p1 (dp1 - delta1),  ds2 = p2 (dp2 - delta2),  delta = sum_n p dp
-///
-/// min(p1, lambda p2) and min(p1, p2) also pass their gradient to the smaller argument, or to p1 if
-/// both are equal.
 template <class Isa>
 struct StatsGradient {
   using Vec = typename Isa::Vec;

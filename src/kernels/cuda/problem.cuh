@@ -122,10 +122,10 @@ inline Shape shape_of(const Problem& problem) {
 
 /// The (batch entry, head, tile) that a block of a one-dimensional grid computes. Consecutive
 /// blocks take the tiles of one head, so that its keys and values stay in the L2 cache.
-struct BlockPlace {
+struct WorkTile {
   int b, h, tile;
 
-  __device__ BlockPlace(int64_t block, int heads, int tiles)
+  __device__ WorkTile(int64_t block, int heads, int tiles)
       : b(static_cast<int>(block / tiles / heads)),
         h(static_cast<int>(block / tiles % heads)),
         tile(static_cast<int>(block % tiles)) {}

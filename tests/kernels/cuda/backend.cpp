@@ -13,7 +13,8 @@
 namespace diffattn::testing {
 namespace {
 
-/// Page-locking is slow, so blocks are kept for the next case. Tests allocate from several threads.
+/// Page-locked memory. Page-locking is slow, so the pool keeps released blocks for the next case.
+/// It has a lock because tests allocate from several threads.
 class PinnedPool {
  public:
   void* allocate(size_t bytes) {
@@ -59,9 +60,9 @@ int& limit() {
 bool available() { return device_capability() >= 80; }
 bool takes(const Problem& problem) { return cuda::takes(problem, device_capability()); }
 
-/// What rounding the o and o2 of the last forward that saved them lost, for its backward.
+/// The rounding errors of o and o2 of the last forward that saved them, for its backward.
 struct Rests {
-  const void* o = nullptr;  // of that forward
+  const void* o = nullptr;  // the o of that forward
   Memory o_rest, o2_rest;
   View<void> o_view, o2_view;
 
@@ -89,7 +90,7 @@ bool has_16_bits(const Problem& problem) {
   return problem.dtype == Dtype::kBFloat16 || problem.dtype == Dtype::kFloat16;
 }
 
-/// NaN in every element of a 16-bit [B, M, H, Dv].
+/// Sets every element of a 16-bit [B, M, H, Dv] to NaN.
 void poison(const View<void>& view, const ForwardParams& params) {
   if (!view) return;
   const bool packed = params.cu_seqlens_q != nullptr;
@@ -156,7 +157,7 @@ void map(const MapParams& params) {
   check_cuda(cudaDeviceSynchronize());
 }
 
-/// Before main: the list of targets is made when test suites are instantiated.
+/// Registers the backend before main, because gtest lists the targets when it instantiates suites.
 const bool kRegistered = [] {
   if (!available()) return false;
   memory_source() = {[](size_t bytes) { return pool().allocate(bytes); },
@@ -234,7 +235,7 @@ std::vector<Target> half_targets() {
 }
 
 bool has_float_matrix_kernels() {
-  constexpr int kNeeded = 215 * 1024;  // the most that any of them takes for a block
+  constexpr int kNeeded = 215 * 1024;  // most shared memory that a block of any of them takes
   int bytes = 0;
   check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
   return usable_capability() >= 80 && bytes >= kNeeded;
@@ -250,12 +251,12 @@ Workspace::Workspace(size_t bytes) {
   const size_t at_least_one = std::max<size_t>(bytes, 1);
   check_cuda(cudaMalloc(&data_, at_least_one));
   check_cuda(cudaMemset(data_, 0xff, at_least_one));
-  check_cuda(cudaDeviceSynchronize());  // streams of a test's own do not wait for the fill
+  check_cuda(cudaDeviceSynchronize());  // a test's own streams do not wait for cudaMemset
 }
 
 Workspace::~Workspace() { cudaFree(data_); }
 
-/// Says why there is nothing else in this program's output on a machine without a GPU.
+/// Reports the missing device on a machine without a GPU, where all other tests have no instances.
 TEST(Cuda, HasDevice) {
   if (!available()) GTEST_SKIP() << "skipped: no GPU of compute capability 8.0 or later";
   EXPECT_FALSE(cuda_targets().empty());

@@ -36,22 +36,22 @@ class CapabilityLimit {
   int before_;
 };
 
-/// Throws `Error` with what went wrong.
+/// Throws `Error` with the CUDA error text unless the call succeeded.
 void check_cuda(cudaError_t status);
 
-/// The targets of the CUDA backend; none without a GPU.
+/// Returns the targets of the CUDA backend; none without a GPU.
 std::vector<Target> cuda_targets();
-/// Those of them in bfloat16 and float16, and the one in float32.
+/// Return the CUDA targets in bfloat16 and float16, and the one in float32.
 std::vector<Target> half_targets();
 std::vector<Target> float_targets();
 
-/// Whether backward may sum dq in any order; false at first.
+/// If true, backward calls may sum dq in any order. Initially false.
 bool& backward_in_any_order();
 
-/// Whether forward computes out and o a second time, with lse1 and lse2 known; false at first.
+/// If true, every forward is followed by a recompute from its lse1 and lse2. Initially false.
 bool& forward_again_with_known_lse();
 
-/// How many calls each route has had.
+/// The number of calls of each route.
 std::map<std::string, int64_t>& forward_routes();
 std::map<std::string, int64_t>& backward_routes();
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward at the widths that have kernels of their own on sm_90 and in float32, over sizes of
-// several tiles and every option that changes which tiles meet; in a fixed order of sums and in any
-// order.
+// Backward at the widths for which sm_90 and float32 have special kernels, at sizes of several
+// tiles and with every option that changes which tiles are visible. dq is summed both in a fixed
+// order and in any order.
 
 #include <algorithm>
 #include <cmath>
@@ -43,7 +43,7 @@ Spec base_spec(uint64_t seed, int64_t seq_q, int64_t seq_k, const Widths& widths
   return spec;
 }
 
-/// Every change is tried with every size.
+/// Returns changes to the base spec; check_all combines each of them with every size.
 const std::vector<std::function<void(Spec&)>>& changes() {
   static const std::vector<std::function<void(Spec&)>> list{
       [](Spec&) {},
@@ -63,7 +63,8 @@ const std::vector<std::function<void(Spec&)>>& changes() {
         s.heads = 4, s.mask = MaskKind::kBoolean;
         s.mask_head = s.mask_row = s.mask_column = true;
       },
-      // Both signs within a unit of rows, and a scale of the other sign: repaired, or not taken.
+      // Lambda of both signs within one unit of rows, and a negative scale: the sm90 kernels leave
+      // them to the repair kernels or do not take them.
       [](Spec& s) { s.lambda_low = -1.0, s.lambda_shape = LambdaShape::kPerToken; },
       [](Spec& s) { s.scale2 = -0.1, s.causal = true; },
   };
@@ -106,8 +107,8 @@ TEST_P(CudaBackwardTiles, InAnyOrder) {
   check_all(GetParam(), {{1, 1}, {64, 128}, {300, 180}}, tally);
 }
 
-/// Every kernel of a forward and a backward once, at the smallest sizes that have two tiles: for
-/// compute-sanitizer, under which others take minutes.
+/// Runs every forward and backward kernel once, at the smallest sizes with two tiles. This is for
+/// compute-sanitizer, under which the other tests take minutes.
 TEST_P(CudaBackwardTiles, Smallest) {
   Tally tally{.yardstick = false};
   forward_again_with_known_lse() = true;
@@ -124,8 +125,8 @@ TEST_P(CudaBackwardTiles, Smallest) {
   }
 }
 
-/// Under a norm dO is nearly orthogonal to O. With one key to see, o2 points where O does, and
-/// dlambda = -dO.o2 is what is left of much larger terms: dO must not have been rounded before.
+/// With a head norm, dO is nearly orthogonal to O. If a row sees one key, o2 is parallel to O, so
+/// the terms of dlambda = -dO.o2 nearly cancel. dO must not be rounded before that sum.
 TEST_P(CudaBackwardTiles, LambdaUnderANorm) {
   for (const Widths& widths : kWidths) {
     Spec spec = base_spec(23, 100, 1, widths);
@@ -137,7 +138,7 @@ TEST_P(CudaBackwardTiles, LambdaUnderANorm) {
     const std::vector<double> got = run_backward(*GetParam().backend, c).dlambda;
     const std::vector<double> want = Oracle<double>(c).backward().dlambda.value;
     for (int64_t m = 0; m < spec.seq_q; ++m) {
-      const int64_t at = m * spec.heads;  // of head 0
+      const int64_t at = m * spec.heads;  // row m of head 0
       const double share = 1.0 - c.values.lambda[at];
       double squares = 0.0, size = 0.0;
       for (int64_t d = 0; d < spec.value_dim; ++d) {
@@ -150,7 +151,7 @@ TEST_P(CudaBackwardTiles, LambdaUnderANorm) {
   }
 }
 
-/// A lambda that thousands of rows share: its gradient is the sum of several blocks' parts.
+/// Thousands of rows share one lambda, so that several thread blocks contribute to dlambda.
 TEST_P(CudaBackwardTiles, LambdaOfManyRows) {
   Tally tally{.yardstick = false};
   for (const LambdaShape shape : {LambdaShape::kScalar, LambdaShape::kPerHead}) {
@@ -166,9 +167,9 @@ TEST_P(CudaBackwardTiles, LambdaOfManyRows) {
 
 class CudaPeakedRows : public ::testing::TestWithParam<Target> {};
 
-/// f(spec) for rows of a few columns whose probabilities are nearly 0 and 1. In float32 values are
-/// 8 wide at least: delta1 = dO.O + lambda dO.o2 errs by a rounding of lambda o2, and where it has
-/// one element o2 can be many times o1.
+/// Calls f(spec) for short rows whose probabilities are nearly 0 or 1. In float32, value_dim is at
+/// least 8: delta1 = dO.O + lambda dO.o2 has the rounding error of lambda o2, and with a single
+/// value column o2 can be many times larger than o1.
 template <class F>
 void for_each_peaked(Dtype dtype, double spread, uint64_t seeds, F f) {
   const int64_t narrowest = dtype == Dtype::kFloat32 ? 8 : 1;
@@ -188,7 +189,7 @@ void for_each_peaked(Dtype dtype, double spread, uint64_t seeds, F f) {
   }
 }
 
-/// dP - delta cancels there, so delta must be known to more bits than a 16-bit type has.
+/// In such rows dP - delta cancels, so delta needs more bits than a 16-bit type has.
 TEST_P(CudaPeakedRows, Agree) {
   Tally tally{.yardstick = false};
   const auto agrees = [&](const Spec& spec) { return check_backward(GetParam(), spec, tally); };
@@ -199,7 +200,7 @@ TEST_P(CudaPeakedRows, Agree) {
               tally.worst_share);
 }
 
-/// The same gradient of the kernel, the oracle and naive float32, whose errors add up.
+/// One gradient of the kernel, the oracle and naive float32, and its errors summed over cases.
 struct ErrorsOfPeaked {
   const char* name;
   std::vector<double> BackwardResult::*got;
@@ -207,7 +208,7 @@ struct ErrorsOfPeaked {
   std::vector<double> NaiveBackward::*naive;
   double error = 0.0, naive_error = 0.0;
 
-  /// Relative, as float32 promises it.
+  /// Returns the relative error as tolerance.h defines it for float32.
   static double error_of(const std::vector<double>& got, const Measured& want) {
     double squares = 0.0, truth = 0.0, magnitude = 0.0;
     for (size_t i = 0; i < got.size(); ++i) {
@@ -221,9 +222,10 @@ struct ErrorsOfPeaked {
 
 class CudaPeakedFloat32 : public ::testing::TestWithParam<Target> {};
 
-/// Scores of hundreds: their own rounding moves probabilities by more than float32's bound, in any
-/// code of that precision. What kernels add to that, such as a lse of one float, must not show: in
-/// the mean errors stay at naive float32's. (0.64 to 0.86 on an H200, of dv 0.51 to 0.69.)
+/// With scores in the hundreds, the rounding of a score alone changes probabilities by more than
+/// the float32 bound, in any float32 code. The kernels must not add to that, for instance by
+/// rounding lse: on average their errors stay below those of naive float32. (Measured on an H200:
+/// 0.64 to 0.86 of naive, dv 0.51 to 0.69.)
 TEST_P(CudaPeakedFloat32, NoWorseThanNaive) {
   using R = BackwardResult;
   using T = BackwardTruth;
@@ -252,11 +254,11 @@ TEST_P(CudaPeakedFloat32, NoWorseThanNaive) {
   }
   std::printf("all: mean error / naive %.2f\n", error / naive_error);
   const ErrorsOfPeaked& dv = std::end(list)[-1];
-  EXPECT_LE(dv.error, kBackwardMeanRatio * dv.naive_error);  // probabilities and little else
+  EXPECT_LE(dv.error, kBackwardMeanRatio * dv.naive_error);  // dv depends on little but p
   EXPECT_LE(error, kBackwardMeanRatio * naive_error);
 }
 
-/// Many tiles that add to the same rows at the same time.
+/// Many tiles add to the same rows of dq at the same time.
 TEST_P(CudaBackwardTiles, SameBitsInOrder) {
   for (const Widths& widths : kWidths) {
     Spec spec = base_spec(9, 700, 900, widths);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is promised beyond the numbers: unseen entries do not leak, equal bits in every run, calls
-// can be captured in a graph, and errors say what was wrong.
+// Promises beyond accuracy: hidden entries do not leak, every run gives the same bits, calls can be
+// captured in a CUDA graph, and errors name what was wrong.
 
 #include <bit>
 #include <cmath>
@@ -32,8 +32,8 @@ class CudaBehaviour : public ::testing::TestWithParam<Target> {
   }
 };
 
-/// Values [begin, end) must agree but for roundings: bad values elsewhere may have other kernels
-/// compute them.
+/// Expects values [begin, end) to agree up to rounding errors. Their bits may differ, because bad
+/// values elsewhere may cause other kernels to compute them.
 void expect_untouched(const std::vector<double>& got, const std::vector<double>& want,
                       int64_t begin, int64_t end) {
   double size = 0.0;
@@ -67,7 +67,7 @@ TEST_P(CudaBehaviour, BlindRowsDoNotLeak) {
   const Spec spec = causal_spec();
   Case c(spec, GetParam().dtype);
   const std::vector<double> clean = run_backward(backend(), c).dk1;
-  constexpr int64_t kEndBad = 130;  // rows before it see no key from it on
+  constexpr int64_t kEndBad = 130;  // rows m < 130 see no key n >= 130
   for (int64_t i = 0; i < kEndBad * spec.heads * spec.head_dim; ++i) c.values.q1[i] = NAN;
   c.store();
   const std::vector<double> dk1 = run_backward(backend(), c).dk1;
@@ -93,7 +93,7 @@ TEST_P(CudaBehaviour, SameBitsEveryTime) {
   }
 }
 
-/// o and o2 [rows, H, Dv] and the bytes of what their rounding lost, of one forward.
+/// The outputs of one forward: o and o2 [rows, H, Dv] and the bytes with their rounding errors.
 struct SavedRows {
   Tensor out, o, o2, lse1, lse2;
   Memory o_rest, o2_rest;
@@ -126,7 +126,8 @@ struct SavedRows {
     std::memset(o2_rest.data(), kWrong, static_cast<size_t>(o2_rest.bytes()));
   }
 
-  /// o or o2 with its bytes, which count 1/256 of a unit in the last place, as words of floats.
+  /// Returns o or o2 with its rounding errors added, which are in 1/256 of a unit in the last
+  /// place.
   static std::vector<double> whole(const Tensor& rounded, const Memory& rest) {
     const int unit = rounded.dtype() == Dtype::kBFloat16 ? 1 << 8 : 1 << 5;
     std::vector<double> values = rounded.get();
@@ -140,8 +141,8 @@ struct SavedRows {
 
 class CudaRests : public CudaBehaviour {};
 
-/// With equal scores of 128 columns and lambda = 1/2 every weight is a power of two, and O, half
-/// the mean of v, is known to all bits of a float: it must come back from o and its byte.
+/// With equal scores over 128 columns and lambda = 1/2, every weight is a power of two. O is half
+/// the mean of v and known to all bits of a float: o plus its byte must give it back.
 TEST_P(CudaRests, RestsHoldWhatRoundingLost) {
   constexpr int64_t kWidths[][2] = {{64, 128}, {64, 64}, {128, 128}, {128, 256}, {40, 24}};
   for (const auto& [head_dim, value_dim] : kWidths) {
@@ -162,7 +163,7 @@ TEST_P(CudaRests, RestsHoldWhatRoundingLost) {
           const double v = c.values.v[n * value_dim + static_cast<int64_t>(i) % value_dim];
           mean += v / 128.0, size += std::abs(v) / 128.0;
         }
-        // Half way between two numbers: the Hopper kernels' byte stands for the lower half then.
+        // Exactly half way between two numbers, the byte of the sm90 kernels is for the lower one.
         const double unit = ulp(c.dtype, weight * mean);
         if (std::fmod(std::abs(weight * mean), unit) == 0.5 * unit) continue;
         ASSERT_NEAR(got[i], weight * mean, ulp(c.dtype, weight * mean) / 200.0 + 0x1p-20 * size)
@@ -182,7 +183,7 @@ TEST_P(CudaRests, RestsHoldWhatRoundingLost) {
   }
 }
 
-/// Bits do not depend on what else is in the batch.
+/// The bits of a batch entry do not depend on the rest of the batch.
 TEST_P(CudaBehaviour, SameBitsAtEveryPlaceInABatch) {
   Spec spec = causal_spec();
   spec.batch = 3;

@@ -1,35 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DREPORTS=<folder> -P check_spills.cmake: fails when ptxas reported spills in any of the
-# folder's *.ptxas files, which the build of the kernels wrote, or that it serialized warpgroup
-# products. Compiles nothing.
+# cmake -DREPORTS=<folder> -P check_spills.cmake: reads the folder's *.ptxas files, which the build
+# of the kernels wrote. Fails if a kernel spills more registers than allowed, or if ptxas serialized
+# its wgmma instructions. Compiles nothing.
 
-# Bytes that a kernel may spill, by its mangled name: none, but for those below. They live at the limit
-# of their registers; what is spilled are a few addresses and sizes, for the most part of paths that
-# few tiles take (masks, values that are not finite). Tiles that spill nothing were slower, see
-# benchmarks/results/cuda_kernels_h200.md. Limits are the most seen for sm_80 and sm_90, rounded up,
-# so that growth shows.
+# Sets `allowed` to the bytes that a kernel may spill, by its mangled name: 0 except for the kernels
+# below. These use all their registers and spill a few addresses and sizes, mostly on rare paths
+# (masks, values that are not finite). Tiles that spill nothing were slower
+# (benchmarks/results/cuda_kernels_h200.md). Each limit is the most seen for sm_80 and sm_90,
+# rounded up, so that the test notices growth.
 function(find_allowed kernel)
   set(allowed 0)
   if(kernel MATCHES "sm80.*pair_forward_kernel.*PairConfigILi(64|128)ELi128E")
-    set(allowed 16)  # 12, 4
+    set(allowed 16)  # measured: 12, 4
   elseif(kernel MATCHES "sm80.*backward_keys_kernel.*KeysConfigILi(64ELi128|96ELi192|128ELi256)E")
-    set(allowed 136)  # 128 or more sums a thread: 32, 132, 80
+    set(allowed 136)  # 128 or more accumulators per thread: 32, 132, 80
   elseif(kernel MATCHES "sm80.*backward_plain_kernel")
-    set(allowed 88)  # 128 sums a thread: 84, 48, most of it in tiles on the diagonal
+    set(allowed 88)  # 128 accumulators per thread: 84, 48, mostly in tiles on the diagonal
   elseif(kernel MATCHES "sm80.*backward_fused_kernel.*FusedConfigILi64ELi128ELi64E")
-    set(allowed 288)  # and 64 of dq: 280
+    set(allowed 288)  # 128 accumulators and 64 of dq: 280
   elseif(kernel MATCHES "sm80.*backward_fused_kernel.*FusedConfigILi64ELi64ELi64E")
     set(allowed 104)
   elseif(kernel MATCHES "sm80.*backward_queries_kernel.*QueriesConfigILi(96|128)E")
-    set(allowed 32)  # 24
+    set(allowed 32)  # measured: 24
   elseif(kernel MATCHES "sm80.*decode_kernel.*DecodeConfigILi(64ELi128ELi2|128ELi256ELi1)E")
-    set(allowed 128)  # waits for memory, not for these: 52, 120
+    set(allowed 128)  # limited by memory bandwidth, not by spills: 52, 120
   elseif(kernel MATCHES "sm90.*15backward_kernel.*Lb[01]EfEE")
-    set(allowed 40)  # float biases beside 128 sums: 36, 12
+    set(allowed 40)  # float biases and 128 accumulators: 36, 12
   elseif(kernel MATCHES "tf32.*15backward_kernel.*Lb1E")
-    set(allowed 40)  # 128 sums a thread: 40; 20 in what runs again for values that are not finite
+    set(allowed 40)  # 128 accumulators per thread: 40; 20 in the rerun for non-finite values
   elseif(kernel MATCHES "tf32.*14forward_kernel")
-    set(allowed 104)  # none but in what runs again for values that are not finite: 100, 92
+    set(allowed 104)  # only in the rerun for non-finite values: 100, 92
   elseif(kernel MATCHES "repair_.*kernel")
     set(allowed 128)  # the sm80 kernels, which run where the sm90 kernels cannot
   endif()
@@ -43,7 +43,7 @@ endif()
 set(kernels 0)
 set(spilling "")
 foreach(report IN LISTS reports)
-  # What ptxas calls a potential performance loss: warpgroup products that do not overlap.
+  # ptxas reports serialized wgmma instructions as a potential performance loss.
   file(STRINGS ${report} serialized REGEX "wgmma.*serialized")
   if(serialized)
     string(APPEND spilling "\n  ${report}: ${serialized}")

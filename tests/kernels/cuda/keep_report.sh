@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs a compiler command and keeps what ptxas said of registers and spills in
-# $REPORTS/<object>.ptxas; everything else is printed as usual.
+# Runs a compiler command, writes its output with the ptxas report of registers and spills to
+# $REPORTS/<object>.ptxas, and prints everything else.
 object=
 previous=
 for argument in "$@"; do

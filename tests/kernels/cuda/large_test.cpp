@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes beyond 2^31 elements: a batch so large that every tensor has more, and views whose rows lie
-// that far apart. Entries must have the bits they have in a small batch.
+// Offsets beyond 2^31: a batch so large that every tensor has more elements than that, and views
+// whose rows span as much. Each batch entry must have the same bits as in a small batch.
 
 #include <algorithm>
 
@@ -14,12 +14,12 @@ namespace {
 
 constexpr int64_t kSeq = 64, kHeads = 16, kDim = 64, kValueDim = 128;
 constexpr int64_t kQueryEntry = kSeq * kHeads * kDim;       // elements of q1 in one batch entry
-constexpr int64_t kValueEntry = kSeq * kHeads * kValueDim;  // of v
-constexpr int64_t kPattern = 8;                             // batch entries until they repeat
-constexpr int64_t kBatch = 32800;                           // times kQueryEntry: 2^31 + 2^21
+constexpr int64_t kValueEntry = kSeq * kHeads * kValueDim;  // elements of v in one batch entry
+constexpr int64_t kPattern = 8;                             // period of the batch entries
+constexpr int64_t kBatch = 32800;                           // kBatch * kQueryEntry = 2^31 + 2^21
 static_assert(kBatch * kQueryEntry > (int64_t{1} << 31) && kBatch % kPattern == 0);
 
-/// bfloat16 device memory of `count` elements.
+/// Device memory of `count` bfloat16 elements.
 class Large {
  public:
   explicit Large(int64_t count) : count_(count) {
@@ -29,7 +29,7 @@ class Large {
   Large(const Large&) = delete;
   Large& operator=(const Large&) = delete;
 
-  /// Random numbers that repeat after `period` elements.
+  /// Fills it with random numbers that repeat after `period` elements.
   void fill(uint64_t seed, int64_t period) {
     Rng rng(seed);
     std::vector<BFloat16> values(period);
@@ -53,7 +53,7 @@ class Large {
   int64_t count_;
 };
 
-/// Skips when the GPU has less free memory.
+/// True if the GPU has less free memory than that.
 bool lacks(double gigabytes) {
   size_t free_bytes = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free_bytes, &total));
@@ -81,7 +81,8 @@ View<const void> input(const View<void>& view) {
   return {view.data, view.batch_stride, view.seq_stride, view.head_stride};
 }
 
-/// Forward and backward of a batch whose entries repeat with period kPattern. Outputs stay.
+/// Runs forward and backward of a batch whose entries repeat with period kPattern, and keeps the
+/// outputs.
 struct DenseRun {
   Large x, y, z;  // q1 = k1, q2 = k2, v = dout
   Large out, o, o2, dq1, dq2, dk1, dk2, dv;
@@ -153,7 +154,7 @@ TEST(CudaLarge, BatchBeyond31Bits) {
   }
 }
 
-/// One sequence whose rows lie 2^26 elements apart, inputs and outputs side by side in one buffer.
+/// One sequence whose rows are 2^26 elements apart, with all inputs and outputs in one buffer.
 TEST(CudaLarge, StridesBeyond31Bits) {
   if (device_capability() < 80)
     GTEST_SKIP() << "skipped: no GPU of compute capability 8.0 or later";
@@ -167,7 +168,7 @@ TEST(CudaLarge, StridesBeyond31Bits) {
   const Workspace lambda(4);
   const float half = 0.5f;
   check_cuda(cudaMemcpy(lambda.data(), &half, 4, cudaMemcpyHostToDevice));
-  // Tensor i starts `offset` elements into a row; rows are `stride` apart.
+  // Each tensor starts at its own offset within a row; rows are `stride` elements apart.
   const auto run = [&](const Large& memory, int64_t stride) {
     const int64_t widths[] = {kRow, kRow, kRow, kRow, kValueRow, kValueRow};
     View<void> views[6];

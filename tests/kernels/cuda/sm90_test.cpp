@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward kernels of sm_90: every option at sizes of several tiles, rows whose sums overflow,
-// and that these kernels are the ones that run.
+// The sm_90 forward kernels: every option at sizes of several tiles, and rows whose sums overflow.
+// The tests also check that these kernels are the ones that run.
 
 #include <cmath>
 #include <string_view>
@@ -26,7 +26,7 @@ class CudaSm90 : public ::testing::TestWithParam<Target> {
 
   void TearDown() override { forward_again_with_known_lse() = false; }
 
-  /// One case, which must run on the kernels under test.
+  /// Checks one case, which must run on the sm90 kernels.
   bool check_case(const Case& c, Tally& tally) const {
     EXPECT_TRUE(is_taken(c)) << c.describe();
     return check_forward(GetParam(), c, tally);
@@ -44,8 +44,9 @@ class CudaSm90 : public ::testing::TestWithParam<Target> {
   }
 };
 
-/// Two items of 128 rows, three or four tiles of keys for two stages of buffers, neither divided
-/// evenly. The host's truth takes most of these tests' time, so no more than that.
+/// Returns a spec with two work items of 128 rows and three or four key tiles for two pipeline
+/// stages, both with a remainder. Larger sizes would take long, because the host computes the
+/// truth.
 Spec base_spec(const Widths& widths, uint64_t seed) {
   Spec spec;
   spec.seed = seed;
@@ -60,7 +61,7 @@ Spec base_spec(const Widths& widths, uint64_t seed) {
   return spec;
 }
 
-/// Options one by one and together.
+/// Returns specs with single options and combinations of them.
 std::vector<Spec> option_specs(const Widths& widths) {
   std::vector<Spec> specs;
   const auto add = [&](auto change) {
@@ -70,7 +71,8 @@ std::vector<Spec> option_specs(const Widths& widths) {
   };
   add([](Spec&) {});
   add([](Spec& s) { s.causal = true; });
-  add([](Spec& s) { s.causal = true, s.seq_q = 290, s.seq_k = 130; });  // an item that sees nothing
+  // The rows of one work item see nothing.
+  add([](Spec& s) { s.causal = true, s.seq_q = 290, s.seq_k = 130; });
   add([](Spec& s) { s.causal = true, s.seq_q = 1; });
   add([](Spec& s) { s.causal = true, s.seq_q = s.seq_k = 65; });
   add([](Spec& s) { s.window = 100; });
@@ -107,7 +109,7 @@ TEST_P(CudaSm90, Options) {
               static_cast<long>(tally.cases), tally.worst_share, tally.error / tally.naive_error);
 }
 
-/// out and o once more from lse1 and lse2, which no other kernel of the test writes in between.
+/// Recomputes out and o from lse1 and lse2 of the forward (activation checkpointing).
 TEST_P(CudaSm90, KnownLse) {
   Tally tally;
   forward_again_with_known_lse() = true;
@@ -130,7 +132,7 @@ TEST_P(CudaSm90, KnownLse) {
   }
 }
 
-/// Scores so far apart that references move, and that sums overflow and tiles are computed again.
+/// Scores so far apart that row sums are rescaled, or overflow and are recomputed.
 TEST_P(CudaSm90, LargeScores) {
   Tally tally{.yardstick = false};
   for (const Widths& widths : kWidths) {
@@ -145,8 +147,8 @@ TEST_P(CudaSm90, LargeScores) {
   }
 }
 
-/// A key of the last tile far above all before it, up to where exponents relative to the first ones
-/// end: sums of 2^126 and more are still finite, their inverses are not to be had.
+/// A score in the last tile far above all earlier ones, up to the limit of fp32 exponents. Row sums
+/// from 2^126 on are still finite, but their reciprocals are subnormal and flushed to 0.
 TEST_P(CudaSm90, OneScoreFarAbove) {
   Tally tally{.yardstick = false};
   for (const Widths& widths : kWidths) {
@@ -166,7 +168,7 @@ TEST_P(CudaSm90, OneScoreFarAbove) {
         const int64_t rows = spec.batch * spec.seq_q * spec.heads;
         for (int64_t row = 0; row < rows; ++row) put(c.values.q1, row, 1.0);
         for (int64_t row = 0; row < rows; ++row) put(c.values.q2, row, 1.0);
-        // [B, N, H, D] or [B, H, N, D]: there is one kv head.
+        // [B, N, H, D] and [B, H, N, D] are the same, since there is one kv head.
         for (int64_t b = 0; b < spec.batch; ++b) {
           put(c.values.k2, (b + 1) * spec.seq_k - 1, top);
           put(c.values.k1, (b + 1) * spec.seq_k - 3, top / 2);
@@ -178,7 +180,7 @@ TEST_P(CudaSm90, OneScoreFarAbove) {
   }
 }
 
-/// Any options that these kernels take, in sizes of up to several tiles.
+/// Random options that these kernels take, at sizes up to several tiles.
 TEST_P(CudaSm90, Random) {
   Tally tally{.yardstick = false};
   const uint64_t seed = run_seed() ^ 0x90a;
@@ -194,12 +196,12 @@ TEST_P(CudaSm90, Random) {
     spec.scale = spec.scale2 = 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
     spec.mask = MaskKind::kNone;
     spec.offset = 0;
-    // Strides that the copy engine takes.
+    // Strides that TMA accepts.
     for (Layout* const layout :
          {&spec.query_layout, &spec.key_layout, &spec.value_layout, &spec.out_layout}) {
       *layout = rng.pick({Layout::kBmhd, Layout::kBhmd});
     }
-    if (spec.varlen) spec.batch += 2;  // some of which have rows
+    if (spec.varlen) spec.batch += 2;  // so that some sequences have rows
     const Case c(spec, GetParam().dtype);
     if (c.rows_q() > 0 && c.rows_k() > 0 && !check_case(c, tally)) return;
   }
@@ -221,7 +223,8 @@ TEST_P(CudaSm90, AgreesWithSm80) {
   }
 }
 
-/// Additive masks of every type, broadcast or not, some of whose rows see nothing; gradients too.
+/// Additive masks of every type, broadcast or not, some with rows that see nothing; forward and
+/// backward.
 TEST_P(CudaSm90, Biases) {
   Tally tally;
   backward_routes().clear();
@@ -251,8 +254,8 @@ TEST_P(CudaSm90, Biases) {
   for (const auto& [route, calls] : backward_routes()) EXPECT_EQ(route, "sm90") << calls;
 }
 
-/// A mask [M, N] whose first 200 columns have `low` in most rows, in some of them all columns, and
-/// whose other numbers fall with the distance.
+/// Returns a case with an additive mask [M, N]. Most rows have `low` in their first 200 columns, a
+/// few in all columns; the other entries fall with the distance |m - n|.
 Case case_with_low_biases(Dtype dtype, Dtype mask_dtype, double low, double slope) {
   Spec spec = base_spec(kWidths[0], 80);
   spec.batch = spec.heads = 1;
@@ -281,7 +284,8 @@ double relative_difference(const std::vector<double>& a, const std::vector<doubl
   return std::sqrt(difference / size);
 }
 
-/// Mask values that stand for -inf, and sums that overflow: the sm80 kernels give the same result.
+/// Mask values that are used like -inf, and sums that overflow. The sm80 kernels must give the same
+/// result.
 TEST_P(CudaSm90, LowBiases) {
   const Dtype dtype = GetParam().dtype;
   const double lowest = dtype == Dtype::kBFloat16 ? -0x1.fep127 : -65504.0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every call is work on the stream it was given and nothing else: it can be captured in a graph, it
-// waits for what was enqueued before it, it does not wait for other streams, and a busy memory does
-// not change its bits.
+// Every call only enqueues work on its stream: it can be captured in a CUDA graph, runs after the
+// earlier work of that stream, and does not interfere with other streams. Memory traffic of other
+// streams does not change its bits.
 
 #include <stdexcept>
 #include <utility>
@@ -13,7 +13,7 @@
 namespace diffattn::testing {
 namespace {
 
-constexpr int64_t kRepeats = 1000;  // of each of two shapes
+constexpr int64_t kRepeats = 1000;  // per shape
 
 class Stream {
  public:
@@ -75,7 +75,7 @@ class DeviceCall {
     cuda::map(map_, map_memory_, stream);
   }
 
-  /// Every output, as bytes.
+  /// Returns the bytes of every output.
   std::vector<char> results() const {
     std::vector<char> bytes(results_);
     check_cuda(cudaMemcpy(bytes.data(), block_.data(), results_, cudaMemcpyDeviceToHost));
@@ -115,7 +115,8 @@ class DeviceCall {
 
 class CudaStream : public ::testing::TestWithParam<Target> {
  protected:
-  /// Rows and keys of several tiles; with few rows and many keys the split over keys.
+  /// Returns a spec for several tiles of rows and keys, or for decoding if rows are few and keys
+  /// many.
   static Spec spec(uint64_t seed, int64_t seq_q, int64_t seq_k) {
     Spec spec;
     spec.seed = seed;
@@ -164,7 +165,7 @@ TEST_P(CudaStream, EveryOperationCanBeCaptured) {
   }
 }
 
-/// Streams at work at the same time do not meet, and each sees what was enqueued on it before.
+/// Two streams that run at the same time do not interfere, and each sees its own earlier work.
 TEST_P(CudaStream, StreamsAreKeptApart) {
   const Case first(spec(2, 150, 170), GetParam().dtype), second(spec(3, 90, 200), GetParam().dtype);
   DeviceCall one(first), two(second);

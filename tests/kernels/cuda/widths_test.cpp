@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every padded width that kernels are built for, at and around its limits, and random options at
-// sizes of several tiles.
+// Every width that kernels are compiled for and widths around them, which are padded, and random
+// options at sizes of several tiles.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ constexpr int64_t kHeadDims[] = {1, 8, 20, 32, 33, 64, 72, 96, 128, 136, 256};
 
 class CudaWidths : public ::testing::TestWithParam<Target> {};
 
-/// Sequences of several tiles, so that loops, the last tile and the diagonal all run.
+/// Returns a spec of several tiles, which covers loops, the partial last tile and the diagonal.
 Spec several_tiles(int64_t head_dim, int64_t value_dim) {
   Spec spec;
   spec.seed = static_cast<uint64_t>(head_dim * 1000 + value_dim);
@@ -61,8 +61,8 @@ TEST_P(CudaWidths, Backward) {
               static_cast<long>(tally.cases), tally.worst_share, tally.error / tally.naive_error);
 }
 
-/// Mask tensors of every type, with rows that start at any address and with none in order; some
-/// leave whole tiles unseen.
+/// Returns specs with masks of every type, with unaligned rows and transposed; some hide whole
+/// tiles.
 std::vector<Spec> masked_specs() {
   constexpr std::pair<int64_t, int64_t> kWidths[] = {
       {64, 128}, {32, 64}, {128, 128}, {64, 64}, {128, 256}};
@@ -79,7 +79,7 @@ std::vector<Spec> masked_specs() {
     spec.mask_dtype = dtype;
     spec.mask_batch = round % 2 == 0;
     spec.mask_head = round / 2 % 2 == 0 || seq_k % 2 == 1;
-    spec.mask_row = hidden < 0.95;  // else unseen columns are the same for all rows
+    spec.mask_row = hidden < 0.95;  // else all rows share their hidden columns
     spec.mask_column = true;
     spec.mask_transposed = transposed;
     spec.mask_hidden = hidden;
@@ -99,8 +99,8 @@ std::vector<Spec> masked_specs() {
   return specs;
 }
 
-/// Did all calls since the routes were cleared take the kernels with matrix instructions, where the
-/// GPU has them?
+/// Expects that all calls since the routes were cleared used tensor cores, if the GPU can run these
+/// kernels.
 void expect_matrix_kernels() {
   if (!has_float_matrix_kernels()) return;
   for (auto* const routes : {&forward_routes(), &backward_routes()}) {
@@ -109,14 +109,14 @@ void expect_matrix_kernels() {
   }
 }
 
-/// Those at 64 and 128 have kernels for Hopper.
+/// Masks of all kinds; widths 64 and 128 have sm90 kernels.
 TEST_P(CudaWidths, Masks) {
   Tally tally;
   forward_routes().clear();
   backward_routes().clear();
   const std::vector<Spec> specs = masked_specs();
   const auto all = static_cast<int64_t>(specs.size());
-  const int64_t count = std::clamp<int64_t>(scaled(all), 5, all);  // 5: all widths, both kinds
+  const int64_t count = std::clamp<int64_t>(scaled(all), 5, all);  // 5 cover both kinds of mask
   for (int64_t i = 0; i < count; ++i) {
     Spec spec = specs[i * all / count];
     if (!check_forward(GetParam(), spec, tally)) return;
@@ -137,7 +137,7 @@ TEST_P(CudaWidths, Masks) {
   }
 }
 
-/// Few rows against many keys: split over keys and combined.
+/// Few rows against many keys: the kernels split the keys and combine partial results.
 TEST_P(CudaWidths, Decode) {
   Tally tally{.yardstick = false};
   const uint64_t seed = run_seed() ^ 0xdec;
@@ -150,7 +150,7 @@ TEST_P(CudaWidths, Decode) {
     spec.batch = rng.integer(1, 2);
     spec.seq_q = rng.pick<int64_t>({1, 1, 2, 5, 16});
     spec.seq_k = rng.pick<int64_t>({1024, 1025, 1300, 2100});
-    if (i % 6 == 5) {  // more blocks than run at once
+    if (i % 6 == 5) {  // more thread blocks than the GPU runs at once
       spec.batch = 48, spec.seq_q = 1, spec.seq_k = rng.integer(1024, 1100);
     }
     if (spec.window != kNoWindow) spec.window = rng.integer(0, spec.seq_k);
@@ -158,7 +158,7 @@ TEST_P(CudaWidths, Decode) {
   }
 }
 
-/// Any options, at the widths that models have.
+/// Returns a spec with random options at the widths of real models.
 Spec wide_spec(uint64_t seed) {
   SizeLimits limits;
   limits.seq = 200;
@@ -193,7 +193,7 @@ TEST_P(CudaWidths, RandomBackward) {
 
 class CudaFloat32 : public ::testing::TestWithParam<Target> {};
 
-/// The kernels without matrix instructions, which others would otherwise hide.
+/// Tests the kernels without tensor cores, which the tf32 kernels would otherwise replace.
 TEST_P(CudaFloat32, Simt) {
   Tally tally;
   const CapabilityLimit limit(70);
@@ -214,8 +214,8 @@ TEST_P(CudaFloat32, Simt) {
   EXPECT_GE(backward_routes()["simt"], 8);
 }
 
-/// Too large to be split into two parts, but finite: blocks that meet such a number run once more,
-/// with care for it. Where q, k, v or dout has one the other side of the product has 0, so that all
+/// Finite numbers that are too large to split into two tf32 parts. A thread block that meets one
+/// runs again on a path without the split. The factors of each such number are 0, so that all
 /// results are finite.
 TEST_P(CudaFloat32, LargeNumbersThatCannotBeSplit) {
   Tally tally{.yardstick = false};
@@ -246,7 +246,7 @@ TEST_P(CudaFloat32, LargeNumbersThatCannotBeSplit) {
   expect_matrix_kernels();
 }
 
-/// Such blocks run once more too.
+/// Thread blocks that meet a NaN also run again.
 TEST_P(CudaFloat32, NotFiniteReachesOnlyThoseWhoSeeIt) {
   forward_routes().clear();
   backward_routes().clear();
@@ -261,11 +261,11 @@ TEST_P(CudaFloat32, NotFiniteReachesOnlyThoseWhoSeeIt) {
     const Case whole(spec, GetParam().dtype);
     const BackwardResult before = run_backward(*GetParam().backend, whole);
     for (const int64_t at : places) {
-      Case keys(spec, GetParam().dtype);  // rows from `at` on see it
+      Case keys(spec, GetParam().dtype);  // rows from `at` on see the NaN
       keys.values.v[at * dv + dv - 1] = keys.values.k2[at * d] = kNan;
       keys.store();
       const BackwardResult of_keys = run_backward(*GetParam().backend, keys);
-      Case queries(spec, GetParam().dtype);  // keys up to `at` are seen by it
+      Case queries(spec, GetParam().dtype);  // row `at` sees the keys up to `at`
       queries.values.dout[at * dv + dv - 1] = kNan;
       queries.store();
       const BackwardResult of_queries = run_backward(*GetParam().backend, queries);

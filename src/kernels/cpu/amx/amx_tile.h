@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The AMX micro-kernel: a 32 x 32 tile of fp32 sums of bf16 products,
+//
+//   c[i][j] += sum_k a[i, k] * b[k, j]       k counts operands of two bf16
+//
+// Tile registers 0 to 3 hold the sums, 4 and 5 rows of a, 6 and 7 columns of b. Each pass sums 16
+// pairs with four TDPBF16PS (16 clocks each) and loads four tiles (17 to 18 clocks each from L1,
+// docs/kernel_cpu.md).
 #pragma once
 
 #include <immintrin.h>
@@ -28,9 +36,6 @@ inline constexpr TileConfig kTileConfig{
     .rows = {16, 16, 16, 16, 16, 16, 16, 16},
 };
 
-/// A 32 x 32 tile of fp32 sums of bf16 products, c += a b, on AMX. Tile registers 0 to 3 hold the
-/// sums, 4 and 5 rows of the left operand, 6 and 7 columns of the right operand. Each pass sums 16
-/// pairs with four TDPBF16PS (16 clocks each) and loads four tiles (17 to 18 clocks each from L1).
 template <class Isa>
 struct AmxTile {
   using Vec = __m512;

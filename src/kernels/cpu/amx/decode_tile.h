@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Step (1) of decoding with AMX: the scores of four query rows as k q^T,
+//
+//   sums[n][r] = k[n] . q[r]                 [keys][4], bf16 products, fp32 sums
+//
+// Rows of k are a left operand without packing; only the small q is transposed, once per chunk.
 #pragma once
 
 #include <immintrin.h>
@@ -21,8 +27,6 @@ inline constexpr TileConfig kDecodeConfig{
     .rows = {16, 16, 16, 16, 16},
 };
 
-/// Computes the scores of four rows with tile registers, as k q^T: rows of k are a left operand
-/// without packing, and only the small q must be transposed. Products are bf16, sums fp32.
 template <class Isa>
 struct DecodeTile {
   static constexpr int kRows = 4, kKeys = 32;

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The micro-kernel of FmaTile for operands of two bf16:
+//
+//   c[i][j] += sum_k a[i, k] * b[k, j]       R x W fp32 sums in registers
+//
+// One step broadcasts R operands of a, loads two vectors of b, and sums two elements of the inner
+// dimension with vdpbf16ps.
 #pragma once
 
 #include <immintrin.h>
@@ -9,8 +16,7 @@
 
 namespace diffattn::cpu {
 
-/// FmaTile for operands of two bf16. One step broadcasts R operands of a, loads two vectors of b,
-/// and sums two elements of the inner dimension with vdpbf16ps; sums are fp32.
+/// Has the members of FmaTile.
 template <class Isa>
 struct DotTile {
   using Vec = __m512;

@@ -1,4 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Packs bf16 inputs as operands of two bf16 that are adjacent in the summed dimension, as vdpbf16ps
+// and TDPBF16PS take them. The bits are copied, not converted:
+//
+//   transposed  W rows of k or v as columns        [steps][W]                 for q k^T, dO v^T
+//   rows        W rows of v or k as pairs of rows  [ceil(width / W)][W / 2][W]   for p v, ds k
+//   strip       R rows of q or dO, interleaved     [steps][R]                 for q k^T, dO v^T
+//
+// steps is width / 2, rounded up to a multiple of kDepth; padding is zero.
 #pragma once
 
 #include <immintrin.h>
@@ -9,9 +18,7 @@
 
 namespace diffattn::cpu {
 
-/// FloatPack for bf16 inputs. An operand is two bf16 that are adjacent along the summed dimension,
-/// as vdpbf16ps and TDPBF16PS take them; nothing is converted. The summed dimension is padded with
-/// zeros to a multiple of kDepth operands, which a product takes at a time.
+/// kDepth: operands that a product takes at a time (1, or 16 with AMX).
 template <class Isa, int kDepth>
 struct PairPack {
   static constexpr int kLanes = Isa::kLanes, kCols = Isa::kCols, kRows = Isa::kRows;

@@ -201,8 +201,8 @@ struct BackwardRun {
     return out;
   }
 
-  /// Returns the first ref from a saved lse. A row that sees nothing has lse = -inf. With a ref of
-  /// 0, that or an invalid lse costs time but no accuracy.
+  /// Returns a row's first ref: its saved lse in log2 units, or 0 if that is not finite. A row that
+  /// sees nothing has lse = -inf. A wrong lse costs time but no accuracy.
   static float first_ref(float lse) {
     return std::isfinite(lse) ? static_cast<float>(lse / kLn2) : 0.0f;
   }

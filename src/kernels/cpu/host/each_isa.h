@@ -17,7 +17,8 @@ namespace diffattn::cpu {
 
 /// Returns exp(x) for x clamped to [-87, 88], as 2^n exp(f) with integer n and |f| <= ln(2) / 2.
 [[gnu::always_inline]] inline float fast_exp(float x) {
-  constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;  // adding 1.5 * 2^23 rounds
+  // Adding kRound = 1.5 * 2^23 rounds a float to an integer.
+  constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;
   const float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
   const float shifted = clamped * kLog2E + kRound;
   const float n = shifted - kRound;

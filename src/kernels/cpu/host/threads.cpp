@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <xmmintrin.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -31,8 +32,8 @@ class Pool {
   ~Pool() { stop(); }
 
   void run(int64_t workers, void (*body)(void*), void* context) {
-    const std::unique_lock<std::mutex> use(use_, std::try_to_lock);
-    if (!use || workers <= 1) return body(context);
+    if (workers <= 1 || busy_.test_and_set(std::memory_order_acquire)) return body(context);
+    const Release release{busy_};
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       while (static_cast<int64_t>(threads_.size()) < workers - 1) {
@@ -50,6 +51,11 @@ class Pool {
   }
 
  private:
+  struct Release {
+    std::atomic_flag& flag;
+    ~Release() { flag.clear(std::memory_order_release); }
+  };
+
   void work() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
@@ -75,8 +81,8 @@ class Pool {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  std::mutex use_;    // held by the caller whose job runs
-  std::mutex mutex_;  // guards everything below
+  std::atomic_flag busy_;  // set while a job runs; a mutex must not be tried by its own thread
+  std::mutex mutex_;       // guards everything below
   std::condition_variable wake_, done_;
   std::vector<std::thread> threads_;
   void (*body_)(void*) = nullptr;

@@ -22,24 +22,24 @@ namespace diffattn::cuda {
 /// rounding p to bfloat16 does.
 inline constexpr float kEnoughDigits = 0x1p15f;
 
-/// Row maximum (`reference`) and sum of one map in base 2: lse = reference + log2(sum).
+/// Row maximum (`row_max`) and sum of one map in base 2: lse = row_max + log2(sum).
 struct RowSoftmax {
-  float reference = -INFINITY, sum = 0.0f;
+  float row_max = -INFINITY, sum = 0.0f;
 
   __device__ void add(float score) {
     const float s = score == -INFINITY ? -FLT_MAX : score;  // overflowed, but still visible
-    const float larger = fmaxf(reference, s);
-    sum = sum * ptx::exp2(reference - larger) + ptx::exp2(s - larger);
-    reference = larger;
+    const float larger = fmaxf(row_max, s);
+    sum = sum * ptx::exp2(row_max - larger) + ptx::exp2(s - larger);
+    row_max = larger;
   }
 
   /// Merges the lanes of a warp; every lane gets the same bits.
   __device__ RowSoftmax of_warp() const {
-    float largest = reference;
+    float largest = row_max;
     for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
     }
-    const float part = sum == 0.0f ? 0.0f : sum * ptx::exp2(reference - largest);
+    const float part = sum == 0.0f ? 0.0f : sum * ptx::exp2(row_max - largest);
     return {largest, warp_sum(part)};
   }
 };

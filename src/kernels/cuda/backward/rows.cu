@@ -97,14 +97,14 @@ struct PrepareRow {
       squares += o[i] * o[i];
       inner += g[i] * gain[i] * o[i];
     }
-    float rstd = 1.0f, pull = 0.0f;
+    float rstd = 1.0f, projection = 0.0f;
     if (args.epilogue.norm && !dead) {
       rstd = 1.0f / sqrtf(warp_sum(squares) / width + args.epilogue.eps);
-      pull = rstd * rstd * warp_sum(inner) / width;
+      projection = rstd * rstd * warp_sum(inner) / width;
     }
     RowSoftmaxes maps{{lse1 * kLog2E, 1.0f}, {lse2 * kLog2E, 1.0f}};
     if (args.scores.is_needed(args.shape, lse1)) maps = args.scores.softmax(args.shape, b, m, h);
-    const float share = 1.0f / maps.map1.sum;
+    const float inverse_sum = 1.0f / maps.map1.sum;
     T* const d_o_row = args.d_o.at(b, l, h);
     float delta = 0.0f, delta2 = 0.0f, minus_dlambda = 0.0f;
 #pragma unroll
@@ -112,8 +112,8 @@ struct PrepareRow {
       const int c = lane + i * kWarpSize;
       if (c >= width) continue;
       dweight[i] += args.epilogue.out_scale * g[i] * o[i] * rstd;
-      const float exact = dead ? 0.0f : rstd * (g[i] * gain[i] - o[i] * pull);
-      const T d_o = narrow<T>(exact * share);
+      const float exact = dead ? 0.0f : rstd * (g[i] * gain[i] - o[i] * projection);
+      const T d_o = narrow<T>(exact * inverse_sum);
       d_o_row[c] = d_o;
       delta += widen(d_o) * o[i];
       delta2 += widen(d_o) * o2[i];
@@ -127,8 +127,8 @@ struct PrepareRow {
                               const RowSoftmaxes& maps, float delta, float delta2,
                               float minus_dlambda) const {
     if (lane != 0) return;
-    *args.state.lse1.at(b, l, h) = dead ? INFINITY : maps.map1.reference;
-    *args.state.lse2.at(b, l, h) = dead ? INFINITY : maps.map2.reference;
+    *args.state.lse1.at(b, l, h) = dead ? INFINITY : maps.map1.row_max;
+    *args.state.lse2.at(b, l, h) = dead ? INFINITY : maps.map2.row_max;
     *args.state.delta1.at(b, l, h) = delta + lambda * delta2;
     *args.state.delta2.at(b, l, h) = delta2;
     *args.state.lambda.at(b, l, h) = lambda * maps.map1.sum / maps.map2.sum;
@@ -201,7 +201,7 @@ void launch_any_rows(const RowsArguments<T, U>& args, const BackwardParams& para
 template <class T, class U>
 void prepare(const BackwardParams& params, const View<const void>& o, const View<const void>& o2,
              const BackwardWorkspace& workspace, const int* only_if, cudaStream_t stream) {
-  const bool again = only_if != nullptr;
+  const bool for_repair = only_if != nullptr;
   const RowsArguments<T, U> args{
       .shape = shape_of(params),
       .dout = rows_of<const T>(params.dout),
@@ -221,13 +221,13 @@ void prepare(const BackwardParams& params, const View<const void>& o, const View
                  .scale2_log2 = static_cast<float>(params.scale2 * kLog2E)},
       .d_o = rows_of<T>(workspace.d_o),
       .state = workspace.state,
-      .dnorm_parts = again ? nullptr : workspace.dnorm_parts,
+      .dnorm_parts = for_repair ? nullptr : workspace.dnorm_parts,
       .only_if = only_if,
-      .sums = again ? nullptr : reinterpret_cast<uint4*>(workspace.dq_sums),
+      .sums = for_repair ? nullptr : reinterpret_cast<uint4*>(workspace.dq_sums),
       .sum_chunks = workspace.dq_sum_bytes / static_cast<int64_t>(sizeof(uint4))};
   const int64_t count = params.batch * params.seq_q * params.heads;
   if constexpr (sizeof(T) == 2 && __is_same(T, U)) {
-    if (!again && has_whole_rows(params, workspace) && count < int64_t{1} << 31) {
+    if (!for_repair && has_whole_rows(params, workspace) && count < int64_t{1} << 31) {
       const auto kernel = params.value_dim <= 128 ? prepare_whole_rows_kernel<T, 1, kWarps>
                                                   : prepare_whole_rows_kernel<T, 2, kWarps>;
       kernel<<<kRowBlocks, kWarps * kWarpSize, 0, stream>>>(args, static_cast<int>(count));
@@ -238,7 +238,7 @@ void prepare(const BackwardParams& params, const View<const void>& o, const View
     launch_any_rows(args, params, stream);
   }
   check_launch("backward over rows", params);
-  if (again || params.dnorm_weight == nullptr) return;
+  if (for_repair || params.dnorm_weight == nullptr) return;
   const auto width = static_cast<unsigned>(params.value_dim);
   reduce_dnorm_kernel<<<width, kWarpSize, 0, stream>>>(
       workspace.dnorm_parts, static_cast<float*>(params.dnorm_weight), static_cast<int>(width));

@@ -23,9 +23,9 @@ struct RowState {
   Rows<float> lse1, lse2, delta1, delta2, lambda, minus_dlambda;
 };
 
-/// Normalising factors ("shares") of the float32 kernels (simt, tf32), arrays [H, rows]. Their pass
-/// over queries computes them for the passes over keys, see simt::share_of.
-struct RowShares {
+/// Normalising factors of the rows for the float32 kernels (simt, tf32), arrays [H, rows]. Their
+/// pass over queries computes them for the passes over keys, see simt::row_factor.
+struct RowFactors {
   Rows<float> p1, lambda;  // factor of p1; lambda times the factor of p2
 };
 
@@ -36,7 +36,7 @@ struct UnitWorkspace {
   int* dq_done = nullptr;          // [H, units, sm90::kDqWriters]
   float* dlambda_parts = nullptr;  // [H, units]
   void* words = nullptr;           // sm90::KeyWords or sm90::MaskBiases, only under a mask
-  int* recompute = nullptr;        // [1]: not 0 if the sm80 kernels must recompute all gradients
+  int* needs_repair = nullptr;     // [1]: not 0 if the sm80 kernels must recompute all gradients
 };
 
 /// The workspace of one backward, divided into its arrays.
@@ -51,7 +51,7 @@ struct BackwardWorkspace {
   UnitWorkspace units;             // sm90 only
   float* dq_sums = nullptr;        // sm80 fused pass only, see sm80/backward/dq_sums.cuh
   int64_t dq_sum_bytes = 0;
-  RowShares shares;  // simt and tf32 only
+  RowFactors row_factors;  // simt and tf32 only
 
   /// Lays the arrays out in `memory`. If it is null, only `bytes` is meaningful.
   BackwardWorkspace(const BackwardParams& params, void* memory);

@@ -88,7 +88,7 @@ struct PrepareWholeRow {
       lambda = *args.lambda.at(b, l, h);
     }
     const bool dead = lse1 == -INFINITY;
-    float rstd = 1.0f, pull = 0.0f;
+    float rstd = 1.0f, projection = 0.0f;
     if (args.epilogue.norm) {
       float squares = 0.0f, inner = 0.0f;
 #pragma unroll
@@ -103,14 +103,14 @@ struct PrepareWholeRow {
       }
       squares = row_sum(squares), inner = row_sum(inner);
       rstd = 1.0f / sqrtf(squares / width + args.epilogue.eps);
-      pull = rstd * rstd * inner / width;
+      projection = rstd * rstd * inner / width;
     }
     float delta = 0.0f, delta2 = 0.0f, minus_dlambda = 0.0f;
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       if (dead || column(i) >= width) continue;
-      const uint4 d_o =
-          gradient(i, dout[i], o_chunk[i], o2_chunk[i], rstd, pull, delta, delta2, minus_dlambda);
+      const uint4 d_o = gradient(i, dout[i], o_chunk[i], o2_chunk[i], rstd, projection, delta,
+                                 delta2, minus_dlambda);
       *reinterpret_cast<uint4*>(args.d_o.at(b, l, h) + column(i)) = d_o;
     }
     if (dead && exists) clear(b, l, h);
@@ -128,7 +128,7 @@ struct PrepareWholeRow {
 
   /// Returns dO of 8 columns and adds their terms to delta, delta2, minus_dlambda and dweight.
   __device__ uint4 gradient(int i, const RowChunk& dout, const RowChunk& o_chunk,
-                            const RowChunk& o2_chunk, float rstd, float pull, float& delta,
+                            const RowChunk& o2_chunk, float rstd, float projection, float& delta,
                             float& delta2, float& minus_dlambda) {
     uint4 packed;
     uint32_t* const words = reinterpret_cast<uint32_t*>(&packed);
@@ -139,7 +139,7 @@ struct PrepareWholeRow {
       for (int x = 0; x < 2; ++x) {
         const float o = o_chunk.template value<T>(e + x), g = dout.template rounded<T>(e + x);
         dweight[i][e + x] += args.epilogue.out_scale * g * o * rstd;
-        exact[x] = rstd * (g * gain[i][e + x] - o * pull);
+        exact[x] = rstd * (g * gain[i][e + x] - o * projection);
       }
       words[e / 2] = pack<T>(exact[0], exact[1]);
       const float2 d_o = unpack<T>(words[e / 2]);

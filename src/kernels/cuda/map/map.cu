@@ -62,16 +62,16 @@ template <class T>
 __global__ void __launch_bounds__(simt::kThreads)
     map_softmax_kernel(const __grid_constant__ MapArguments<T> args, int tiles) {
   extern __shared__ __align__(128) float simt_smem[];
-  const BlockPlace place(blockIdx.x, args.in.shape.heads, tiles);
-  const simt::TileMaps<T> maps{args.in, simt_smem, place.b};
-  const int m0 = args.rows.begin + place.tile * kBlock;
+  const WorkTile work(blockIdx.x, args.in.shape.heads, tiles);
+  const simt::TileMaps<T> maps{args.in, simt_smem, work.b};
+  const int m0 = args.rows.begin + work.tile * kBlock;
   const int end = min(args.rows.end, maps.seq.seq_q);
   if (m0 >= end) return;
   simt::RowSoftmax p1[2], p2[2];
-  maps.softmax(place.h, m0, p1, p2);  // (1)
+  maps.softmax(work.h, m0, p1, p2);  // (1)
   for (int i = 0; i < 2; ++i) {
     const int m = m0 + maps.at.ty + 16 * i;
-    if (m < end && maps.at.tx == 0) *args.softmax_row(place.b, place.h, m) = {p1[i], p2[i]};
+    if (m < end && maps.at.tx == 0) *args.softmax_row(work.b, work.h, m) = {p1[i], p2[i]};
   }
 }
 
@@ -148,12 +148,12 @@ template <class T>
 __global__ void __launch_bounds__(simt::kThreads, 1)
     map_cells_kernel(const __grid_constant__ MapArguments<T> args, int row_tiles, int parts) {
   extern __shared__ __align__(128) float simt_smem[];
-  const BlockPlace place(blockIdx.x, args.in.shape.heads, row_tiles * parts);
+  const WorkTile work(blockIdx.x, args.in.shape.heads, row_tiles * parts);
   Cells<T>{args,
-           {args.in, simt_smem, place.b},
-           place.h,
-           args.rows.begin + place.tile / parts * kBlock,
-           (args.columns.begin / kBlock * kBlock) + place.tile % parts * kColumns}
+           {args.in, simt_smem, work.b},
+           work.h,
+           args.rows.begin + work.tile / parts * kBlock,
+           (args.columns.begin / kBlock * kBlock) + work.tile % parts * kColumns}
       .run();
 }
 

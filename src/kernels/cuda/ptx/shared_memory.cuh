@@ -28,12 +28,12 @@ __device__ inline void store_8(uint32_t smem, uint64_t x) {
 
 /// The lane's addresses for storing four 8x8 matrices, which the warp holds in the layout of
 /// `load_matrix_x4`. Uses stmatrix from sm_90 on and four 4-byte stores before.
-struct MatrixPlace {
+struct MatrixStore {
   uint32_t first[4];
 
   /// at(r, i) returns the address of row r of matrix i.
   template <class At>
-  __device__ static MatrixPlace of(int lane, const At& at) {
+  __device__ static MatrixStore of(int lane, const At& at) {
 #if __CUDA_ARCH__ >= 900
     return {{at(lane % 8, lane / 8)}};
 #else

@@ -62,7 +62,7 @@ __device__ inline void pin(uint32_t (&r)[kN]) {
 /// Makes `r` undefined. The asm of a product names `r` as input and output, so without this call
 /// the compiler would keep the old values alive even if the product overwrites them.
 template <int kN>
-__device__ inline void fresh(float (&r)[kN]) {
+__device__ inline void discard(float (&r)[kN]) {
 #pragma unroll
   for (int i = 0; i < kN; ++i) asm volatile("" : "=f"(r[i])::"memory");
 }

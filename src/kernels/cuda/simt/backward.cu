@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Launches of the simt backward, see backward.cuh. The pass over queries always runs, because it
-// computes the shares for the pass over keys.
+// computes the row factors for the pass over keys.
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/simt/backward.cuh"
@@ -14,16 +14,16 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     backward_keys_kernel(const __grid_constant__ BackwardArguments<T> args, int tiles) {
   extern __shared__ __align__(16) float simt_smem[];
-  const BlockPlace place(blockIdx.x, args.shape.kv_heads, tiles);
-  Backward<T>{args, simt_smem, place.b}.run_keys(place.h, place.tile);
+  const WorkTile work(blockIdx.x, args.shape.kv_heads, tiles);
+  Backward<T>{args, simt_smem, work.b}.run_keys(work.h, work.tile);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     backward_queries_kernel(const __grid_constant__ BackwardArguments<T> args, int tiles) {
   extern __shared__ __align__(16) float simt_smem[];
-  const BlockPlace place(blockIdx.x, args.shape.heads, tiles);
-  Backward<T>{args, simt_smem, place.b}.run_queries(place.h, tiles - 1 - place.tile);
+  const WorkTile work(blockIdx.x, args.shape.heads, tiles);
+  Backward<T>{args, simt_smem, work.b}.run_queries(work.h, tiles - 1 - work.tile);
 }
 
 template <class T>

@@ -4,13 +4,13 @@
 // supports. Two passes, each with a fixed order of summation and no atomics:
 //
 //   over queries: a block owns 32 rows of a (batch entry, head), visits the keys they may see, and
-//                 computes dq1, dq2 and the rows' shares (see share_of)
+//                 computes dq1, dq2 and the row factors (see row_factor)
 //   over keys:    a block owns 32 keys of a (batch entry, kv head), visits the rows of all heads of
 //                 the group that may see them, and computes dk1, dk2, dv
 //
 // Each step multiplies the 32 owned rows (of q or of k) with 32 rows of the other tensor:
 //   (1) s1 = q1.k1, s2 = q2.k2, dp = dO.v                            [32, 32]
-//   (2) p = exp2(scale log2(e) s + mask - lse), times the row's share in the pass over keys
+//   (2) p = exp2(scale log2(e) s + mask - lse), times the row factor in the pass over keys
 //       ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
 //   (3) dq1 += ds1 k1, dq2 += ds2 k2        over queries
 //       dv += (p1 - lambda p2)^T dO, dk1 += ds1^T q1, dk2 += ds2^T q2        over keys
@@ -32,7 +32,7 @@ struct BackwardArguments {
   Rows<const T> v;               // [B, N, Hkv, Dv]
   Rows<const T> d_o;             // [B, M, H, Dv]
   RowState state;
-  RowShares shares;
+  RowFactors row_factors;
   float scale, scale2, scale_log2, scale2_log2;
   Rows<T> dq1, dq2, dk1, dk2;  // [B, M, H, D], [B, N, Hkv, D]
   Rows<T> dv;                  // [B, N, Hkv, Dv]
@@ -49,7 +49,7 @@ BackwardArguments<T> backward_arguments(const BackwardParams& params,
           .v = rows_of<const T>(params.v),
           .d_o = rows_of<const T>(workspace.d_o),
           .state = workspace.state,
-          .shares = workspace.shares,
+          .row_factors = workspace.row_factors,
           .scale = static_cast<float>(params.scale),
           .scale2 = static_cast<float>(params.scale2),
           .scale_log2 = static_cast<float>(params.scale * kLog2E),
@@ -68,7 +68,7 @@ __device__ inline float probability(float s, float scale, float bias, float lse)
   return ptx::probability(fmaf(s, scale, bias) - lse);
 }
 
-/// Returns the row's share: the factor that makes its p sum to 1, given their present sum. The sum
+/// Returns the row factor, which makes the row's p sum to 1, given their present sum. The sum
 /// is not exactly 1, because lse is rounded to one float: one ulp of an lse of 300 is 3e-5, and all
 /// p of the row have that relative error.
 ///
@@ -76,14 +76,14 @@ __device__ inline float probability(float s, float scale, float bias, float lse)
 /// row_softmax.cuh). Their |lse| exceeds kEnoughDigits in natural units, 1.44 kEnoughDigits in base
 /// 2. `lse1` is map 1's row maximum in base 2 there, which is less by log2 of the number of keys;
 /// hence 1.4.
-__device__ inline float share_of(float sum, float lse1, const Shape& shape) {
+__device__ inline float row_factor(float sum, float lse1, const Shape& shape) {
   if (shape.mask.kind == MaskKind::kAdditive && fabsf(lse1) > 1.4f * kEnoughDigits) return 1.0f;
   return sum > 0.0f ? 1.0f / sum : 1.0f;
 }
 
 /// Probabilities and gradients of one (query m, key n); all 0 if m may not see n.
 struct PairGradient {
-  float p1, p2;       // not yet multiplied by the shares
+  float p1, p2;       // not yet multiplied by the row factors
   float a, ds1, ds2;  // p1 - lambda p2, and the gradients of both scores
 };
 
@@ -92,7 +92,7 @@ struct Backward {
   const BackwardArguments<T>& args;
   float* smem;
   const int b;
-  const ThreadPlace at{};
+  const ThreadPosition at{};
   const Sequence seq = args.shape.sequence(b);
   const int pitch = pitch_of(max(args.shape.head_dim, args.shape.value_dim));
 
@@ -158,9 +158,10 @@ struct Backward {
     const int64_t l = seq.q_begin + m;
     const float p1 = probability(s1, args.scale_log2, bias, *args.state.lse1.at(b, l, h));
     const float p2 = probability(s2, args.scale2_log2, bias, *args.state.lse2.at(b, l, h));
-    const float share1 = keys_own ? *args.shares.p1.at(b, l, h) : 1.0f;
-    const float weight1 = share1 * p1;
-    const float weight2 = *(keys_own ? args.shares.lambda : args.state.lambda).at(b, l, h) * p2;
+    const float factor1 = keys_own ? *args.row_factors.p1.at(b, l, h) : 1.0f;
+    const float weight1 = factor1 * p1;
+    const float weight2 =
+        *(keys_own ? args.row_factors.lambda : args.state.lambda).at(b, l, h) * p2;
     return {p1, p2, weight1 - weight2, weight1 * (dp - *args.state.delta1.at(b, l, h)),
             -weight2 * (dp - *args.state.delta2.at(b, l, h))};
   }
@@ -219,25 +220,25 @@ struct Backward {
       accumulate(dq2_reg, ds2_smem, x_smem, width, pitch);
     }
     float scale1[2], scale2[2];
-    finish_shares(h, m0, scale1, scale2);
+    finish_row_factors(h, m0, scale1, scale2);
     store(args.dq1, dq1_reg, scale1, seq.q_begin, m0, seq.seq_q, h, width);
     store(args.dq2, dq2_reg, scale2, seq.q_begin, m0, seq.seq_q, h, width);
   }
 
-  /// Computes the shares of rows ty and ty + 16, stores them for the pass over keys, and returns
+  /// Computes the factors of rows ty and ty + 16, stores them for the pass over keys, and returns
   /// the factors of their dq.
-  __device__ void finish_shares(int h, int m0, float (&scale1)[2], float (&scale2)[2]) const {
+  __device__ void finish_row_factors(int h, int m0, float (&scale1)[2], float (&scale2)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int m = m0 + at.ty + 16 * i;
       const int64_t l = seq.q_begin + min(m, seq.seq_q - 1);
       const float lse1 = *args.state.lse1.at(b, l, h);
-      const float share1 = share_of(row_sum(sum1[i]), lse1, args.shape);
-      const float share2 = share_of(row_sum(sum2[i]), lse1, args.shape);
-      scale1[i] = args.scale * share1, scale2[i] = args.scale2 * share2;
+      const float factor1 = row_factor(row_sum(sum1[i]), lse1, args.shape);
+      const float factor2 = row_factor(row_sum(sum2[i]), lse1, args.shape);
+      scale1[i] = args.scale * factor1, scale2[i] = args.scale2 * factor2;
       if (m >= seq.seq_q || at.tx != 0) continue;
-      *args.shares.p1.at(b, l, h) = share1;
-      *args.shares.lambda.at(b, l, h) = *args.state.lambda.at(b, l, h) * share2;
+      *args.row_factors.p1.at(b, l, h) = factor1;
+      *args.row_factors.lambda.at(b, l, h) = *args.state.lambda.at(b, l, h) * factor2;
     }
   }
 };

@@ -13,9 +13,9 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardArguments<T> args, int tiles) {
   extern __shared__ __align__(16) float simt_smem[];
-  BlockPlace place(blockIdx.x, args.shape.heads, tiles);
-  place.tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
-  Forward<T>{args, simt_smem, place}.run();
+  WorkTile work(blockIdx.x, args.shape.heads, tiles);
+  work.tile = tiles - 1 - work.tile;  // last rows first: if causal, they see the most keys
+  Forward<T>{args, simt_smem, work}.run();
 }
 
 template <class T>

@@ -72,12 +72,12 @@ template <class T>
 struct Forward {
   const ForwardArguments<T>& args;
   float* smem;
-  const BlockPlace place;
-  const ThreadPlace at{};
-  const Sequence seq = args.shape.sequence(place.b);
-  const HeadMask mask{args.shape, seq, place.b, place.h};
-  const int kv_head = args.shape.kv_head(place.h);
-  const int row0 = place.tile * kBlock;
+  const WorkTile work;
+  const ThreadPosition at{};
+  const Sequence seq = args.shape.sequence(work.b);
+  const HeadMask mask{args.shape, seq, work.b, work.h};
+  const int kv_head = args.shape.kv_head(work.h);
+  const int row0 = work.tile * kBlock;
   const int pitch = pitch_of(max(args.shape.head_dim, args.shape.value_dim));
 
   float* const x_smem = smem;                      // [32, pitch]: q
@@ -115,7 +115,7 @@ struct Forward {
   }
 
   __device__ void load_keys(const Rows<const T>& rows, int n0, int width) {
-    load_tile(y_smem, rows.at(place.b, seq.k_begin + n0, kv_head), rows.seq_stride,
+    load_tile(y_smem, rows.at(work.b, seq.k_begin + n0, kv_head), rows.seq_stride,
               seq.first_key - n0, seq.end_key - n0, width, pitch);
   }
 
@@ -125,7 +125,7 @@ struct Forward {
   __device__ void scores(Scores& s, Scores& rest, const Rows<const T>& q, const Rows<const T>& k,
                          int n0, float scale) {
     const int width = args.shape.head_dim;
-    load_tile(x_smem, q.at(place.b, seq.q_begin + row0, place.h), q.seq_stride, 0, seq.seq_q - row0,
+    load_tile(x_smem, q.at(work.b, seq.q_begin + row0, work.h), q.seq_stride, 0, seq.seq_q - row0,
               width, pitch);
     load_keys(k, n0, width);
     __syncthreads();  // all threads have written q and k
@@ -151,11 +151,11 @@ struct Forward {
     for (int i = 0; i < 2; ++i) {
       const float m_new = fmaxf(state.m[i], row_max(fmaxf(s[i][0], s[i][1])));
       // A row that has seen no column has m = -inf, and -inf - (-inf) is NaN.
-      const float reference = m_new == -INFINITY ? 0.0f : m_new;
-      const float rescale = ptx::exp2(state.m[i] - reference);
+      const float m_finite = m_new == -INFINITY ? 0.0f : m_new;
+      const float rescale = ptx::exp2(state.m[i] - m_finite);
       state.m[i] = m_new;
 #pragma unroll
-      for (int j = 0; j < 2; ++j) s[i][j] = ptx::exp2(s[i][j] - reference + rest[i][j]);
+      for (int j = 0; j < 2; ++j) s[i][j] = ptx::exp2(s[i][j] - m_finite + rest[i][j]);
       state.l[i] = state.l[i] * rescale + s[i][0] + s[i][1];
 #pragma unroll
       for (int c = 0; c < kMaxWidth / 64; ++c) {
@@ -175,10 +175,10 @@ struct Forward {
       dead[i] = state1.l[i] == 0.0f;
       inverse1[i] = dead[i] ? 0.0f : 1.0f / state1.l[i];
       inverse2[i] = dead[i] ? 0.0f : 1.0f / state2.l[i];
-      lambda[i] = exists[i] && !dead[i] ? *args.lambda.at(place.b, seq.q_begin + m, place.h) : 0.0f;
+      lambda[i] = exists[i] && !dead[i] ? *args.lambda.at(work.b, seq.q_begin + m, work.h) : 0.0f;
       if (exists[i] && at.tx == 0 && args.lse1.data != nullptr) {
-        *args.lse1.at(place.b, seq.q_begin + m, place.h) = state1.m[i] * kLn2 + logf(state1.l[i]);
-        *args.lse2.at(place.b, seq.q_begin + m, place.h) = state2.m[i] * kLn2 + logf(state2.l[i]);
+        *args.lse1.at(work.b, seq.q_begin + m, work.h) = state1.m[i] * kLn2 + logf(state1.l[i]);
+        *args.lse2.at(work.b, seq.q_begin + m, work.h) = state2.m[i] * kLn2 + logf(state2.l[i]);
       }
     }
     for_each_column(o2_reg, width, [&](int i, int, float& x) { x *= inverse2[i]; });
@@ -216,14 +216,14 @@ struct Forward {
     for_each_column(o, args.shape.value_dim, [&](int i, int column, float x) {
       const int64_t l = seq.q_begin + row0 + at.ty + 16 * i;
       if (!exists[i]) return;
-      out.at(place.b, l, place.h)[column] = static_cast<int8_t>(rest_of(x, narrow<T>(x)));
+      out.at(work.b, l, work.h)[column] = static_cast<int8_t>(rest_of(x, narrow<T>(x)));
     });
   }
 
   template <class U, class F>
   __device__ void store_rows(const Rows<U>& out, Wide& o, const bool (&exists)[2], F f) {
-    U* const rows[2] = {out.at(place.b, seq.q_begin + row0 + at.ty, place.h),
-                        out.at(place.b, seq.q_begin + row0 + at.ty + 16, place.h)};
+    U* const rows[2] = {out.at(work.b, seq.q_begin + row0 + at.ty, work.h),
+                        out.at(work.b, seq.q_begin + row0 + at.ty + 16, work.h)};
     for_each_column(o, args.shape.value_dim, [&](int i, int column, float x) {
       if (exists[i]) rows[i][column] = narrow<U>(f(i, column, x));
     });

@@ -24,7 +24,7 @@ __host__ __device__ constexpr int pitch_of(int width) { return (width + 3) / 4 *
 using Scores = float[2][2];                // rows ty + 16 i, columns tx + 16 j
 using Wide = float[2][kMaxWidth / 64][4];  // rows ty + 16 i, columns 64 c + 4 tx + e
 
-struct ThreadPlace {
+struct ThreadPosition {
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 };
 
@@ -51,7 +51,7 @@ __device__ inline void load_tile(float* tile, const T* row0, int64_t stride, int
 /// s = x y^T over `width` columns. Each score has four partial sums, which round less than one long
 /// sum and hide the latency of the additions.
 __device__ inline void dot_rows(Scores& s, const float* x, const float* y, int width, int pitch) {
-  const ThreadPlace at;
+  const ThreadPosition at;
   float4 sum[2][2] = {};
 #pragma unroll 2
   for (int c = 0; c < width; c += 4) {
@@ -83,7 +83,7 @@ __device__ inline void dot_rows(Scores& s, const float* x, const float* y, int w
 
 /// Stores this thread's scores to a shared tile [kBlock, kScorePitch].
 __device__ inline void store_scores(float* tile, const Scores& s) {
-  const ThreadPlace at;
+  const ThreadPosition at;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ inline void store_scores(float* tile, const Scores& s) {
 /// acc += a b, with a [kBlock, kBlock] a tile of scores and b [kBlock, width]. Skips zeros of a,
 /// because a is 0 where a row may not see a column, and that row of b may hold NaN.
 __device__ inline void accumulate(Wide& acc, const float* a, const float* b, int width, int pitch) {
-  const ThreadPlace at;
+  const ThreadPosition at;
   for (int n = 0; n < kBlock; ++n) {
     const float a_reg[2] = {a[at.ty * kScorePitch + n], a[(at.ty + 16) * kScorePitch + n]};
 #pragma unroll
@@ -116,7 +116,7 @@ __device__ inline void accumulate(Wide& acc, const float* a, const float* b, int
 /// Calls f(i, column, value) for every column below `width` that this thread owns.
 template <class F>
 __device__ inline void for_each_column(Wide& acc, int width, F f) {
-  const ThreadPlace at;
+  const ThreadPosition at;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll

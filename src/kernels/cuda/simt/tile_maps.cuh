@@ -58,7 +58,7 @@ struct TileMaps {
   const MapInputs<T>& in;
   float* const smem;
   const int b;
-  const ThreadPlace at{};
+  const ThreadPosition at{};
   const Sequence seq = in.shape.sequence(b);
   const int width = in.shape.head_dim;
   const int pitch = pitch_of(width);
@@ -161,8 +161,8 @@ struct TileMaps {
     __device__ RowSoftmax finish() const {
       const float m_row = row_max(m);
       // A row that sees no column has m_row = -inf, and -inf - (-inf) is NaN.
-      const float reference = m_row == -INFINITY ? 0.0f : m_row;
-      return {reference, 1.0f / row_sum(l * ptx::exp2(m - reference))};
+      const float m_finite = m_row == -INFINITY ? 0.0f : m_row;
+      return {m_finite, 1.0f / row_sum(l * ptx::exp2(m - m_finite))};
     }
   };
 

@@ -3,9 +3,9 @@
 // Biases of an additive mask for one warp's tile of scores, staged in shared memory: lanes read the
 // mask along its columns, then each lane fetches the entries of its accumulator fragment.
 //
-//   load_bias:  tile [kRows, 32] = mask log2(e), or -inf where the row may not see the column
-//   add_bias:   s [16, 8 kN8] += tile
-//   touch_bias: prefetches the mask into L1 for a later load_bias
+//   load_bias:      tile [kRows, 32] = mask log2(e), or -inf where the row may not see the column
+//   add_bias:       s [16, 8 kN8] += tile
+//   prefetch_bias:  prefetches the mask into L1 for a later load_bias
 #pragma once
 
 #include "kernels/cuda/epilogue.cuh"
@@ -96,10 +96,10 @@ __device__ inline void load_bias_chunks(float* tile, const HeadMask& mask, int m
 }
 
 /// Prefetches the biases of kRows rows and kColumns columns into L1 for `load_bias`: starts one
-/// cp.async of 2 or 4 bytes per 32-byte sector. The copies go to `place` [kRows * kColumns / 8],
+/// cp.async of 2 or 4 bytes per 32-byte sector. The copies go to `scratch` [kRows * kColumns / 8],
 /// which nobody reads.
 template <int kRows, int kColumns, int kThreads>
-__device__ inline void touch_bias(float* place, const HeadMask& mask, int m0, int n0) {
+__device__ inline void prefetch_bias(float* scratch, const HeadMask& mask, int m0, int n0) {
   constexpr int kSector = 32;  // bytes
   const Mask& all = mask.shape.mask;
   const Sequence& seq = mask.seq;
@@ -112,7 +112,7 @@ __device__ inline void touch_bias(float* place, const HeadMask& mask, int m0, in
     const int n = min(n0 + i % (kColumns / step) * step, seq.seq_k - 1);
     const auto at =
         reinterpret_cast<uintptr_t>(all.data) + (mask.head + m * all.strides.row + n) * element;
-    ptx::copy_4_partly(ptx::smem_address(place + i),
+    ptx::copy_4_partly(ptx::smem_address(scratch + i),
                        reinterpret_cast<const void*>(at & ~uintptr_t{3}), element);
   }
 }

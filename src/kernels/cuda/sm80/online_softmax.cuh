@@ -13,7 +13,7 @@
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/problem.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
-#include "kernels/cuda/quad.cuh"
+#include "kernels/cuda/quad_reduce.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
 
 namespace diffattn::cuda::sm80 {
@@ -38,7 +38,7 @@ struct OnlineSoftmax {
   template <int kN8, int kO8>
   __device__ void update(Accumulator<kM, kN8>& s, float factor, Accumulator<kM, kO8>& o) {
     float m_new[kM][2];
-    bool outgrown = false;
+    bool over_slack = false;
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
 #pragma unroll
@@ -47,22 +47,22 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int j = 0; j < kN8; ++j) top = fmaxf(top, fmaxf(s[i][j][2 * r], s[i][j][2 * r + 1]));
         m_new[i][r] = fmaxf(m[i][r], quad_max(top) * factor);
-        outgrown |= m_new[i][r] > m[i][r] + kSlack;
+        over_slack |= m_new[i][r] > m[i][r] + kSlack;
       }
     }
-    if (__any_sync(0xffffffffu, outgrown)) rescale(m_new, o);
+    if (__any_sync(0xffffffffu, over_slack)) rescale(m_new, o);
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float reference = finite_or_zero(m[i][r]);
+        const float m_finite = finite_or_zero(m[i][r]);
         float sum[2] = {0.0f, 0.0f};  // two independent chains of additions hide their latency
 #pragma unroll
         for (int j = 0; j < kN8; ++j) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& x = s[i][j][2 * r + e];
-            x = ptx::exp2(x * factor - reference);
+            x = ptx::exp2(x * factor - m_finite);
             sum[e] += x;
           }
         }

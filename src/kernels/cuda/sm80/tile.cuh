@@ -97,7 +97,7 @@ __device__ inline void load_tile(T* tile, const TileSource<T>& source) {
 /// Does the same with fewer registers, for code that rarely runs: the loop is not unrolled, and it
 /// reads threadIdx.x again so that the compiler keeps no derived addresses in registers.
 template <int kRows, int kCols, int kThreads, class T>
-__device__ inline void load_tile_slowly(T* tile, const TileSource<T>& source) {
+__device__ inline void load_tile_rolled(T* tile, const TileSource<T>& source) {
   constexpr int kChunks = kCols / kChunk;
 #pragma unroll 1
   for (int i = ptx::reread_thread(); i < kRows * kChunks; i += kThreads) {

@@ -137,7 +137,7 @@ __device__ inline uint32_t seen_word(const HeadMask& mask, int m, int n) {
 /// Sets this thread's scores of one row to -inf where `word` has no bit, even if they are NaN. The
 /// row is g if r is 0 and g + 8 if r is 1; s holds the row's fragments over 8 kN8 columns.
 template <int kN8>
-__device__ inline void hide_unseen(float (&s)[kN8][4], int r, uint32_t word) {
+__device__ inline void mask_unseen(float (&s)[kN8][4], int r, uint32_t word) {
   static_assert(kN8 <= 4);
   const uint32_t seen = word >> (threadIdx.x % 4 * 2);
 #pragma unroll

@@ -26,15 +26,15 @@ __device__ inline Out bias_of(M x) {
 }
 
 /// Query m and key n of this lane's bias i in the block that begins at (row, column).
-struct BiasPlace {
+struct BiasIndex {
   int m, n;
 
   template <bool kByKeys>
-  __device__ static BiasPlace of(int row, int column, int i) {
+  __device__ static BiasIndex of(int row, int column, int i) {
     const int lane = threadIdx.x % 32;
     const int r = row + lane / 4 + i / 2 % 2 * 8;
     const int c = column + i / 4 * 8 + lane % 4 * 2 + i % 2;
-    return kByKeys ? BiasPlace{c, r} : BiasPlace{r, c};
+    return kByKeys ? BiasIndex{c, r} : BiasIndex{r, c};
   }
 };
 
@@ -54,14 +54,14 @@ __device__ inline void write_block(uint4* to, const HeadMask& mask, int row, int
     M raw[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const BiasPlace at = BiasPlace::of<kByKeys>(row, column, first + i);
+      const BiasIndex at = BiasIndex::of<kByKeys>(row, column, first + i);
       // Clamp indices past the end to valid memory; the loop below replaces these values by -inf.
       raw[i] =
           data[min(at.m, seq.seq_q - 1) * strides.row + min(at.n, seq.seq_k - 1) * strides.column];
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const BiasPlace at = BiasPlace::of<kByKeys>(row, column, first + i);
+      const BiasIndex at = BiasIndex::of<kByKeys>(row, column, first + i);
       const bool inside = at.m < seq.seq_q && at.n < seq.end_visible(at.m);
       numbers[i] = inside ? bias_of<Out>(raw[i]) : narrow<Out>(-INFINITY);
     }
@@ -111,18 +111,18 @@ void launch(const MaskBiases& biases, const Problem& problem, cudaStream_t strea
 
 bool can_be_narrow(const Problem& problem) { return problem.mask.dtype == problem.dtype; }
 
-MaskBiases::MaskBiases(const Problem& problem, bool by_keys, bool narrow, int whole, int columns,
+MaskBiases::MaskBiases(const Problem& problem, bool by_keys, bool narrow, int padding, int columns,
                        void* memory)
     : columns(columns), by_keys(by_keys), narrow(narrow) {
   if (problem.mask.kind != MaskKind::kAdditive) return;
   const bool same_rows = problem.mask.strides.row == 0;  // all queries share one mask row
   data = static_cast<uint4*>(memory);
   block = kRows * columns * (narrow ? 2 : 4) / static_cast<int>(sizeof(uint4));
-  const int64_t rows = pieces(by_keys ? problem.seq_k : problem.seq_q, whole) * whole / kRows;
+  const int64_t rows = ceil_div(by_keys ? problem.seq_k : problem.seq_q, padding) * padding / kRows;
   row_blocks = same_rows && !by_keys ? 1 : static_cast<int>(rows);
   row_stride = row_blocks == 1 ? 0 : block;
   const int64_t all_columns = by_keys ? problem.seq_q : problem.seq_k;
-  column_blocks = same_rows && by_keys ? 1 : static_cast<int>(pieces(all_columns, columns));
+  column_blocks = same_rows && by_keys ? 1 : static_cast<int>(ceil_div(all_columns, columns));
   column_stride = column_blocks == 1 ? 0 : int64_t{block} * row_blocks;
   const int64_t head = int64_t{block} * row_blocks * column_blocks;
   head_stride = problem.mask.strides.head == 0 ? 0 : head;

@@ -32,9 +32,9 @@ struct MaskBiases {
   bool by_keys = false;  // rows are keys (backward)
   bool narrow = false;   // 16-bit biases
 
-  /// Plans the copy at `memory`, with the rows padded to a multiple of `whole`. Stays empty without
-  /// an additive mask.
-  MaskBiases(const Problem& problem, bool by_keys, bool narrow, int whole, int columns,
+  /// Plans the copy at `memory`, with the rows padded to a multiple of `padding`. Stays empty
+  /// without an additive mask.
+  MaskBiases(const Problem& problem, bool by_keys, bool narrow, int padding, int columns,
              void* memory);
   MaskBiases() = default;
   size_t bytes(const Problem& problem) const;

@@ -14,7 +14,7 @@ namespace diffattn::cuda::sm90 {
 inline constexpr int kCopyThreads = 256;
 
 /// Returns count / size, rounded up.
-inline int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
+inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 inline int64_t mask_heads(const Problem& problem) {
   return problem.mask.strides.head == 0 ? 1 : problem.heads;
@@ -25,7 +25,7 @@ inline int64_t mask_batch(const Problem& problem) {
 
 /// Returns a grid with `threads` threads in x for each head (y) and batch entry (z) of the copy.
 inline dim3 blocks_for(const Problem& problem, int64_t threads) {
-  return {static_cast<unsigned>(pieces(threads, kCopyThreads)),
+  return {static_cast<unsigned>(ceil_div(threads, kCopyThreads)),
           static_cast<unsigned>(mask_heads(problem)), static_cast<unsigned>(mask_batch(problem))};
 }
 

@@ -66,38 +66,38 @@ bool takes_mask(const Problem& problem, int64_t value_dim) {
          problem.batch <= kMostBlocks && problem.heads <= kMostBlocks;
 }
 
-RowWords::RowWords(const Problem& problem, int whole, int keys, void* memory) {
+RowWords::RowWords(const Problem& problem, int padding, int keys, void* memory) {
   if (problem.mask.kind != MaskKind::kBoolean) return;
   data = static_cast<uint4*>(memory);
-  rows = static_cast<int>(pieces(problem.seq_q, whole) * whole);
-  const int64_t head = pieces(problem.seq_k, keys) * rows;
+  rows = static_cast<int>(ceil_div(problem.seq_q, padding) * padding);
+  const int64_t head = ceil_div(problem.seq_k, keys) * rows;
   head_stride = problem.mask.strides.head == 0 ? 0 : head;
   batch_stride = problem.mask.strides.batch == 0 ? 0 : head * mask_heads(problem);
 }
 
 size_t RowWords::bytes(const Problem& problem, int keys) const {
   return static_cast<size_t>(mask_batch(problem) * mask_heads(problem) *
-                             pieces(problem.seq_k, keys) * rows) *
+                             ceil_div(problem.seq_k, keys) * rows) *
          sizeof(uint4);
 }
 
-KeyWords::KeyWords(const Problem& problem, int whole, void* memory) {
+KeyWords::KeyWords(const Problem& problem, int padding, void* memory) {
   if (problem.mask.kind != MaskKind::kBoolean) return;
   data = static_cast<uint2*>(memory);
-  keys = static_cast<int>(pieces(problem.seq_k, whole) * whole);
-  const int64_t head = pieces(problem.seq_q, kUnit) * keys;
+  keys = static_cast<int>(ceil_div(problem.seq_k, padding) * padding);
+  const int64_t head = ceil_div(problem.seq_q, kUnit) * keys;
   head_stride = problem.mask.strides.head == 0 ? 0 : head;
   batch_stride = problem.mask.strides.batch == 0 ? 0 : head * mask_heads(problem);
 }
 
 size_t KeyWords::bytes(const Problem& problem) const {
   return static_cast<size_t>(mask_batch(problem) * mask_heads(problem) *
-                             pieces(problem.seq_q, kUnit) * keys) *
+                             ceil_div(problem.seq_q, kUnit) * keys) *
          sizeof(uint2);
 }
 
 void make_words(const RowWords& words, int keys, const Problem& problem, cudaStream_t stream) {
-  const int64_t tiles = pieces(problem.seq_k, keys);
+  const int64_t tiles = ceil_div(problem.seq_k, keys);
   const dim3 blocks = blocks_for(problem, words.rows * tiles * (keys / 32));
   row_words_kernel<<<blocks, kCopyThreads, 0, stream>>>(shape_of(problem), words, keys,
                                                         static_cast<int>(tiles));
@@ -105,7 +105,7 @@ void make_words(const RowWords& words, int keys, const Problem& problem, cudaStr
 }
 
 void make_words(const KeyWords& words, const Problem& problem, cudaStream_t stream) {
-  const int64_t halves = 2 * pieces(problem.seq_q, kUnit);
+  const int64_t halves = 2 * ceil_div(problem.seq_q, kUnit);
   const dim3 blocks = blocks_for(problem, halves * words.keys);
   key_words_kernel<<<blocks, kCopyThreads, 0, stream>>>(shape_of(problem), words,
                                                         static_cast<int>(halves));

@@ -25,9 +25,9 @@ struct RowWords {
   int64_t batch_stride = 0, head_stride = 0;
   int rows = 0;  // M, padded
 
-  /// Plans the copy at `memory` for tiles of `keys` keys, with M padded to a multiple of `whole`.
-  /// Stays empty without a boolean mask.
-  RowWords(const Problem& problem, int whole, int keys, void* memory);
+  /// Plans the copy at `memory` for tiles of `keys` keys, with M padded to a multiple of
+  /// `padding`. Stays empty without a boolean mask.
+  RowWords(const Problem& problem, int padding, int keys, void* memory);
   RowWords() = default;
   size_t bytes(const Problem& problem, int keys) const;
 };
@@ -38,9 +38,9 @@ struct KeyWords {
   int64_t batch_stride = 0, head_stride = 0;
   int keys = 0;  // N, padded
 
-  /// Plans the copy at `memory`, with N padded to a multiple of `whole`. Stays empty without a
+  /// Plans the copy at `memory`, with N padded to a multiple of `padding`. Stays empty without a
   /// boolean mask.
-  KeyWords(const Problem& problem, int whole, void* memory);
+  KeyWords(const Problem& problem, int padding, void* memory);
   KeyWords() = default;
   size_t bytes(const Problem& problem) const;
 };

@@ -69,7 +69,7 @@ struct Gradients {
 #pragma unroll
         for (int j = 0; j < 2; ++j) to_gradient(row[i], n0 + tx + 16 * j, s1[i][j], s2[i][j]);
       }
-      share(s1, s2);
+      store_ds(s1, s2);
       maps.load_keys(maps.y_smem, args.in.k1, g, n0);
       maps.load_keys(maps.x_smem, args.in.k2, g, n0);
       __syncthreads();  // all threads have written k1 and k2
@@ -91,7 +91,7 @@ struct Gradients {
       sums[i].add(n, row[i].p1.probability(s1), row[i].p2.probability(s2), row[i].lambda, 0.0f);
     });
     for (int i = 0; i < 2; ++i) {
-      sums[i].meet();
+      sums[i].reduce_row();
       row[i].first = sums[i].first;
       row[i].top_at = sums[i].top_at;
       const float sum = sums[i].magnitude;
@@ -162,7 +162,7 @@ struct Gradients {
         to_gradient(rows_smem[tx + 16 * j], n0 + ty + 16 * i, s1[i][j], s2[i][j]);
       }
     }
-    share(s1, s2);
+    store_ds(s1, s2);
     maps.load_queries(maps.y_smem, args.in.q1, h, m0);
     maps.load_queries(maps.x_smem, args.in.q2, h, m0);
     __syncthreads();  // all threads have written q1 and q2
@@ -178,7 +178,7 @@ struct Gradients {
   }
 
   /// Stores this thread's ds1 and ds2 to shared memory.
-  __device__ void share(const Scores& ds1, const Scores& ds2) const {
+  __device__ void store_ds(const Scores& ds1, const Scores& ds2) const {
     store_scores(ds1_smem, ds1);
     store_scores(ds2_smem, ds2);
     __syncthreads();  // all threads have written ds1 and ds2, and have read x_smem and y_smem
@@ -198,18 +198,17 @@ template <class T>
 __global__ void __launch_bounds__(simt::kThreads, 1)
     stats_rows_kernel(const __grid_constant__ GradientArguments<T> args, int tiles) {
   extern __shared__ __align__(128) float simt_smem[];
-  const BlockPlace place(blockIdx.x, args.in.shape.heads, tiles);
-  const int tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
-  Gradients<T>{args, simt_smem, {args.in, simt_smem, place.b}}.run_rows(place.h, tile * kBlock);
+  const WorkTile work(blockIdx.x, args.in.shape.heads, tiles);
+  const int tile = tiles - 1 - work.tile;  // last rows first: if causal, they see the most keys
+  Gradients<T>{args, simt_smem, {args.in, simt_smem, work.b}}.run_rows(work.h, tile * kBlock);
 }
 
 template <class T>
 __global__ void __launch_bounds__(simt::kThreads, 1)
     stats_keys_kernel(const __grid_constant__ GradientArguments<T> args, int tiles) {
   extern __shared__ __align__(128) float simt_smem[];
-  const BlockPlace place(blockIdx.x, args.in.shape.kv_heads, tiles);
-  Gradients<T>{args, simt_smem, {args.in, simt_smem, place.b}}.run_keys(place.h,
-                                                                        place.tile * kBlock);
+  const WorkTile work(blockIdx.x, args.in.shape.kv_heads, tiles);
+  Gradients<T>{args, simt_smem, {args.in, simt_smem, work.b}}.run_keys(work.h, work.tile * kBlock);
 }
 
 template <class T>

@@ -21,9 +21,9 @@ __device__ inline float difference(float p1, float p2, float lambda) {
 }
 
 /// Returns what map 2 can cancel: lambda p2, or 0 if lambda is negative.
-__device__ inline float taken(float p2, float lambda) { return fmaxf(lambda * p2, 0.0f); }
+__device__ inline float cancellable(float p2, float lambda) { return fmaxf(lambda * p2, 0.0f); }
 
-/// Statistics of a row. Until `meet` they cover one thread's columns only.
+/// Statistics of a row. Until `reduce_row` they cover one thread's columns only.
 struct RowSums {
   int visible = 0, sparse = 0, focus = 0, coverage = 0;
   float magnitude = 0.0f, square = 0.0f, negative = 0.0f, cancelled = 0.0f, overlap = 0.0f;
@@ -43,7 +43,7 @@ struct RowSums {
     magnitude += size;
     square += a * a;
     negative += fmaxf(-a, 0.0f);
-    cancelled += fminf(p1, taken(p2, lambda));
+    cancelled += fminf(p1, cancellable(p2, lambda));
     overlap += fminf(p1, p2);
     if (size > 0.0f) plogp += size * logf(size);
     if (top_at == INT_MAX || a > top) top = a, top_at = n;
@@ -51,7 +51,7 @@ struct RowSums {
   }
 
   /// Combines the 16 threads of a row in a fixed order; every thread gets the same bits.
-  __device__ void meet() {
+  __device__ void reduce_row() {
     visible = count(visible);
     sparse = count(sparse);
     focus = count(focus);
@@ -116,7 +116,7 @@ __device__ inline EntryGradient entry_gradient(const RowGradient& row, int n, fl
   if (n == row.top_at) da += row.dtop;
   EntryGradient gradient{da, -row.lambda * da, -da * p2};
   // The gradient of min(x, y) goes to the smaller argument, and to p1 if they are equal.
-  if (p1 <= taken(p2, row.lambda)) {
+  if (p1 <= cancellable(p2, row.lambda)) {
     gradient.dp1 += row.dcancelled;
   } else if (row.lambda > 0.0f) {
     gradient.dp2 += row.dcancelled * row.lambda;

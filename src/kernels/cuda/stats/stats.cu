@@ -44,7 +44,7 @@ struct Stats {
                   args.sparse_threshold);
     });
     for (int i = 0; i < 2; ++i) {
-      sums[i].meet();
+      sums[i].reduce_row();
       if (exists(i) && maps.at.tx == 0) store(sums[i], row_of(args.stats, i));
     }
   }
@@ -58,15 +58,15 @@ struct Stats {
 
   __device__ static void store(const RowSums& sums, float* out) {
     const bool dead = sums.visible == 0;
-    const float share = dead ? 0.0f : 1.0f / static_cast<float>(sums.visible);
+    const float inverse_visible = dead ? 0.0f : 1.0f / static_cast<float>(sums.visible);
     out[kStatVisible] = static_cast<float>(sums.visible);
     out[kStatAbsSum] = sums.magnitude;
     out[kStatSquareSum] = sums.square;
     out[kStatNegativeMass] = sums.negative;
     out[kStatMax] = dead ? 0.0f : sums.top;
-    out[kStatSparse] = static_cast<float>(sums.sparse) * share;
-    out[kStatFocus] = static_cast<float>(sums.focus) * share;
-    out[kStatCoverage] = static_cast<float>(sums.coverage) * share;
+    out[kStatSparse] = static_cast<float>(sums.sparse) * inverse_visible;
+    out[kStatFocus] = static_cast<float>(sums.focus) * inverse_visible;
+    out[kStatCoverage] = static_cast<float>(sums.coverage) * inverse_visible;
     out[kStatEntropy] = sums.entropy();
     out[kStatSinkMass] = sums.sink;
     out[kStatCancelled] = sums.cancelled;
@@ -78,9 +78,9 @@ template <class T>
 __global__ void __launch_bounds__(simt::kThreads)
     stats_kernel(const __grid_constant__ StatsArguments<T> args, int tiles) {
   extern __shared__ __align__(128) float simt_smem[];
-  const BlockPlace place(blockIdx.x, args.in.shape.heads, tiles);
-  const int tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
-  Stats<T>{args, {args.in, simt_smem, place.b}, place.h, tile * kBlock}.run();
+  const WorkTile work(blockIdx.x, args.in.shape.heads, tiles);
+  const int tile = tiles - 1 - work.tile;  // last rows first: if causal, they see the most keys
+  Stats<T>{args, {args.in, simt_smem, work.b}, work.h, tile * kBlock}.run();
 }
 
 template <class T>

@@ -4,21 +4,21 @@
 // fixed order of summation and no atomics:
 //
 //   over queries: a block owns 128 rows of a (batch entry, head), visits the keys they may see, and
-//                 computes dq1, dq2 and the rows' shares
+//                 computes dq1, dq2 and the row factors
 //   over keys:    a block owns 128 keys of a (batch entry, kv head), visits the rows of the group's
 //                 heads that may see them, and computes dk1, dk2, dv
 //
 // Each of the 8 warps owns 16 of the 128 rows. A step multiplies them with 32 rows of the other
 // tensor:
 //   (1) s1 = q1.k1, s2 = q2.k2, dp = dO.v                            [16, 32] per warp
-//   (2) p = exp2(scale log2(e) s + mask - lse), times the row's share in the pass over keys
+//   (2) p = exp2(scale log2(e) s + mask - lse), times the row factor in the pass over keys
 //       ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
 //   (3) dq1 += ds1 k1, dq2 += ds2 k2        over queries
 //       dv += (p1 - lambda p2)^T dO, dk1 += ds1^T q1, dk2 += ds2^T q2        over keys
 //
 // The pass over queries sums p of each row. The sum differs from 1 by the rounding error of lse;
-// the shares 1 / sum correct it in dq at the end and in the pass over keys (see simt::share_of). If
-// a result is not finite, the block runs again with kCareful, see tile.cuh.
+// the row factors 1 / sum correct it in dq at the end and in the pass over keys (see
+// simt::row_factor). If a result is not finite, the block runs again with kCareful, see tile.cuh.
 
 #include "kernels/cuda/tf32/backward.cuh"
 #include "kernels/cuda/tf32/launch.h"
@@ -52,7 +52,7 @@ struct Backward {
   const BackwardArguments<float>& args;
   const Aligned& aligned;
   Smem& smem;
-  BlockFacts& block;
+  WorkItem& block;
   const Sequence& seq = block.seq;
   const int lane = threadIdx.x % 32;
   const int warp_row = block.row + threadIdx.x / 32 * kOwnRows;
@@ -90,7 +90,7 @@ struct Backward {
   __device__ void dot(Tile& s, const float* own, const float* other, int width) {
     const float* const rows = own + threadIdx.x / 32 * kOwnRows * kPitch<kWidth>;
     dot_rows<kWidth, kKeys>(s[0], row_address<kWidth>(rows), column_address<kWidth>(other), width);
-    if (kCareful) again_dots<kWidth>(s[0], rows, other, width);
+    if (kCareful) recompute_nan_dots<kWidth>(s[0], rows, other, width);
   }
 
   /// Stores this warp's rows of `sum` to `out` if the caller wants that gradient.
@@ -100,7 +100,7 @@ struct Backward {
                         bool is_aligned) const {
     float* const row0 = out.at_or_null(block.b, begin + warp_row, block.h);
     const OutputRows rows{row0, out.seq_stride, end_row - warp_row, width, is_aligned};
-    if (!store_sums<kWidth>(rows, sum, scale)) block.again = 1;
+    if (!store_sums<kWidth>(rows, sum, scale)) block.non_finite = 1;
   }
 
   __device__ void run_keys() {
@@ -210,7 +210,7 @@ struct Backward {
       step_queries(smem.stage[stage].side, n0, rows, sums, dq1, dq2);
     }
     DqScales scales;
-    if (!finish_shares(scales, sums, rows, args, block, warp_row)) block.again = 1;
+    if (!finish_row_factors(scales, sums, rows, args, block, warp_row)) block.non_finite = 1;
     const int d = args.shape.head_dim;
     store<kD>(args.dq1, dq1, scales.dq1, seq.q_begin, seq.seq_q, d, aligned.dqueries);
     store<kD>(args.dq2, dq2, scales.dq2, seq.q_begin, seq.seq_q, d, aligned.dqueries);
@@ -266,7 +266,7 @@ struct Backward {
 
 template <int kD, int kDv, bool kKeys, bool kCareful>
 __device__ inline void run(const BackwardArguments<float>& args, const Aligned& aligned,
-                           BackwardSmem<kD, kDv>& smem, BlockFacts& block) {
+                           BackwardSmem<kD, kDv>& smem, WorkItem& block) {
   Backward<kD, kDv, kCareful> backward{args, aligned, smem, block};
   kKeys ? backward.run_keys() : backward.run_queries();
 }
@@ -274,8 +274,9 @@ __device__ inline void run(const BackwardArguments<float>& args, const Aligned& 
 /// Runs the block again with kCareful. Not inlined, because inlining would cost the kernel
 /// registers.
 template <int kD, int kDv, bool kKeys>
-__device__ __noinline__ void run_again(const BackwardArguments<float>& args, const Aligned& aligned,
-                                       BackwardSmem<kD, kDv>& smem, BlockFacts& block) {
+__device__ __noinline__ void run_careful(const BackwardArguments<float>& args,
+                                         const Aligned& aligned, BackwardSmem<kD, kDv>& smem,
+                                         WorkItem& block) {
   run<kD, kDv, kKeys, true>(args, aligned, smem, block);
 }
 
@@ -285,13 +286,13 @@ __global__ void __launch_bounds__(kThreads, 1)
                     const __grid_constant__ Aligned aligned, int tiles) {
   extern __shared__ __align__(16) float tf32_smem[];
   const int heads = kKeys ? args.shape.kv_heads : args.shape.heads;
-  const BlockPlace place = place_of(blockIdx.x, args.shape.batch, heads, tiles, !kKeys);
-  __shared__ BlockFacts block;
-  block.set(args.shape, place, kBlockRows);
+  const WorkTile work = work_tile_of(blockIdx.x, args.shape.batch, heads, tiles, !kKeys);
+  __shared__ WorkItem block;
+  block.set(args.shape, work, kBlockRows);
   auto& smem = *reinterpret_cast<BackwardSmem<kD, kDv>*>(tf32_smem);
   run<kD, kDv, kKeys, false>(args, aligned, smem, block);
-  __syncthreads();  // all warps have finished with shared memory and have set block.again
-  if (block.again != 0) run_again<kD, kDv, kKeys>(args, aligned, smem, block);
+  __syncthreads();  // all warps have finished with shared memory and have set block.non_finite
+  if (block.non_finite != 0) run_careful<kD, kDv, kKeys>(args, aligned, smem, block);
 }
 
 template <bool kKeys>

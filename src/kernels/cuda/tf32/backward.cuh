@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Common parts of the tf32 backward kernels (backward.cu and wide_backward.cu): row statistics, the
-// elementwise gradients, the rows' shares, and stores.
+// elementwise gradients, the row factors, and stores.
 #pragma once
 
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/quad.cuh"
+#include "kernels/cuda/quad_reduce.cuh"
 #include "kernels/cuda/simt/backward.cuh"
 #include "kernels/cuda/tf32/tile.cuh"
 
@@ -28,11 +28,11 @@ inline Aligned alignment_of(const BackwardParams& params, const BackwardWorkspac
       .dkeys = has_rows_of_4(params.dk1) && has_rows_of_4(params.dk2) && has_rows_of_4(params.dv)};
 }
 
-/// Statistics of a query row. In the passes over keys, `share1` is the share of p1 and `lambda`
-/// includes the share of p2 (see simt::share_of). The pass over queries computes the shares; it has
-/// share1 = 1 and the plain lambda.
+/// Statistics of a query row. In the passes over keys, `factor1` is the row factor of p1 and
+/// `lambda` includes that of p2 (see simt::row_factor). The pass over queries computes the factors;
+/// it has factor1 = 1 and the plain lambda.
 struct RowStats {
-  float lse1, lse2, delta1, delta2, lambda, share1;
+  float lse1, lse2, delta1, delta2, lambda, factor1;
 };
 inline constexpr int kStats = 6;
 using ColumnStats = float[kStats][kColumns];
@@ -40,15 +40,15 @@ using ColumnStats = float[kStats][kColumns];
 /// Fills `stats` for queries [m0, m0 + 32) of head h by cp.async.
 __device__ inline void load_stats_of_columns(ColumnStats& stats,
                                              const BackwardArguments<float>& args,
-                                             const BlockFacts& block, int h, int m0) {
+                                             const WorkItem& block, int h, int m0) {
   const int thread = ptx::reread_thread(), which = thread / kColumns, m = m0 + thread % kColumns;
   if (which >= kStats) return;
   const Rows<float>& rows = which == 0   ? args.state.lse1
                             : which == 1 ? args.state.lse2
                             : which == 2 ? args.state.delta1
                             : which == 3 ? args.state.delta2
-                            : which == 4 ? args.shares.lambda
-                                         : args.shares.p1;
+                            : which == 4 ? args.row_factors.lambda
+                                         : args.row_factors.p1;
   const bool exists = m < block.seq.seq_q;
   ptx::copy_4_or_zero(ptx::smem_address(&stats[which][thread % kColumns]),
                       exists ? rows.at(block.b, block.seq.q_begin + m, h) : rows.data, exists);
@@ -61,7 +61,7 @@ __device__ inline RowStats stats_of_column(const ColumnStats& stats, int column)
 
 /// Loads the statistics of this lane's query rows, warp_row + g and warp_row + g + 8, g = lane / 4.
 __device__ inline void load_stats_of_rows(RowStats (&rows)[2], const RowState& state,
-                                          const BlockFacts& block, int warp_row) {
+                                          const WorkItem& block, int warp_row) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row =
@@ -84,7 +84,7 @@ __device__ inline void for_each_entry(F f) {
   }
 }
 
-/// p1 and p2 of one (query, key), not yet multiplied by the shares.
+/// p1 and p2 of one (query, key), not yet multiplied by the row factors.
 struct Probabilities {
   float p1, p2;
 };
@@ -95,7 +95,7 @@ __device__ inline Probabilities to_gradients(float& s1, float& s2, float& dp, co
                                              const BackwardArguments<float>& args, float bias) {
   Probabilities found{simt::probability(s1, args.scale_log2, bias, row.lse1),
                       simt::probability(s2, args.scale2_log2, bias, row.lse2)};
-  const float p1 = __fmul_rn(row.share1, found.p1), p2 = __fmul_rn(row.lambda, found.p2);
+  const float p1 = __fmul_rn(row.factor1, found.p1), p2 = __fmul_rn(row.lambda, found.p2);
   s1 = p1 * (dp - row.delta1);
   s2 = -p2 * (dp - row.delta2);
   dp = p1 - p2;
@@ -110,31 +110,31 @@ struct RowSums {
   __device__ void add(int i, const Probabilities& p) { p1[i] += p.p1, p2[i] += p.p2; }
 };
 
-/// Factors of dq1 and dq2 for rows g and g + 8: scale times share.
+/// Factors of dq1 and dq2 for rows g and g + 8: scale times row factor.
 struct DqScales {
   float dq1[2], dq2[2];
 };
 
-/// Computes the shares of rows g and g + 8 from the lanes' sums, and stores them for the passes
+/// Computes the factors of rows g and g + 8 from the lanes' sums, and stores them for the passes
 /// over keys. Returns false if a sum is NaN.
-__device__ inline bool finish_shares(DqScales& scales, const RowSums& sums,
-                                     const RowStats (&rows)[2],
-                                     const BackwardArguments<float>& args, const BlockFacts& block,
-                                     int warp_row) {
+__device__ inline bool finish_row_factors(DqScales& scales, const RowSums& sums,
+                                          const RowStats (&rows)[2],
+                                          const BackwardArguments<float>& args,
+                                          const WorkItem& block, int warp_row) {
   bool finite = true;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float sum1 = quad_sum(sums.p1[i]), sum2 = quad_sum(sums.p2[i]);
-    const float share1 = simt::share_of(sum1, rows[i].lse1, args.shape);
-    const float share2 = simt::share_of(sum2, rows[i].lse1, args.shape);
-    scales.dq1[i] = args.scale * share1, scales.dq2[i] = args.scale2 * share2;
+    const float factor1 = simt::row_factor(sum1, rows[i].lse1, args.shape);
+    const float factor2 = simt::row_factor(sum2, rows[i].lse1, args.shape);
+    scales.dq1[i] = args.scale * factor1, scales.dq2[i] = args.scale2 * factor2;
     const int row = warp_row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * i;
     if (row >= block.seq.seq_q) continue;
     finite = finite && sum1 == sum1 && sum2 == sum2;
     if (threadIdx.x % 4 != 0) continue;
     const int64_t at = block.seq.q_begin + row;
-    *args.shares.p1.at(block.b, at, block.h) = share1;
-    *args.shares.lambda.at(block.b, at, block.h) = rows[i].lambda * share2;
+    *args.row_factors.p1.at(block.b, at, block.h) = factor1;
+    *args.row_factors.lambda.at(block.b, at, block.h) = rows[i].lambda * factor2;
   }
   return finite;
 }

@@ -13,7 +13,7 @@
 // after the last ones. If a result is not finite, the block runs again with kCareful, see tile.cuh.
 
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/quad.cuh"
+#include "kernels/cuda/quad_reduce.cuh"
 #include "kernels/cuda/simt/forward.cuh"
 #include "kernels/cuda/tf32/launch.h"
 #include "kernels/cuda/tf32/tile.cuh"
@@ -49,7 +49,7 @@ struct Forward {
   const ForwardArguments<float>& args;
   const Aligned& aligned;
   Smem& smem;
-  BlockFacts& block;
+  WorkItem& block;
   const Sequence& seq = block.seq;
   const int lane = threadIdx.x % 32;
   const int warp_row = block.row + threadIdx.x / 32 * kOwnRows;
@@ -164,19 +164,19 @@ struct Forward {
   __device__ void dot(Tile& s, const float* q, const float* k) {
     const float* const rows = q + threadIdx.x / 32 * kOwnRows * kPitch<kD>;
     dot_rows<kD>(s, row_address<kD>(rows), column_address<kD>(k), args.shape.head_dim);
-    if (kCareful) again_dots<kD>(s, rows, k, args.shape.head_dim);
+    if (kCareful) recompute_nan_dots<kD>(s, rows, k, args.shape.head_dim);
   }
 
-  /// Raises m of rows g and g + 8 to the quad's `tile_max`, and rescales l and o. `reference`
+  /// Raises m of rows g and g + 8 to the quad's `tile_max`, and rescales l and o. `m_finite`
   /// receives the new m, or 0 for a row that has seen no column.
-  __device__ void rescale(int map, const float (&tile_max)[2], float (&reference)[2]) {
+  __device__ void rescale(int map, const float (&tile_max)[2], float (&m_finite)[2]) {
     float factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float m_new = fmaxf(m[map][i], quad_max(tile_max[i]));
       // A row that has seen no column has m = -inf, and -inf - (-inf) is NaN.
-      reference[i] = m_new == -INFINITY ? 0.0f : m_new;
-      factor[i] = ptx::exp2(m[map][i] - reference[i]);
+      m_finite[i] = m_new == -INFINITY ? 0.0f : m_new;
+      factor[i] = ptx::exp2(m[map][i] - m_finite[i]);
       m[map][i] = m_new;
       // __fmul_rn is never contracted to an FMA, so kCareful gives the same bits.
       l[map][i] = __fmul_rn(l[map][i], factor[i]);
@@ -193,18 +193,18 @@ struct Forward {
   /// Rounding the product first would cost a score of 16 up to 1e-6, and its probability the same
   /// relative error.
   __device__ void update(int map, Tile& s, float scale) {
-    float tile_max[2] = {-INFINITY, -INFINITY}, reference[2];
+    float tile_max[2] = {-INFINITY, -INFINITY}, m_finite[2];
 #pragma unroll
     for (int j = 0; j < kColumns8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) tile_max[e / 2] = fmaxf(tile_max[e / 2], s[j][e] * scale);
     }
-    rescale(map, tile_max, reference);
+    rescale(map, tile_max, m_finite);
 #pragma unroll
     for (int j = 0; j < kColumns8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[j][e] = ptx::exp2(fmaf(s[j][e], scale, -reference[e / 2]));
+        s[j][e] = ptx::exp2(fmaf(s[j][e], scale, -m_finite[e / 2]));
         l[map][e / 2] += s[j][e];
       }
     }
@@ -224,7 +224,7 @@ struct Forward {
 #pragma unroll
     for (int map = 0; map < 2; ++map) {
       const float scale = map == 0 ? args.scale_log2 : args.scale2_log2;
-      float tile_max[2] = {-INFINITY, -INFINITY}, reference[2];
+      float tile_max[2] = {-INFINITY, -INFINITY}, m_finite[2];
 #pragma unroll
       for (int j = 0; j < kColumns8; ++j) {
 #pragma unroll
@@ -233,25 +233,25 @@ struct Forward {
           tile_max[e / 2] = fmaxf(tile_max[e / 2], s[map][j][e] * scale + bias[j][e]);
         }
       }
-      rescale(map, tile_max, reference);
+      rescale(map, tile_max, m_finite);
 #pragma unroll
       for (int j = 0; j < kColumns8; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          s[map][j][e] = weight(s[map][j][e], scale, bias[j][e], reference[e / 2]);
+          s[map][j][e] = weight(s[map][j][e], scale, bias[j][e], m_finite[e / 2]);
           l[map][e / 2] += s[map][j][e];
         }
       }
     }
   }
 
-  /// Returns exp2(scale s + bias - reference), with the rounding error of the score added back.
-  __device__ static float weight(float s, float scale, float bias, float reference) {
+  /// Returns exp2(scale s + bias - m_finite), with the rounding error of the score added back.
+  __device__ static float weight(float s, float scale, float bias, float m_finite) {
     if (bias == -INFINITY) return 0.0f;  // even if s is NaN
     const float product = __fmul_rn(s, scale), score = __fadd_rn(product, bias);
     const float lost = fmaf(s, scale, -product) + (bias - (score - product));
     const float rest = fabsf(score) < simt::kLargeScore ? lost : 0.0f;
-    return ptx::exp2(score - reference + rest);
+    return ptx::exp2(score - m_finite + rest);
   }
 
   /// (4): writes O and o2 to shared memory; each warp then finishes its rows one by one.
@@ -293,7 +293,7 @@ struct Forward {
         }
       }
     }
-    if (!finite) block.again = 1;
+    if (!finite) block.non_finite = 1;
     __syncwarp();
     for (int row = warp_row; row < min(warp_row + kOwnRows, seq.seq_q); ++row) {
       store_row(row, column0, o_smem + (row - block.row) * kOPitch,
@@ -331,8 +331,9 @@ struct Forward {
 /// Runs the block again with kCareful. Not inlined, because inlining would cost the kernel
 /// registers.
 template <int kD, int kDv>
-__device__ __noinline__ void run_again(const ForwardArguments<float>& args, const Aligned& aligned,
-                                       ForwardSmem<kD, kDv>& smem, BlockFacts& block) {
+__device__ __noinline__ void run_careful(const ForwardArguments<float>& args,
+                                         const Aligned& aligned, ForwardSmem<kD, kDv>& smem,
+                                         WorkItem& block) {
   Forward<kD, kDv, true>{args, aligned, smem, block}.run();
 }
 
@@ -341,14 +342,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardArguments<float> args,
                    const __grid_constant__ Aligned aligned, int tiles) {
   extern __shared__ __align__(16) float tf32_smem[];
-  __shared__ BlockFacts block;
+  __shared__ WorkItem block;
   block.set(args.shape,
-            place_of(blockIdx.x, args.shape.batch, args.shape.heads, tiles, /*from_last=*/true),
+            work_tile_of(blockIdx.x, args.shape.batch, args.shape.heads, tiles, /*from_last=*/true),
             kBlockRows);
   auto& smem = *reinterpret_cast<ForwardSmem<kD, kDv>*>(tf32_smem);
   Forward<kD, kDv, false>{args, aligned, smem, block}.run();
-  __syncthreads();  // all warps have finished with shared memory and have set block.again
-  if (block.again != 0) run_again<kD, kDv>(args, aligned, smem, block);
+  __syncthreads();  // all warps have finished with shared memory and have set block.non_finite
+  if (block.non_finite != 0) run_careful<kD, kDv>(args, aligned, smem, block);
 }
 
 template <int kD, int kDv>

@@ -10,7 +10,7 @@
 // to the accumulator in float.
 //
 // Values that cannot be split (infinities, NaN, numbers beyond 2^114) become NaN in both parts. If
-// a block's results are not finite, the block runs again with kCareful. Then `again_dots`
+// a block's results are not finite, the block runs again with kCareful. Then `recompute_nan_dots`
 // recomputes NaN scores by plain dot products, `clear_unsplit` removes such values from the tiles,
 // and `add_unsplit` adds them only to the rows that have a weight for them. Rows that do not see
 // such values get the same bits as without them. In the backward, a ds beyond 2^114 stays NaN, but
@@ -71,27 +71,27 @@ struct TileSource {
 /// Returns the (batch entry, head, tile) of a block. Consecutive blocks take the same tile of all
 /// heads. The longest tiles of a causal problem start first, so that short ones fill the tail;
 /// `from_last` says that these are the last tiles.
-__device__ inline BlockPlace place_of(int64_t block, int batch, int heads, int tiles,
-                                      bool from_last) {
-  BlockPlace place(block % (batch * heads), heads, 1);
+__device__ inline WorkTile work_tile_of(int64_t block, int batch, int heads, int tiles,
+                                        bool from_last) {
+  WorkTile work(block % (batch * heads), heads, 1);
   const int tile = static_cast<int>(block / (batch * heads));
-  place.tile = from_last ? tiles - 1 - tile : tile;
-  return place;
+  work.tile = from_last ? tiles - 1 - tile : tile;
+  return work;
 }
 
 /// A block's work item. It lives in shared memory, so that the compiler does not keep values
 /// derived from it in registers, which the accumulators need.
-struct BlockFacts {
+struct WorkItem {
   Sequence seq;
-  int b, h;   // batch entry and head; the kv head in a pass over keys
-  int kv_h;   // kv head of head h in a pass over queries
-  int row;    // first row of the block
-  int again;  // not 0 if a result was not finite: the block must run again with kCareful
+  int b, h;        // batch entry and head; the kv head in a pass over keys
+  int kv_h;        // kv head of head h in a pass over queries
+  int row;         // first row of the block
+  int non_finite;  // not 0 if a result was not finite: the block must run again with kCareful
 
-  __device__ void set(const Shape& shape, const BlockPlace& place, int rows) {
+  __device__ void set(const Shape& shape, const WorkTile& work, int rows) {
     if (threadIdx.x == 0) {
-      seq = shape.sequence(place.b);
-      b = place.b, h = place.h, kv_h = shape.kv_head(h), row = place.tile * rows, again = 0;
+      seq = shape.sequence(work.b);
+      b = work.b, h = work.h, kv_h = shape.kv_head(h), row = work.tile * rows, non_finite = 0;
     }
     __syncthreads();  // thread 0 has set the fields
   }
@@ -195,7 +195,8 @@ __device__ inline void dot_rows(float (&s)[kN8][4], uint32_t x, uint32_t y, int 
 /// Recomputes the NaN entries of s = x y^T by plain dot products. x and y are the tiles that
 /// dot_rows read.
 template <int kWidth, int kN8>
-__device__ inline void again_dots(float (&s)[kN8][4], const float* x, const float* y, int width) {
+__device__ inline void recompute_nan_dots(float (&s)[kN8][4], const float* x, const float* y,
+                                          int width) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < kN8; ++j) {

@@ -3,7 +3,7 @@
 // tf32 backward (float32) for head_dim over 64 or value_dim over 128. The accumulators of dk1, dk2
 // and dv do not fit the registers together, so there are three passes, without atomics:
 //
-//   kQueries: a block owns 64 query rows and computes dq1, dq2 and the rows' shares (backward.cu)
+//   kQueries: a block owns 64 query rows and computes dq1, dq2 and the row factors (backward.cu)
 //   kValues:  a block owns 128 keys and computes dv
 //   kKeys:    a block owns 64 keys and computes dk1, dk2
 //
@@ -58,7 +58,7 @@ struct Wide {
   const BackwardArguments<float>& args;
   const Aligned& aligned;
   SmemOf<kPass>& smem;
-  BlockFacts& block;
+  WorkItem& block;
   const Sequence& seq = block.seq;
   const int lane = threadIdx.x % 32;
   const int group = threadIdx.x / 32 % kGroups;
@@ -185,7 +185,7 @@ struct Wide {
     const float* const columns = other + column0 * kPitch<kWidth>;
     dot_rows<kWidth, kOwnsKeys>(s[0], row_address<kWidth>(rows), column_address<kWidth>(columns),
                                 width);
-    if (kCareful) again_dots<kWidth>(s[0], rows, columns, width);
+    if (kCareful) recompute_nan_dots<kWidth>(s[0], rows, columns, width);
   }
 
   /// Computes what needs only the first tile: the weights of kValues, or dp.
@@ -261,7 +261,7 @@ struct Wide {
     if (kGroups < kWarps) {
       if (!add_other_columns(sums, row_sums)) return;
     }
-    if (!kOwnsKeys) finite = finish_shares(scales, row_sums, rows, args, block, warp_row);
+    if (!kOwnsKeys) finite = finish_row_factors(scales, row_sums, rows, args, block, warp_row);
     const auto output = [&](const Rows<float>& to, int column, int width) {
       const bool keys = kOwnsKeys;
       const int64_t begin = keys ? seq.k_begin : seq.q_begin;
@@ -283,7 +283,7 @@ struct Wide {
       finite = store_sums<kSum>(output(to1, 0, d), sums[0], scales.dq1) && finite;
       finite = store_sums<kSum>(output(to2, 0, d), sums[1], scales.dq2) && finite;
     }
-    if (!finite) block.again = 1;
+    if (!finite) block.non_finite = 1;
   }
 
   /// Adds the sums of the two warps that own the same rows. The warp with the upper 16 columns
@@ -320,8 +320,9 @@ struct Wide {
 /// Runs the block again with kCareful. Not inlined, because inlining would cost the kernel
 /// registers.
 template <Pass kPass>
-__device__ __noinline__ void run_again(const BackwardArguments<float>& args, const Aligned& aligned,
-                                       SmemOf<kPass>& smem, BlockFacts& block) {
+__device__ __noinline__ void run_careful(const BackwardArguments<float>& args,
+                                         const Aligned& aligned, SmemOf<kPass>& smem,
+                                         WorkItem& block) {
   Wide<kPass, true>{args, aligned, smem, block}.run();
 }
 
@@ -332,14 +333,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(16) float tf32_smem[];
   using Kernel = Wide<kPass, false>;
   const int heads = Kernel::kOwnsKeys ? args.shape.kv_heads : args.shape.heads;
-  __shared__ BlockFacts block;
-  block.set(args.shape,
-            place_of(blockIdx.x, args.shape.batch, heads, tiles, /*from_last=*/!Kernel::kOwnsKeys),
-            Kernel::kRows);
+  __shared__ WorkItem block;
+  block.set(
+      args.shape,
+      work_tile_of(blockIdx.x, args.shape.batch, heads, tiles, /*from_last=*/!Kernel::kOwnsKeys),
+      Kernel::kRows);
   auto& smem = *reinterpret_cast<SmemOf<kPass>*>(tf32_smem);
   Kernel{args, aligned, smem, block}.run();
-  __syncthreads();  // all warps have finished with shared memory and have set block.again
-  if (block.again != 0) run_again<kPass>(args, aligned, smem, block);
+  __syncthreads();  // all warps have finished with shared memory and have set block.non_finite
+  if (block.non_finite != 0) run_careful<kPass>(args, aligned, smem, block);
 }
 
 template <Pass kPass>

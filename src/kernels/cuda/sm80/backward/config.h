@@ -68,11 +68,11 @@ struct PlainConfig {
   static constexpr int kBlockN = 128;
   static constexpr int kBlockM = 64;
   static constexpr int kThreads = 256;
-  static constexpr int kPlaces = 7;    // 8-byte slots per thread, see BackwardPlain::Place
-  static constexpr int kRowStats = 5;  // lse1, lse2, delta1, delta2, lambda
+  static constexpr int kThreadSlots = 7;  // 8-byte slots per thread, see BackwardPlain::Slot
+  static constexpr int kRowStats = 5;     // lse1, lse2, delta1, delta2, lambda
   static constexpr int kStageBytes = 2 * kBlockM * 4 * kD + 4 * kRowStats * kBlockM;
-  static constexpr int kSmemBytes =
-      2 * kBlockN * 4 * kD + 2 * kStageBytes + 3 * 2 * kBlockM * kBlockN + 8 * kPlaces * kThreads;
+  static constexpr int kSmemBytes = 2 * kBlockN * 4 * kD + 2 * kStageBytes +
+                                    3 * 2 * kBlockM * kBlockN + 8 * kThreadSlots * kThreads;
 };
 
 /// Tile shapes of the pass over queries (queries.cuh): 16 rows a warp, kBlockN keys a step.

@@ -8,7 +8,7 @@
 
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/problem.cuh"
-#include "kernels/cuda/ptx/add.cuh"
+#include "kernels/cuda/ptx/atomic_add.cuh"
 #include "kernels/cuda/sm80/backward/arguments.cuh"
 
 namespace diffattn::cuda::sm80 {
@@ -45,7 +45,7 @@ struct DqSums {
   }
   __device__ static void add(float* at, int j, const float (&x)[4]) {
 #if __CUDA_ARCH__ >= 900
-    ptx::add_4(entry(at, j, 0), x);
+    ptx::atomic_add_4(entry(at, j, 0), x);
 #else
 #pragma unroll
     for (int e = 0; e < 4; ++e) atomicAdd(entry(at, j, e), x[e]);
@@ -61,14 +61,13 @@ __global__ void __launch_bounds__(256)
     finish_dq_kernel(const __grid_constant__ BackwardArguments<T> args, DqSums sums, int tiles) {
   const int64_t warp = (blockIdx.x * int64_t{256} + threadIdx.x) / 32;
   const int map = static_cast<int>(warp % 2);
-  const BlockPlace place(warp / 2, args.shape.heads, tiles);
-  if (place.b >= args.shape.batch) return;
-  const Sequence seq = args.shape.sequence(place.b);
+  const WorkTile work(warp / 2, args.shape.heads, tiles);
+  if (work.b >= args.shape.batch) return;
+  const Sequence seq = args.shape.sequence(work.b);
   const Rows<T>& out = map == 0 ? args.dq1 : args.dq2;
-  const int m0 = place.tile * DqSums::kRows;
+  const int m0 = work.tile * DqSums::kRows;
   if (m0 >= seq.seq_q || out.data == nullptr) return;
-  float* const from =
-      sums.at<kD>(place.h, DqSums::first(args.shape, seq, place.b) + place.tile, map);
+  float* const from = sums.at<kD>(work.h, DqSums::first(args.shape, seq, work.b) + work.tile, map);
   float dq[kD / 8][4];
 #pragma unroll
   for (int j = 0; j < kD / 8; ++j) {
@@ -76,7 +75,7 @@ __global__ void __launch_bounds__(256)
     for (int e = 0; e < 4; ++e) dq[j][e] = *DqSums::entry(from, j, e);
   }
   const float scale = map == 0 ? args.scale : args.scale2;
-  T* const first = out.at(place.b, seq.q_begin, place.h);
+  T* const first = out.at(work.b, seq.q_begin, work.h);
   const int width = args.shape.head_dim;
   if (width == kD && reinterpret_cast<uintptr_t>(first) % 16 == 0 && out.seq_stride % 8 == 0) {
     store_aligned_fragments(dq, scale, first, out.seq_stride, m0, seq.seq_q);

@@ -29,8 +29,8 @@
 #include "kernels/cuda/sm80/backward/products.cuh"
 #include "kernels/cuda/sm80/backward/scores.cuh"
 #include "kernels/cuda/sm80/bias_tile.cuh"
-#include "kernels/cuda/sm80/order.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
+#include "kernels/cuda/sm80/tile_order.cuh"
 #include "kernels/cuda/sm80/visible_words.cuh"
 
 namespace diffattn::cuda::sm80 {
@@ -42,9 +42,9 @@ struct FusedBounds {
   int end_head;    // one past the group's last head; its first head if no row sees the keys
 
   template <class Config>
-  __device__ void set(const Shape& shape, const BlockPlace& place) {
-    seq = shape.sequence(place.b);
-    const int n0 = place.tile * Config::kBlockN, group = shape.heads / shape.kv_heads;
+  __device__ void set(const Shape& shape, const WorkTile& work) {
+    seq = shape.sequence(work.b);
+    const int n0 = work.tile * Config::kBlockN, group = shape.heads / shape.kv_heads;
     const int first_key = max(n0, seq.first_key);
     const int end_key = min(n0 + Config::kBlockN, seq.end_key);
     begin = end = 0;
@@ -52,7 +52,7 @@ struct FusedBounds {
       begin = seq.first_row(first_key) / Config::kBlockM * Config::kBlockM;
       end = seq.end_row(end_key - 1);
     }
-    end_head = (begin < end ? place.h + 1 : place.h) * group;
+    end_head = (begin < end ? work.h + 1 : work.h) * group;
   }
 };
 
@@ -65,11 +65,11 @@ struct BackwardFused {
 
   const BackwardArguments<T>& args;
   char* smem;
-  const BlockPlace place;  // h: kv head
+  const WorkTile work;  // h: kv head
   const FusedBounds& bounds;
   const DqSums sums;
   const Sequence& seq = bounds.seq;
-  const int n0 = place.tile * kBlockN;
+  const int n0 = work.tile * kBlockN;
   const int lane = threadIdx.x % kWarpSize;
   const int half = threadIdx.x / kWarpSize % 2;    // (2)-(6): 32 queries; (7): half of dv, one dk
   const int part = threadIdx.x / (2 * kWarpSize);  // (2)-(5), (7): 32 keys; (6): columns of dq
@@ -85,7 +85,7 @@ struct BackwardFused {
   __device__ void run() {
     if (n0 >= seq.seq_k) return;
     load_keys();  // (1)
-    int h = place.h * (args.shape.heads / args.shape.kv_heads), m0 = bounds.begin;
+    int h = work.h * (args.shape.heads / args.shape.kv_heads), m0 = bounds.begin;
     if (h < bounds.end_head) load_stage(0, h, m0);
     ptx::commit_copies();
     for (int step = 0; h < bounds.end_head; ++step) {
@@ -121,8 +121,8 @@ struct BackwardFused {
   __device__ void load_keys() const {
     const int first = seq.first_key - n0, last = seq.end_key - n0;
     const auto load = [&](T* tile, const Rows<const T>& rows, auto cols, int width, bool aligned) {
-      load_tile_slowly<kBlockN, decltype(cols)::value, kThreads>(
-          tile, TileSource<T>{rows.at(place.b, seq.k_begin + n0, place.h), rows.seq_stride, first,
+      load_tile_rolled<kBlockN, decltype(cols)::value, kThreads>(
+          tile, TileSource<T>{rows.at(work.b, seq.k_begin + n0, work.h), rows.seq_stride, first,
                               last, width, aligned});
     };
     using std::integral_constant;
@@ -140,7 +140,7 @@ struct BackwardFused {
     return reinterpret_cast<float*>(d_o_smem(stage) + kBlockM * kValue);
   }
   /// Tiles [kBlockM, kBlockN] that the warps exchange: ds1 (0), ds2 (1), a (2).
-  __device__ T* shared_smem(int which) const {
+  __device__ T* exchange_smem(int which) const {
     return reinterpret_cast<T*>(stages_smem + kStages * Config::kStageBytes) +
            which * Config::kDsElements;
   }
@@ -149,20 +149,21 @@ struct BackwardFused {
   /// whatever p is.
   __device__ void load_stage(int stage, int h, int m0) const {
     T* const q = q_smem(stage);
-    const bool whole = args.q_aligned && args.d_o_aligned && args.shape.head_dim == kD &&
-                       args.shape.value_dim == kValue && m0 + kBlockM <= seq.seq_q;
-    if (whole) {
-      load_whole<kD>(q, args.q1, h, m0);
-      load_whole<kD>(q + Config::kQElements, args.q2, h, m0);
-      load_whole<kValue>(d_o_smem(stage), args.d_o, h, m0);
+    const bool unchecked = args.q_aligned && args.d_o_aligned && args.shape.head_dim == kD &&
+                           args.shape.value_dim == kValue && m0 + kBlockM <= seq.seq_q;
+    if (unchecked) {
+      load_unchecked<kD>(q, args.q1, h, m0);
+      load_unchecked<kD>(q + Config::kQElements, args.q2, h, m0);
+      load_unchecked<kValue>(d_o_smem(stage), args.d_o, h, m0);
     } else {
-      load_part<kD>(q, args.q1, h, m0, args.shape.head_dim, args.q_aligned);
-      load_part<kD>(q + Config::kQElements, args.q2, h, m0, args.shape.head_dim, args.q_aligned);
-      load_part<kValue>(d_o_smem(stage), args.d_o, h, m0, args.shape.value_dim, args.d_o_aligned);
+      load_checked<kD>(q, args.q1, h, m0, args.shape.head_dim, args.q_aligned);
+      load_checked<kD>(q + Config::kQElements, args.q2, h, m0, args.shape.head_dim, args.q_aligned);
+      load_checked<kValue>(d_o_smem(stage), args.d_o, h, m0, args.shape.value_dim,
+                           args.d_o_aligned);
     }
     const int row = threadIdx.x % kBlockM;
     const bool valid = m0 + row < seq.seq_q;
-    const float* const from = args.state.lse1.at(place.b, seq.q_begin + m0 + (valid ? row : 0), h);
+    const float* const from = args.state.lse1.at(work.b, seq.q_begin + m0 + (valid ? row : 0), h);
     const int64_t apart = args.state.lse2.data - args.state.lse1.data;  // stride of the five arrays
     const uint32_t to = ptx::smem_address(stats_smem(stage) + row);
     for (int i = threadIdx.x / kBlockM; i < Config::kRowStats; i += kThreads / kBlockM) {
@@ -173,11 +174,11 @@ struct BackwardFused {
   /// Copies a whole tile. Each thread keeps its chunk column and steps down the rows by a multiple
   /// of 8, which leaves the swizzle unchanged.
   template <int kCols>
-  __device__ void load_whole(T* tile, const Rows<const T>& rows, int h, int m0) const {
+  __device__ void load_unchecked(T* tile, const Rows<const T>& rows, int h, int m0) const {
     constexpr int kChunks = kCols / kChunk, kAtOnce = kThreads / kChunks;
     static_assert(kThreads % kChunks == 0 && kAtOnce % 8 == 0 && kBlockM % kAtOnce == 0);
     const int row = static_cast<int>(threadIdx.x) / kChunks, chunk = threadIdx.x % kChunks;
-    const T* const from = rows.at(place.b, seq.q_begin + m0 + row, h) + chunk * kChunk;
+    const T* const from = rows.at(work.b, seq.q_begin + m0 + row, h) + chunk * kChunk;
     const uint32_t to = ptx::smem_address(tile) + TileLayout<kCols>::offset(row, chunk);
 #pragma unroll
     for (int i = 0; i < kBlockM / kAtOnce; ++i) {
@@ -187,15 +188,15 @@ struct BackwardFused {
   }
   /// Copies the tile's rows that lie within the sequence and fills the others with 0.
   template <int kCols>
-  __device__ void load_part(T* tile, const Rows<const T>& rows, int h, int m0, int cols,
-                            bool aligned) const {
-    load_tile_slowly<kBlockM, kCols, kThreads>(
-        tile, TileSource<T>{rows.at(place.b, seq.q_begin + m0, h), rows.seq_stride, 0,
+  __device__ void load_checked(T* tile, const Rows<const T>& rows, int h, int m0, int cols,
+                               bool aligned) const {
+    load_tile_rolled<kBlockM, kCols, kThreads>(
+        tile, TileSource<T>{rows.at(work.b, seq.q_begin + m0, h), rows.seq_stride, 0,
                             seq.seq_q - m0, cols, aligned});
   }
 
   __device__ void accumulate(int stage, int h, int m0) {
-    const HeadMask mask{args.shape, seq, place.b, h};
+    const HeadMask mask{args.shape, seq, work.b, h};
     const bool full = mask.all_visible(m0, min(m0 + kBlockM, seq.seq_q), n0, n0 + kBlockN);
     const bool boolean = args.shape.mask.kind == MaskKind::kBoolean;
     const uint32_t seen = full ? ~0u : seen_word(mask, m0 + half * 32 + lane, n0 + part * 32);
@@ -223,33 +224,33 @@ struct BackwardFused {
     const float* const stats = stats_smem(stage) + half * 32 + lane / 4;
     const bool has_bias = kMasked && args.shape.mask.kind == MaskKind::kAdditive;
     if (has_bias) {
-      const HeadMask mask{args.shape, seq, place.b, h};
+      const HeadMask mask{args.shape, seq, work.b, h};
       load_bias<32>(bias_smem(), mask, m0 + half * 32, n0 + part * 32);
     }
     const auto stat = [&](int which, int i, int r) {
       return stats[which * kBlockM + i * 16 + r * 8];
     };
-    const auto share = [&](int which, int i, int r, const uint32_t(&words)[4]) {
+    const auto store_row = [&](int which, int i, int r, const uint32_t(&words)[4]) {
       store_words(which, i, r, words);
     };
     ScoreTile p1 = {}, p2 = {};
-    add_tiles<T, kD>(p1, AlongSum<kD>::a(q, half * 32), AlongSum<kD>::b(k_smem, part * 32));
+    add_tiles<T, kD>(p1, KMajor<kD>::a(q, half * 32), KMajor<kD>::b(k_smem, part * 32));
     probabilities<kMasked>(p1, args.scale_log2, 0, stat, has_bias, seen);
-    add_tiles<T, kD>(p2, AlongSum<kD>::a(q + Config::kQElements, half * 32),
-                     AlongSum<kD>::b(k_smem + Config::kKElements, part * 32));
+    add_tiles<T, kD>(p2, KMajor<kD>::a(q + Config::kQElements, half * 32),
+                     KMajor<kD>::b(k_smem + Config::kKElements, part * 32));
     probabilities<kMasked>(p2, args.scale2_log2, 1, stat, has_bias, seen);
     if (has_bias) __syncthreads();  // all warps have read their biases; a and ds overwrite them
-    share_difference<T>(p1, p2, stat, share);
+    store_difference<T>(p1, p2, stat, store_row);
     ScoreTile dp = {};
-    add_tiles<T, kValue>(dp, AlongSum<kValue>::a(d_o_smem(stage), half * 32),
-                         AlongSum<kValue>::b(v_smem, part * 32));
-    share_gradients<T, kMasked>(p1, p2, dp, stat, share);
+    add_tiles<T, kValue>(dp, KMajor<kValue>::a(d_o_smem(stage), half * 32),
+                         KMajor<kValue>::b(v_smem, part * 32));
+    store_gradients<T, kMasked>(p1, p2, dp, stat, store_row);
   }
 
   /// This warp's biases, in the memory that later holds a, ds1 and ds2.
   static_assert(Config::kWarps * 32 * kBiasPitch * 4 <= 3 * Config::kDsElements * 2);
   __device__ float* bias_smem() const {
-    return reinterpret_cast<float*>(shared_smem(0)) + (part * 2 + half) * 32 * kBiasPitch;
+    return reinterpret_cast<float*>(exchange_smem(0)) + (part * 2 + half) * 32 * kBiasPitch;
   }
 
   template <bool kMasked, class Stats>
@@ -260,14 +261,14 @@ struct BackwardFused {
       add_bias(s[0], bias_smem());
       add_bias(s[1], bias_smem() + 16 * kBiasPitch);
     }
-    if (kMasked && !has_bias) hide_unseen(s, seen);
+    if (kMasked && !has_bias) mask_unseen(s, seen);
     to_probabilities(s);
   }
 
   /// Stores 8 rows of this warp's tile of a, ds1 or ds2 to shared memory.
   __device__ void store_words(int which, int i, int r, const uint32_t (&words)[4]) const {
     using Layout = TileLayout<kBlockN>;
-    const uint32_t first = ptx::smem_address(shared_smem(0)) +
+    const uint32_t first = ptx::smem_address(exchange_smem(0)) +
                            Layout::offset(half * 32 + lane / 4, part * 4) + lane % 4 * 4;
     constexpr int kRow = kBlockN * 2;  // bytes; rows 8 apart have the same swizzle
 #pragma unroll
@@ -277,22 +278,21 @@ struct BackwardFused {
     }
   }
 
-  /// (6). With `careful` it skips zeros of ds, because hidden keys may be infinite or NaN.
-  __device__ void add_queries(int h, int m0, bool careful) const {
+  /// (6). With `skip_zeros` it skips zeros of ds, because hidden keys may be infinite or NaN.
+  __device__ void add_queries(int h, int m0, bool skip_zeros) const {
     const int map = part * kDqCols / kD, column = part * kDqCols % kD;
-    const T* const ds = shared_smem(map);
+    const T* const ds = exchange_smem(map);
     const T* const keys = k_smem + map * Config::kKElements;
     Accumulator<2, kDqCols / 8> dq = {};
-    if (careful) {
-      add_tiles_carefully<kBlockN>(
+    if (skip_zeros) {
+      add_tiles_skipping_zeros<kBlockN>(
           dq, [&](int m, int k) { return tile_entry<kBlockN>(ds, half * 32 + m, k); },
           [&](int k, int n) { return tile_entry<kD>(keys, k, column + n); });
     } else {
-      add_tiles<T, kBlockN>(dq, AlongSum<kBlockN>::a(ds, half * 32),
-                            AcrossSum<kD>::b(keys, column));
+      add_tiles<T, kBlockN>(dq, KMajor<kBlockN>::a(ds, half * 32), MnMajor<kD>::b(keys, column));
     }
     const int first = m0 + half * 32;
-    const int unit = DqSums::first(args.shape, seq, place.b) + first / DqSums::kRows;
+    const int unit = DqSums::first(args.shape, seq, work.b) + first / DqSums::kRows;
     float* const to = sums.at<kD>(h, unit, map) + column / 8 * 4 * kWarpSize;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -304,25 +304,25 @@ struct BackwardFused {
     }
   }
 
-  /// (7). With `careful` it skips zeros of a and ds, because hidden rows may be infinite or NaN.
-  __device__ void add_keys(int stage, bool careful) {
-    const T* const a = shared_smem(2);
-    const T* const ds = shared_smem(half);
+  /// (7). With `skip_zeros` it skips zeros of a and ds, because hidden rows may be infinite or NaN.
+  __device__ void add_keys(int stage, bool skip_zeros) {
+    const T* const a = exchange_smem(2);
+    const T* const ds = exchange_smem(half);
     const T* const q = q_smem(stage) + half * Config::kQElements;
     const T* const d_o = d_o_smem(stage);
     const int column = half * (kValue / 2);
-    if (careful) {
-      add_tiles_carefully<kBlockM>(
+    if (skip_zeros) {
+      add_tiles_skipping_zeros<kBlockM>(
           dv_reg, [&](int n, int m) { return tile_entry<kBlockN>(a, m, part * 32 + n); },
           [&](int m, int c) { return tile_entry<kValue>(d_o, m, column + c); });
-      add_tiles_carefully<kBlockM>(
+      add_tiles_skipping_zeros<kBlockM>(
           dk_reg, [&](int n, int m) { return tile_entry<kBlockN>(ds, m, part * 32 + n); },
           [&](int m, int c) { return tile_entry<kD>(q, m, c); });
       return;
     }
-    add_tiles<T, kBlockM>(dv_reg, AcrossSum<kBlockN>::a(a, part * 32),
-                          AcrossSum<kValue>::b(d_o, column));
-    add_tiles<T, kBlockM>(dk_reg, AcrossSum<kBlockN>::a(ds, part * 32), AcrossSum<kD>::b(q, 0));
+    add_tiles<T, kBlockM>(dv_reg, MnMajor<kBlockN>::a(a, part * 32),
+                          MnMajor<kValue>::b(d_o, column));
+    add_tiles<T, kBlockM>(dk_reg, MnMajor<kBlockN>::a(ds, part * 32), MnMajor<kD>::b(q, 0));
   }
 
   __device__ void store() const {
@@ -332,12 +332,12 @@ struct BackwardFused {
     for (int i = 0; i < 2; ++i) {
       const int row = n0 + part * 32 + i * 16;
       if (args.dv.data != nullptr) {
-        store_fragments(dv_reg[i], 1.0f, args.dv.at(place.b, seq.k_begin, place.h) + column,
+        store_fragments(dv_reg[i], 1.0f, args.dv.at(work.b, seq.k_begin, work.h) + column,
                         args.dv.seq_stride, row, seq.seq_k, args.shape.value_dim - column);
       }
       if (dk.data != nullptr) {
         store_fragments(dk_reg[i], half == 0 ? args.scale : args.scale2,
-                        dk.at(place.b, seq.k_begin, place.h), dk.seq_stride, row, seq.seq_k,
+                        dk.at(work.b, seq.k_begin, work.h), dk.seq_stride, row, seq.seq_k,
                         args.shape.head_dim);
       }
     }
@@ -351,11 +351,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   extern __shared__ __align__(128) char smem[];
   __shared__ FusedBounds bounds;
   // Blocks start with tile 0: under a causal mask most rows see the first keys.
-  const BlockPlace place = grouped_place(static_cast<int>(blockIdx.x), args.shape.batch,
-                                         args.shape.kv_heads, tiles, group);
-  if (threadIdx.x == 0) bounds.set<Config>(args.shape, place);
+  const WorkTile work = grouped_work_tile(static_cast<int>(blockIdx.x), args.shape.batch,
+                                          args.shape.kv_heads, tiles, group);
+  if (threadIdx.x == 0) bounds.set<Config>(args.shape, work);
   __syncthreads();  // thread 0 has set the bounds
-  BackwardFused<T, Config>{args, smem, place, bounds, sums}.run();
+  BackwardFused<T, Config>{args, smem, work, bounds, sums}.run();
 }
 
 }  // namespace diffattn::cuda::sm80

@@ -37,10 +37,10 @@ struct BackwardKeys {
 
   const BackwardArguments<T>& args;
   char* smem;
-  const BlockPlace place;  // h: kv head
-  const Sequence seq = args.shape.sequence(place.b);
+  const WorkTile work;  // h: kv head
+  const Sequence seq = args.shape.sequence(work.b);
   const int group = args.shape.heads / args.shape.kv_heads;
-  const int n0 = place.tile * kBlockN;
+  const int n0 = work.tile * kBlockN;
   const int lane = threadIdx.x % kWarpSize;
   const int warp_row = threadIdx.x / kWarpSize * 16;
 
@@ -88,17 +88,17 @@ struct BackwardKeys {
       const Rows<const T>& k = i == 0 ? args.k1 : args.k2;
       load_tile<kBlockN, kD, kThreads>(
           k_smem + i * Config::kKElements,
-          TileSource<T>{k.at(place.b, seq.k_begin + n0, place.h), k.seq_stride, first, last,
+          TileSource<T>{k.at(work.b, seq.k_begin + n0, work.h), k.seq_stride, first, last,
                         args.shape.head_dim, args.k_aligned});
     }
     if constexpr (kWantDk) {
       load_tile<kBlockN, kValue, kThreads>(
-          v_smem, TileSource<T>{args.v.at(place.b, seq.k_begin + n0, place.h), args.v.seq_stride,
+          v_smem, TileSource<T>{args.v.at(work.b, seq.k_begin + n0, work.h), args.v.seq_stride,
                                 first, last, args.shape.value_dim, args.v_aligned});
     }
   }
 
-  __device__ int head_of(int step, int tiles) const { return place.h * group + step / tiles; }
+  __device__ int head_of(int step, int tiles) const { return work.h * group + step / tiles; }
 
   __device__ T* q_smem(int stage) const {
     return reinterpret_cast<T*>(stages_smem + stage * Config::kStageBytes);
@@ -117,19 +117,19 @@ struct BackwardKeys {
       const Rows<const T>& q = i == 0 ? args.q1 : args.q2;
       load_tile<kBlockM, kD, kThreads>(
           q_smem(stage) + i * Config::kQElements,
-          TileSource<T>{q.at(place.b, seq.q_begin + m0, h), q.seq_stride, 0, rows,
+          TileSource<T>{q.at(work.b, seq.q_begin + m0, h), q.seq_stride, 0, rows,
                         args.shape.head_dim, args.q_aligned});
     }
     load_tile<kBlockM, kValue, kThreads>(
         d_o_smem(stage),
-        TileSource<T>{args.d_o.at(place.b, seq.q_begin + m0, h), args.d_o.seq_stride, 0, rows,
+        TileSource<T>{args.d_o.at(work.b, seq.q_begin + m0, h), args.d_o.seq_stride, 0, rows,
                       args.shape.value_dim, args.d_o_aligned});
     if (threadIdx.x < kBlockM) {
       const bool valid = static_cast<int>(threadIdx.x) < rows;
       const int64_t l = seq.q_begin + m0 + (valid ? threadIdx.x : 0);
       const uint32_t to = ptx::smem_address(stats_smem(stage) + threadIdx.x);
       const auto copy = [&](int slot, const Rows<float>& values) {
-        ptx::copy_4_or_zero(to + slot * kBlockM * 4, values.at(place.b, l, h), valid);
+        ptx::copy_4_or_zero(to + slot * kBlockM * 4, values.at(work.b, l, h), valid);
       };
       copy(0, args.state.lse1);
       copy(1, args.state.lse2);
@@ -145,7 +145,7 @@ struct BackwardKeys {
     const T* const q2_smem = q1_smem + Config::kQElements;
     const T* const dout_smem = d_o_smem(stage);
     const float* const stats = stats_smem(stage);
-    const HeadMask mask{args.shape, seq, place.b, head_of(step, tiles)};
+    const HeadMask mask{args.shape, seq, work.b, head_of(step, tiles)};
     const bool all_visible = mask.all_visible(m0, min(m0 + kBlockM, seq.seq_q), n0, n0 + kBlockN);
     bool skip_zeros = false;
     if (!all_visible) {
@@ -247,7 +247,7 @@ struct BackwardKeys {
     const int row = n0 + warp_row;
     const auto store_to = [&](const Rows<T>& out, const auto& sum, float scale, int width) {
       if (out.data == nullptr) return;
-      store_fragments(sum[0], scale, out.at(place.b, seq.k_begin, place.h), out.seq_stride, row,
+      store_fragments(sum[0], scale, out.at(work.b, seq.k_begin, work.h), out.seq_stride, row,
                       seq.seq_k, width);
     };
     if constexpr (kWantDv) store_to(args.dv, dv_reg, 1.0f, args.shape.value_dim);
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
     backward_keys_kernel(const __grid_constant__ BackwardArguments<T> args, int tiles) {
   extern __shared__ __align__(128) char smem[];
   // Blocks start with tile 0: under a causal mask most rows see the first keys.
-  BackwardKeys<T, Config>{args, smem, BlockPlace(blockIdx.x, args.shape.kv_heads, tiles)}.run();
+  BackwardKeys<T, Config>{args, smem, WorkTile(blockIdx.x, args.shape.kv_heads, tiles)}.run();
 }
 
 }  // namespace diffattn::cuda::sm80

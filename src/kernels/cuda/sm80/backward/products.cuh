@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Products C [16 kM, 8 kN8] += A B of one warp, with both operands in shared-memory tiles. A tile
-// may hold an operand with the summed index k along its rows (AlongSum) or with one row per k
-// (AcrossSum).
+// may hold an operand with the summed index k along its rows (KMajor) or with one row per k
+// (MnMajor).
 #pragma once
 
 #include "kernels/cuda/sm80/tile.cuh"
@@ -11,27 +11,27 @@ namespace diffattn::cuda::sm80 {
 
 /// An operand whose tile rows run along the summed index.
 template <int kCols>
-struct AlongSum {
+struct KMajor {
   uint32_t first;  // this lane's ldmatrix address
 
   /// Operand A: row i of the result is row `row` + i of the tile.
-  __device__ static AlongSum a(uint32_t tile, int row, int lane) {
+  __device__ static KMajor a(uint32_t tile, int row, int lane) {
     return {tile + TileLayout<kCols>::offset(row + lane % 16, 0, lane / 16)};
   }
   /// Operand B: column j of the result is row `row` + j of the tile.
-  __device__ static AlongSum b(uint32_t tile, int row, int lane) {
+  __device__ static KMajor b(uint32_t tile, int row, int lane) {
     return {tile + TileLayout<kCols>::offset(row + lane % 8 + lane / 16 * 8, 0, lane / 8 % 2)};
   }
   template <class T>
-  __device__ static AlongSum a(const T* tile, int row) {
+  __device__ static KMajor a(const T* tile, int row) {
     return a(ptx::smem_address(tile), row, threadIdx.x % kWarpSize);
   }
   template <class T>
-  __device__ static AlongSum b(const T* tile, int row) {
+  __device__ static KMajor b(const T* tile, int row) {
     return b(ptx::smem_address(tile), row, threadIdx.x % kWarpSize);
   }
-  /// Returns the same operand of a tile `bytes` further on; `bytes` is a multiple of 128.
-  __device__ AlongSum further(uint32_t bytes) const { return {first + bytes}; }
+  /// Returns the same operand of the tile that begins `bytes` later; `bytes` is a multiple of 128.
+  __device__ KMajor offset_by(uint32_t bytes) const { return {first + bytes}; }
   /// Loads fragment (i, k): 16 result rows (A) or columns (B) by 16 summed indices.
   __device__ void load(uint32_t (&reg)[4], int i, int k) const {
     ptx::load_matrix_x4(reg, TileLayout<kCols>::along(first, k * 2) + i * 16 * kCols * 2);
@@ -40,24 +40,24 @@ struct AlongSum {
 
 /// An operand with one tile row per summed index.
 template <int kCols>
-struct AcrossSum {
+struct MnMajor {
   uint32_t first;  // this lane's ldmatrix address
 
   /// Operand A: row i of the result is column `column` + i of the tile.
-  __device__ static AcrossSum a(uint32_t tile, int column, int lane) {
+  __device__ static MnMajor a(uint32_t tile, int column, int lane) {
     return {tile +
             TileLayout<kCols>::offset(lane % 8 + lane / 16 * 8, column / kChunk + lane / 8 % 2)};
   }
   /// Operand B: column j of the result is column `column` + j of the tile.
-  __device__ static AcrossSum b(uint32_t tile, int column, int lane) {
+  __device__ static MnMajor b(uint32_t tile, int column, int lane) {
     return {tile + TileLayout<kCols>::offset(lane % 16, column / kChunk + lane / 16)};
   }
   template <class T>
-  __device__ static AcrossSum a(const T* tile, int column) {
+  __device__ static MnMajor a(const T* tile, int column) {
     return a(ptx::smem_address(tile), column, threadIdx.x % kWarpSize);
   }
   template <class T>
-  __device__ static AcrossSum b(const T* tile, int column) {
+  __device__ static MnMajor b(const T* tile, int column) {
     return b(ptx::smem_address(tile), column, threadIdx.x % kWarpSize);
   }
   __device__ void load(uint32_t (&reg)[4], int i, int k) const {
@@ -98,7 +98,7 @@ __device__ inline float tile_entry(const T* tile, int row, int column) {
 /// Computes `add_tiles` but skips zero entries of A, for a B with infinities or NaN: 0 * inf would
 /// be NaN in a row that may not see them. a(m, k) and b(k, n) return entries. Slow; rarely runs.
 template <int kK, int kM, int kN8, class A, class B>
-__device__ inline void add_tiles_carefully(Accumulator<kM, kN8>& acc, A a, B b) {
+__device__ inline void add_tiles_skipping_zeros(Accumulator<kM, kN8>& acc, A a, B b) {
   const int lane = ptx::reread_thread() % kWarpSize;
 #pragma unroll 1
   for (int k = 0; k < kK; ++k) {

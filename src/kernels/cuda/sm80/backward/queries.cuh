@@ -31,11 +31,11 @@ struct BackwardQueries {
 
   const BackwardArguments<T>& args;
   char* smem;
-  const BlockPlace place;
-  const Sequence seq = args.shape.sequence(place.b);
-  const HeadMask mask{args.shape, seq, place.b, place.h};
-  const int kv_head = args.shape.kv_head(place.h);
-  const int row0 = place.tile * kBlockM;
+  const WorkTile work;
+  const Sequence seq = args.shape.sequence(work.b);
+  const HeadMask mask{args.shape, seq, work.b, work.h};
+  const int kv_head = args.shape.kv_head(work.h);
+  const int row0 = work.tile * kBlockM;
   const int lane = threadIdx.x % kWarpSize;
   const int warp_row = threadIdx.x / kWarpSize * 16;
 
@@ -79,19 +79,19 @@ struct BackwardQueries {
       const Rows<const T>& q = i == 0 ? args.q1 : args.q2;
       load_tile<kBlockM, kD, kThreads>(
           q_smem + i * Config::kQElements,
-          TileSource<T>{q.at(place.b, seq.q_begin + row0, place.h), q.seq_stride, 0, rows,
+          TileSource<T>{q.at(work.b, seq.q_begin + row0, work.h), q.seq_stride, 0, rows,
                         args.shape.head_dim, args.q_aligned});
     }
     load_tile<kBlockM, kValue, kThreads>(
         d_o_smem,
-        TileSource<T>{args.d_o.at(place.b, seq.q_begin + row0, place.h), args.d_o.seq_stride, 0,
-                      rows, args.shape.value_dim, args.d_o_aligned});
+        TileSource<T>{args.d_o.at(work.b, seq.q_begin + row0, work.h), args.d_o.seq_stride, 0, rows,
+                      args.shape.value_dim, args.d_o_aligned});
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = warp_row + r * 8 + lane / 4;
       const int64_t l = seq.q_begin + row0 + row;
       const auto load = [&](const Rows<float>& values) {
-        return row < rows ? *values.at(place.b, l, place.h) : 0.0f;
+        return row < rows ? *values.at(work.b, l, work.h) : 0.0f;
       };
       lse1[r] = load(args.state.lse1);
       lse2[r] = load(args.state.lse2);
@@ -108,12 +108,12 @@ struct BackwardQueries {
       const Rows<const T>& k = i == 0 ? args.k1 : args.k2;
       load_tile<kBlockN, kD, kThreads>(
           k_smem + i * Config::kKElements,
-          TileSource<T>{k.at(place.b, seq.k_begin + n0, kv_head), k.seq_stride, first, last,
+          TileSource<T>{k.at(work.b, seq.k_begin + n0, kv_head), k.seq_stride, first, last,
                         args.shape.head_dim, args.k_aligned});
     }
     load_tile<kBlockN, kValue, kThreads>(
         k_smem + 2 * Config::kKElements,
-        TileSource<T>{args.v.at(place.b, seq.k_begin + n0, kv_head), args.v.seq_stride, first, last,
+        TileSource<T>{args.v.at(work.b, seq.k_begin + n0, kv_head), args.v.seq_stride, first, last,
                       args.shape.value_dim, args.v_aligned});
   }
 
@@ -180,7 +180,7 @@ struct BackwardQueries {
   __device__ void store() {
     const auto store_to = [&](const Rows<T>& out, const Accumulator<1, kD / 8>& sum, float scale) {
       if (out.data == nullptr) return;
-      store_fragments(sum[0], scale, out.at(place.b, seq.q_begin, place.h), out.seq_stride,
+      store_fragments(sum[0], scale, out.at(work.b, seq.q_begin, work.h), out.seq_stride,
                       row0 + warp_row, seq.seq_q, args.shape.head_dim);
     };
     store_to(args.dq1, dq1_reg, args.scale);
@@ -192,9 +192,9 @@ template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 2)
     backward_queries_kernel(const __grid_constant__ BackwardArguments<T> args, int tiles) {
   extern __shared__ __align__(128) char smem[];
-  BlockPlace place(blockIdx.x, args.shape.heads, tiles);
-  place.tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
-  BackwardQueries<T, Config>{args, smem, place}.run();
+  WorkTile work(blockIdx.x, args.shape.heads, tiles);
+  work.tile = tiles - 1 - work.tile;  // last rows first: if causal, they see the most keys
+  BackwardQueries<T, Config>{args, smem, work}.run();
 }
 
 }  // namespace diffattn::cuda::sm80

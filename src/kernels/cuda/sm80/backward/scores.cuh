@@ -6,9 +6,9 @@
 //   a = p1 - lambda p2,  ds1 = p1 (dp - delta1),  ds2 = -lambda p2 (dp - delta2)
 //
 // The functions take two callbacks, both for this thread's row 16 i + 8 r + lane / 4:
-//   stats(which, i, r)         returns lse1, lse2, delta1, delta2 or lambda (which = 0 to 4)
-//   share(which, i, r, words)  stores ds1, ds2 or a (which = 0 to 2) to shared memory, rounded to
-//                              T; word j holds columns 8 j + 2 (lane % 4) and the next one
+//   stats(which, i, r)             returns lse1, lse2, delta1, delta2 or lambda (which = 0 to 4)
+//   store_row(which, i, r, words)  stores ds1, ds2 or a (which = 0 to 2) to shared memory as T;
+//                                  word j holds columns 8 j + 2 (lane % 4) and the next one
 #pragma once
 
 #include "kernels/cuda/element.cuh"
@@ -27,11 +27,11 @@ __device__ inline void subtract_lse(ScoreTile& s, float factor, int map, const S
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float reference = stats(map, i, r);
+      const float lse = stats(map, i, r);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
 #pragma unroll
-        for (int e = 2 * r; e < 2 * r + 2; ++e) s[i][j][e] = s[i][j][e] * factor - reference;
+        for (int e = 2 * r; e < 2 * r + 2; ++e) s[i][j][e] = s[i][j][e] * factor - lse;
       }
     }
   }
@@ -39,13 +39,13 @@ __device__ inline void subtract_lse(ScoreTile& s, float factor, int map, const S
 
 /// Sets hidden scores to -inf, even if they are NaN. `word` is the visibility word of the tile's
 /// row number `lane`.
-__device__ inline void hide_unseen(ScoreTile& s, uint32_t word) {
+__device__ inline void mask_unseen(ScoreTile& s, uint32_t word) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = i * 16 + r * 8 + static_cast<int>(threadIdx.x) % kWarpSize / 4;
-      hide_unseen(s[i], r, __shfl_sync(0xffffffffu, word, row));
+      mask_unseen(s[i], r, __shfl_sync(0xffffffffu, word, row));
     }
   }
 }
@@ -62,10 +62,10 @@ __device__ inline void to_probabilities(ScoreTile& s) {
   }
 }
 
-/// Stores a = p1 - lambda p2 through `share` and replaces p2 by lambda p2.
-template <class T, class Stats, class Share>
-__device__ inline void share_difference(const ScoreTile& p1, ScoreTile& p2, const Stats& stats,
-                                        const Share& share) {
+/// Stores a = p1 - lambda p2 through `store_row` and replaces p2 by lambda p2.
+template <class T, class Stats, class StoreRow>
+__device__ inline void store_difference(const ScoreTile& p1, ScoreTile& p2, const Stats& stats,
+                                        const StoreRow& store_row) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -79,16 +79,16 @@ __device__ inline void share_difference(const ScoreTile& p1, ScoreTile& p2, cons
         y[0] *= lambda, y[1] *= lambda;
         words[j] = pack<T>(x[0] - y[0], x[1] - y[1]);
       }
-      share(2, i, r, words);
+      store_row(2, i, r, words);
     }
   }
 }
 
-/// Stores ds1 and ds2 through `share`. p2 holds lambda p2 here.
-template <class T, bool kMasked, class Stats, class Share>
-__device__ inline void share_gradients(const ScoreTile& p1, const ScoreTile& p2,
+/// Stores ds1 and ds2 through `store_row`. p2 holds lambda p2 here.
+template <class T, bool kMasked, class Stats, class StoreRow>
+__device__ inline void store_gradients(const ScoreTile& p1, const ScoreTile& p2,
                                        const ScoreTile& dp, const Stats& stats,
-                                       const Share& share) {
+                                       const StoreRow& store_row) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -109,8 +109,8 @@ __device__ inline void share_gradients(const ScoreTile& p1, const ScoreTile& p2,
         }
         words1[j] = pack<T>(x[0], x[1]), words2[j] = pack<T>(y[0], y[1]);
       }
-      share(0, i, r, words1);
-      share(1, i, r, words2);
+      store_row(0, i, r, words1);
+      store_row(1, i, r, words2);
     }
   }
 }

@@ -11,7 +11,7 @@
 // first one.
 
 #include "kernels/cuda/epilogue.cuh"
-#include "kernels/cuda/launch_early.cuh"
+#include "kernels/cuda/programmatic_launch.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
 #include "kernels/cuda/sm80/decode/launch.h"
@@ -103,8 +103,8 @@ struct Combine {
         best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, offset));
       }
       const float top_new = fmaxf(top, best);
-      const float reference = top_new == -INFINITY ? 0.0f : top_new;
-      const float decay = ptx::exp2(top - reference), weight = ptx::exp2(m_part - reference);
+      const float top_finite = top_new == -INFINITY ? 0.0f : top_new;
+      const float decay = ptx::exp2(top - top_finite), weight = ptx::exp2(m_part - top_finite);
       top = top_new;
       sum = sum * decay + warp_sum(l_part * weight);
 #pragma unroll
@@ -213,8 +213,8 @@ void combine(const ForwardParams& params, const Partials& partials, cudaStream_t
                                  .lse2 = rows_of<float>(params.lse2)};
   const auto blocks = static_cast<unsigned>(params.batch * params.seq_q * params.heads);
   const auto kernel = params.value_dim <= 128 ? combine_kernel<T, 1> : combine_kernel<T, 2>;
-  launch_early_if_possible(kernel, blocks, kThreads, 0, stream, params, "sm80 decode: combine",
-                           args);
+  launch_programmatic_if_supported(kernel, blocks, kThreads, 0, stream, params,
+                                   "sm80 decode: combine", args);
 }
 
 template void combine<bfloat16>(const ForwardParams&, const Partials&, cudaStream_t);

@@ -94,7 +94,7 @@ struct Decode {
     }
     ptx::wait_copies<0>();
     __syncthreads();  // all warps have read their stages; o_smem reuses them
-    share_results();
+    store_results();
     __syncthreads();  // all warps have written their results
     merge();          // (3) (4)
   }
@@ -262,7 +262,7 @@ struct Decode {
   }
 
   /// Writes this warp's m, l and o of the rows that exist to shared memory for `merge`.
-  __device__ void share_results() {
+  __device__ void store_results() {
     softmax.finish();
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
@@ -326,10 +326,10 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
   ptx::launch_dependents();
   // Consecutive blocks take the row tiles of the same keys, which the second block finds in L2. The
   // next blocks take the next kv head, whose keys are adjacent in memory.
-  const int heads = args.shape.kv_heads, place = static_cast<int>(blockIdx.x / row_tiles);
+  const int heads = args.shape.kv_heads, index = static_cast<int>(blockIdx.x / row_tiles);
   const int row0 = static_cast<int>(blockIdx.x % row_tiles) * Config::kRows;
-  Decode<T, Config>{args,          smem, place / (heads * splits),
-                    place % heads, row0, place / heads % splits}
+  Decode<T, Config>{args,          smem, index / (heads * splits),
+                    index % heads, row0, index / heads % splits}
       .run();
 }
 

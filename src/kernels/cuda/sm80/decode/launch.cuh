@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "kernels/cuda/launch_early.cuh"
+#include "kernels/cuda/programmatic_launch.cuh"
 #include "kernels/cuda/sm80/decode/kernel.cuh"
 #include "kernels/cuda/sm80/decode/launch.h"
 
@@ -19,9 +19,9 @@ void launch_decode_rows(const ForwardParams& params, const DecodeArguments<T>& a
       cudaFuncSetAttribute(decode_kernel<T, Config>, cudaFuncAttributePreferredSharedMemoryCarveout,
                            cudaSharedmemCarveoutMaxShared),
       "sm80 decode", params);
-  launch_early_if_possible(decode_kernel<T, Config>, blocks, Config::kThreads, Config::kSmemBytes,
-                           stream, params, "sm80 decode", args, static_cast<int>(row_tiles),
-                           splits);
+  launch_programmatic_if_supported(decode_kernel<T, Config>, blocks, Config::kThreads,
+                                   Config::kSmemBytes, stream, params, "sm80 decode", args,
+                                   static_cast<int>(row_tiles), splits);
 }
 
 template <class T, int kD, int kDv>

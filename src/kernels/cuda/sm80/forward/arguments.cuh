@@ -16,8 +16,8 @@ struct ForwardArguments {
   Rows<const float> lambda;              // [B, M, H]
   float scale_log2, scale2_log2;         // scale log2(e) of map 1 and map 2
   bool q_aligned, k_aligned, v_aligned;  // rows may be read in 16-byte chunks
-  bool whole_rows;  // Dv fills the tile, and adjacent outputs may be stored as one word
-  bool shared_k;    // k1 and k2 are the same memory; kernel.cuh loads it once
+  bool paired_stores;  // Dv fills the tile, and adjacent outputs may be stored as one word
+  bool shared_k;       // k1 and k2 are the same memory; kernel.cuh loads it once
   HeadEpilogue epilogue;
   Rows<T> out, o, o2;             // [B, M, H, Dv]: result, O before the epilogue, softmax2 v
   Rows<int8_t> o_rest, o2_rest;   // [B, M, H, Dv]: rounding errors of o and o2, see rest.cuh

@@ -24,12 +24,12 @@ struct PairConfig {
   static constexpr int kPointerBytes = 3 * 8 * kThreads;  // each thread's pointers into k1, k2, v
   static constexpr int kWordBytes = 4 * kBlockM * kBlockN / 32;  // visibility words of a stage
   static constexpr int kSlotBytes = 2 * 12 * kWordBytes;         // mask bytes of two stages
-  // Biases of one part, and the target of touch_bias: a word per 32-byte sector of the mask.
+  // Biases of one part, and the target of prefetch_bias: a word per 32-byte sector of the mask.
   static constexpr int kBiasBytes = 4 * (kBlockM * 40 + kBlockM * kBlockN / 8);
   static constexpr int kSmemBytes = kLoopBytes + kPointerBytes;
   static constexpr int kMaskedSmemBytes =
       kSmemBytes + (kWordBytes + kSlotBytes > kBiasBytes ? kWordBytes + kSlotBytes : kBiasBytes);
-  // FinishPair reuses the loop's memory for half of o1 and o2, l1 and l2, and store_slowly's rows.
+  // FinishPair reuses the loop's memory for half of o1 and o2, l1, l2 and store_unaligned's rows.
   static_assert(!kFits || 4 * kBlockM * (2 * kDv + 2) <= kLoopBytes);
   // sm_86 and sm_89 allow 99 KiB a block, of which the static PairBounds need a part.
   static_assert(!kFits || kMaskedSmemBytes <= 98 * 1024);

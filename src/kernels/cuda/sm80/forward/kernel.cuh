@@ -41,11 +41,11 @@ struct Forward {
 
   const ForwardArguments<T>& args;
   char* smem;
-  const BlockPlace place;
-  const Sequence seq = args.shape.sequence(place.b);
-  const int row0 = place.tile * kBlockM;
-  const int kv_head = args.shape.kv_head(place.h);
-  const HeadMask mask{args.shape, seq, place.b, place.h};
+  const WorkTile work;
+  const Sequence seq = args.shape.sequence(work.b);
+  const int row0 = work.tile * kBlockM;
+  const int kv_head = args.shape.kv_head(work.h);
+  const HeadMask mask{args.shape, seq, work.b, work.h};
   const int lane = threadIdx.x % kWarpSize;
   const int map = threadIdx.x / (kThreads / 2);  // 0: map 1, 1: map 2
   const int warp_row = threadIdx.x / kWarpSize % Config::kWarpsPerMap * kM * 16;
@@ -92,7 +92,7 @@ struct Forward {
       const Rows<const T>& q = i == 0 ? args.q1 : args.q2;
       load_tile<kBlockM, kD, kThreads>(
           q_smem + i * Config::kQElements,
-          TileSource<T>{q.at(place.b, seq.q_begin + row0, place.h), q.seq_stride, 0, rows,
+          TileSource<T>{q.at(work.b, seq.q_begin + row0, work.h), q.seq_stride, 0, rows,
                         args.shape.head_dim, args.q_aligned});
     }
   }
@@ -104,12 +104,12 @@ struct Forward {
       const Rows<const T>& k = i == 0 ? args.k1 : args.k2;
       load_tile<kBlockN, kD, kThreads>(
           k_smem + i * Config::kKElements,
-          TileSource<T>{k.at(place.b, seq.k_begin + n0, kv_head), k.seq_stride, first, last,
+          TileSource<T>{k.at(work.b, seq.k_begin + n0, kv_head), k.seq_stride, first, last,
                         args.shape.head_dim, args.k_aligned});
     }
     load_tile<kBlockN, kDv, kThreads>(
         k_smem + 2 * Config::kKElements,
-        TileSource<T>{args.v.at(place.b, seq.k_begin + n0, kv_head), args.v.seq_stride, first, last,
+        TileSource<T>{args.v.at(work.b, seq.k_begin + n0, kv_head), args.v.seq_stride, first, last,
                       args.shape.value_dim, args.v_aligned});
   }
 
@@ -191,10 +191,10 @@ struct Forward {
     for (int r = threadIdx.x / kWarpSize; r < end_row - row0; r += kThreads / kWarpSize) {
       const int64_t l = seq.q_begin + row0 + r;
       finish_row(args.epilogue, o_smem + r * Config::kOPitch, args.shape.value_dim,
-                 l_smem[r] == 0.0f, args.out.at(place.b, l, place.h),
-                 SavedRow<T>{args.o.at_or_null(place.b, l, place.h),
-                             args.o_rest.at_or_null(place.b, l, place.h),
-                             args.o_exact.at_or_null(place.b, l, place.h)});
+                 l_smem[r] == 0.0f, args.out.at(work.b, l, work.h),
+                 SavedRow<T>{args.o.at_or_null(work.b, l, work.h),
+                             args.o_rest.at_or_null(work.b, l, work.h),
+                             args.o_exact.at_or_null(work.b, l, work.h)});
     }
   }
 
@@ -209,7 +209,7 @@ struct Forward {
         const int row = warp_row + i * 16 + r * 8 + lane / 4;
         l_smem[map * kBlockM + row] = softmax.l[i][r];
         if (lse.data != nullptr && row0 + row < end_row) {
-          *lse.at(place.b, seq.q_begin + row0 + row, place.h) = softmax.lse(i, r);
+          *lse.at(work.b, seq.q_begin + row0 + row, work.h) = softmax.lse(i, r);
         }
       }
     }
@@ -227,7 +227,7 @@ struct Forward {
         const float inverse = dead ? 0.0f : 1.0f / softmax.l[i][r];
         float lambda = 0.0f;  // for a row that sees no column: an infinite lambda would give NaN
         if (!dead && row0 + row < seq.seq_q) {
-          lambda = *args.lambda.at(place.b, seq.q_begin + row0 + row, place.h);
+          lambda = *args.lambda.at(work.b, seq.q_begin + row0 + row, work.h);
         }
 #pragma unroll
         for (int j = 0; j < kDv / 8; ++j) {
@@ -243,9 +243,9 @@ struct Forward {
     const int width = args.shape.value_dim;
     for (int r = threadIdx.x / kWarpSize; r < end_row - row0; r += kThreads / kWarpSize) {
       const int64_t l = seq.q_begin + row0 + r;
-      const SavedRow<T> saved{args.o2.at_or_null(place.b, l, place.h),
-                              args.o2_rest.at_or_null(place.b, l, place.h),
-                              args.o2_exact.at_or_null(place.b, l, place.h)};
+      const SavedRow<T> saved{args.o2.at_or_null(work.b, l, work.h),
+                              args.o2_rest.at_or_null(work.b, l, work.h),
+                              args.o2_exact.at_or_null(work.b, l, work.h)};
       for (int c = lane; c < width; c += kWarpSize) {
         saved.store(c, o_smem[r * Config::kOPitch + c]);
       }
@@ -257,9 +257,9 @@ template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     forward_kernel(const __grid_constant__ ForwardArguments<T> args, int tiles) {
   extern __shared__ __align__(128) char smem[];
-  BlockPlace place(blockIdx.x, args.shape.heads, tiles);
-  place.tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
-  Forward<T, Config>{args, smem, place}.run();
+  WorkTile work(blockIdx.x, args.shape.heads, tiles);
+  work.tile = tiles - 1 - work.tile;  // last rows first: if causal, they see the most keys
+  Forward<T, Config>{args, smem, work}.run();
 }
 
 }  // namespace diffattn::cuda::sm80

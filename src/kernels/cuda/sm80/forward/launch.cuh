@@ -34,9 +34,9 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const ExactOu
           .q_aligned = aligned(params.q1, params.head_dim) && aligned(params.q2, params.head_dim),
           .k_aligned = aligned(params.k1, params.head_dim) && aligned(params.k2, params.head_dim),
           .v_aligned = aligned(params.v, params.value_dim),
-          .whole_rows = params.value_dim == kDv && words(params.out) && words(params.o) &&
-                        words(params.o2) && words(params.o_rest) && words(params.o2_rest) &&
-                        !exact.o && !exact.o2,
+          .paired_stores = params.value_dim == kDv && words(params.out) && words(params.o) &&
+                           words(params.o2) && words(params.o_rest) && words(params.o2_rest) &&
+                           !exact.o && !exact.o2,
           .shared_k = same(params.k1, params.k2),
           .epilogue = epilogue_of(params.epilogue),
           .out = rows_of<T>(params.out),

@@ -13,13 +13,13 @@
 //     (2) s = q k^T                                    [32, kPart] per warp, float
 //     (3) p = exp2(scale log2(e) s - m)                m: maximum over the row's first part
 //     (4) o += p v, l += sum p                         p rounded to T, o and l in float
-//     (5) after the tile, if sum p > kLimit: raise m and rescale l, o
+//     (5) after the tile, if sum p > kRescaleSum: raise m and rescale l, o
 //   (6) lse = m ln 2 + log l;  the warps of the two maps exchange half of their rows
 //   (7) O = o1 / l1 - lambda o2;  out = epilogue(O)    rounded once
 //
 // Each scheduler has only two warps, which issue in order, so instructions and shared-memory reads
 // between the matrix products cost time. Therefore quick_stage does not compute row maxima. If the
-// sum of p over one tile reaches kHopeless, the block starts again with careful_stage, which
+// sum of p over one tile reaches kOverflowSum, the block starts again with careful_stage, which
 // computes the maximum of every part. careful_stage also handles additive masks, scales <= 0 and
 // partly visible tiles before every row of the warp has an m.
 //
@@ -33,8 +33,8 @@
 #include "kernels/cuda/sm80/forward/arguments.cuh"
 #include "kernels/cuda/sm80/forward/config.h"
 #include "kernels/cuda/sm80/forward/pair_state.cuh"
-#include "kernels/cuda/sm80/order.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
+#include "kernels/cuda/sm80/tile_order.cuh"
 #include "kernels/cuda/sm80/visible_words.cuh"
 
 namespace diffattn::cuda::sm80 {
@@ -42,15 +42,15 @@ namespace diffattn::cuda::sm80 {
 /// Key ranges of one block. They live in shared memory, because the kernel has no free registers.
 struct PairBounds {
   Sequence seq;
-  int begin, end;              // keys that any row sees; begin is a multiple of kBlockN
-  int full_begin, full_end;    // every row sees every key of a tile within; empty under a mask
-  bool quick;                  // quick_stage is allowed: no additive mask and both scales > 0
-  int whole_begin, whole_end;  // tiles within load without bounds checks
+  int begin, end;            // keys that any row sees; begin is a multiple of kBlockN
+  int full_begin, full_end;  // every row sees every key of a tile within; empty under a mask
+  bool quick;                // quick_stage is allowed: no additive mask and both scales > 0
+  int unchecked_begin, unchecked_end;  // tiles within load without bounds checks
 
   template <class Config, class T>
-  __device__ void set(const ForwardArguments<T>& args, const BlockPlace& place) {
-    seq = args.shape.sequence(place.b);
-    const int row0 = place.tile * Config::kBlockM;
+  __device__ void set(const ForwardArguments<T>& args, const WorkTile& work) {
+    seq = args.shape.sequence(work.b);
+    const int row0 = work.tile * Config::kBlockM;
     const int last_row = min(row0 + Config::kBlockM, seq.seq_q) - 1;
     begin = max(0, seq.first_visible(row0)) / Config::kBlockN * Config::kBlockN;
     end = seq.end_visible(last_row);
@@ -58,11 +58,11 @@ struct PairBounds {
             args.scale2_log2 > 0.0f;
     full_begin = seq.first_visible(last_row);
     full_end = args.shape.mask.kind == MaskKind::kNone ? seq.end_visible(row0) : -1;
-    const bool whole = args.k_aligned && args.v_aligned &&
-                       args.shape.head_dim == Config::kHeadDim &&
-                       args.shape.value_dim == Config::kValueDim;
-    whole_begin = seq.first_key;
-    whole_end = whole ? end : -1;
+    const bool unchecked = args.k_aligned && args.v_aligned &&
+                           args.shape.head_dim == Config::kHeadDim &&
+                           args.shape.value_dim == Config::kValueDim;
+    unchecked_begin = seq.first_key;
+    unchecked_end = unchecked ? end : -1;
   }
 
   __device__ bool all_full() const { return full_begin <= begin && end <= full_end; }
@@ -74,8 +74,8 @@ struct PairForward {
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kPart = Config::kPart, kThreads = Config::kThreads;
   static constexpr int kParts = kBlockN / kPart;
-  static constexpr float kLimit = 1024.0f;  // sum of p over a tile above which m rises
-  static constexpr float kHopeless = 3e4f;  // sum of p above which p may overflow float16 (65504)
+  static constexpr float kRescaleSum = 1024.0f;  // sum of p over a tile above which m rises
+  static constexpr float kOverflowSum = 3e4f;    // sum above which p may overflow float16 (65504)
 
   using State = PairState<kDv>;
   using Scores = Accumulator<2, kPart / 8>;
@@ -83,10 +83,10 @@ struct PairForward {
 
   const ForwardArguments<T>& args;
   char* smem;
-  const BlockPlace place;
+  const WorkTile work;
   const PairBounds& bounds;
   const Sequence& seq = bounds.seq;
-  const int row0 = place.tile * kBlockM;
+  const int row0 = work.tile * kBlockM;
   const int lane = threadIdx.x % kWarpSize;
   const int map = threadIdx.x / (kThreads / 2);
   const int warp_row = threadIdx.x % (kThreads / 2) / kWarpSize * 32;
@@ -113,7 +113,7 @@ struct PairForward {
       // Also a barrier: all warps have finished reading the stages, which finish_pair reuses.
       if (__syncthreads_or(redo) == 0) break;
     }
-    finish_pair<T, Config>(args, smem, place, seq, state);  // (6) (7)
+    finish_pair<T, Config>(args, smem, work, seq, state);  // (6) (7)
   }
 
   /// Returns the slot that holds this thread's pointer into k1 (0), k2 (1) or v (2): the first
@@ -125,7 +125,7 @@ struct PairForward {
   __device__ const T* part_of(const Rows<const T>& rows) const {
     constexpr int kChunks = kCols / kChunk;
     const int row = static_cast<int>(threadIdx.x) / kChunks;
-    return rows.at(place.b, seq.k_begin + row, args.shape.kv_head(place.h)) +
+    return rows.at(work.b, seq.k_begin + row, args.shape.kv_head(work.h)) +
            threadIdx.x % kChunks * kChunk;
   }
 
@@ -146,9 +146,9 @@ struct PairForward {
       const bool skip_zeros =  // all threads of the block agree
           careful && __syncthreads_or(has_non_finite<kBlockN, kDv, kThreads>(v_smem(stage))) != 0;
       if (quick && full) {
-        if (state.fresh) find_reference(stage);
+        if (state.lacks_max) init_max(stage);
         quick_stage<false>(stage, n0);
-      } else if (quick && !state.fresh) {
+      } else if (quick && !state.lacks_max) {
         quick_stage<true>(stage, n0);
       } else {
         careful_stage(stage, n0, skip_zeros);
@@ -165,7 +165,7 @@ struct PairForward {
       const Rows<const T>& q = i == 0 ? args.q1 : args.q2;
       load_tile<kBlockM, kD, kThreads>(
           q_smem + i * Config::kQElements,
-          TileSource<T>{q.at(place.b, seq.q_begin + row0, place.h), q.seq_stride, 0, rows,
+          TileSource<T>{q.at(work.b, seq.q_begin + row0, work.h), q.seq_stride, 0, rows,
                         args.shape.head_dim, args.q_aligned});
     }
     ptx::commit_copies();  // a block without visible keys loads no stage but still waits for q
@@ -174,14 +174,15 @@ struct PairForward {
   /// Starts loading keys [n0, n0 + kBlockN) and commits the group of copies, which may be empty.
   __device__ void load_stage(int stage, int n0) const {
     T* const k = k_smem(stage);
-    if (n0 >= bounds.whole_begin && n0 + kBlockN <= bounds.whole_end) {
-      load_whole<kD>(k, from(0) + n0 * args.k1.seq_stride, args.k1.seq_stride);
-      load_whole<kD>(k + Config::kKElements, from(1) + n0 * args.k2.seq_stride, args.k2.seq_stride);
-      load_whole<kDv>(v_smem(stage), from(2) + n0 * args.v.seq_stride, args.v.seq_stride);
+    if (n0 >= bounds.unchecked_begin && n0 + kBlockN <= bounds.unchecked_end) {
+      load_unchecked<kD>(k, from(0) + n0 * args.k1.seq_stride, args.k1.seq_stride);
+      load_unchecked<kD>(k + Config::kKElements, from(1) + n0 * args.k2.seq_stride,
+                         args.k2.seq_stride);
+      load_unchecked<kDv>(v_smem(stage), from(2) + n0 * args.v.seq_stride, args.v.seq_stride);
     } else if (n0 < bounds.end) {
-      load_part<kD>(k, args.k1, n0, args.shape.head_dim, args.k_aligned);
-      load_part<kD>(k + Config::kKElements, args.k2, n0, args.shape.head_dim, args.k_aligned);
-      load_part<kDv>(v_smem(stage), args.v, n0, args.shape.value_dim, args.v_aligned);
+      load_checked<kD>(k, args.k1, n0, args.shape.head_dim, args.k_aligned);
+      load_checked<kD>(k + Config::kKElements, args.k2, n0, args.shape.head_dim, args.k_aligned);
+      load_checked<kDv>(v_smem(stage), args.v, n0, args.shape.value_dim, args.v_aligned);
     }
     if (n0 < bounds.end) load_mask(stage, n0);
     ptx::commit_copies();
@@ -190,7 +191,7 @@ struct PairForward {
   /// Copies a whole tile. Each thread keeps its chunk column and steps down the rows by a multiple
   /// of 8, which leaves the swizzle unchanged.
   template <int kCols>
-  __device__ void load_whole(T* tile, const T* from, int64_t stride) const {
+  __device__ void load_unchecked(T* tile, const T* from, int64_t stride) const {
     constexpr int kChunks = kCols / kChunk, kAtOnce = kThreads / kChunks;
     static_assert(kThreads % kChunks == 0 && kAtOnce % 8 == 0 && kBlockN % kAtOnce == 0);
     const uint32_t to = ptx::smem_address(tile) +
@@ -203,15 +204,15 @@ struct PairForward {
 
   /// Copies the tile's rows that lie within the sequence and fills the others with 0.
   template <int kCols>
-  __device__ void load_part(T* tile, const Rows<const T>& rows, int n0, int cols,
-                            bool aligned) const {
-    load_tile_slowly<kBlockN, kCols, kThreads>(
-        tile, TileSource<T>{rows.at(place.b, seq.k_begin + n0, args.shape.kv_head(place.h)),
+  __device__ void load_checked(T* tile, const Rows<const T>& rows, int n0, int cols,
+                               bool aligned) const {
+    load_tile_rolled<kBlockN, kCols, kThreads>(
+        tile, TileSource<T>{rows.at(work.b, seq.k_begin + n0, args.shape.kv_head(work.h)),
                             rows.seq_stride, seq.first_key - n0, bounds.end - n0, cols, aligned});
   }
 
   __device__ bool has_words() const { return args.shape.mask.kind == MaskKind::kBoolean; }
-  __device__ HeadMask mask() const { return {args.shape, seq, place.b, place.h}; }
+  __device__ HeadMask mask() const { return {args.shape, seq, work.b, work.h}; }
   /// Visibility words of the current tile, [kBlockM, kParts]; only under a boolean mask.
   __device__ uint32_t* words_smem() const {
     return reinterpret_cast<uint32_t*>(smem + Config::kSmemBytes);
@@ -226,7 +227,7 @@ struct PairForward {
     if (args.shape.mask.kind == MaskKind::kNone) return;
     const HeadMask head = mask();
     if (!has_words()) {
-      return touch_bias<kBlockM, kBlockN, kThreads>(bias_smem(kBlockM), head, row0, n0);
+      return prefetch_bias<kBlockM, kBlockN, kThreads>(bias_smem(kBlockM), head, row0, n0);
     }
     const int word = ptx::reread_thread();
     if (word >= kBlockM * kParts) return;
@@ -275,11 +276,11 @@ struct PairForward {
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float reference = State::finite_or_zero(state.m[i][r]);
+        const float m_finite = State::finite_or_zero(state.m[i][r]);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const float x = ptx::exp2(s[i][2 * k + j][2 * r] * scale - reference);
-          const float y = ptx::exp2(s[i][2 * k + j][2 * r + 1] * scale - reference);
+          const float x = ptx::exp2(s[i][2 * k + j][2 * r] * scale - m_finite);
+          const float y = ptx::exp2(s[i][2 * k + j][2 * r + 1] * scale - m_finite);
           sum[i][r] += x;
           sum[i][r] += y;
           p[i][2 * j + r] = pack<T>(x, y);
@@ -297,7 +298,7 @@ struct PairForward {
       if (kPartly && has_words() && !any_seen(part)) continue;
       Scores s = {};
       scores(s, stage, part);
-      if constexpr (kPartly) hide(s, n0, part);
+      if constexpr (kPartly) mask_scores(s, n0, part);
 #pragma unroll
       for (int k = 0; k < kPart / 16; ++k) {
         uint32_t p[2][4];
@@ -312,21 +313,21 @@ struct PairForward {
       for (int r = 0; r < 2; ++r) {
         state.l[i][r] += sum[i][r];
         most = fmaxf(most, sum[i][r]);
-        redo |= !(sum[i][r] < kHopeless);
+        redo |= !(sum[i][r] < kOverflowSum);
       }
     }
-    if (__any_sync(0xffffffffu, most > kLimit)) state.outgrow(sum);  // (5)
+    if (__any_sync(0xffffffffu, most > kRescaleSum)) state.raise_by_sums(sum);  // (5)
   }
 
   /// Sets the scores of hidden columns to -inf, even if they are NaN.
-  __device__ void hide(Scores& s, int n0, int part) const {
+  __device__ void mask_scores(Scores& s, int n0, int part) const {
     static_assert(kPart == 32);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = warp_row + i * 16 + r * 8 + lane / 4;
-        hide_unseen(s[i], r,
+        mask_unseen(s[i], r,
                     has_words() ? words_smem()[row * kParts + part]
                                 : visible_word(seq, row0 + row, n0 + part * kPart));
       }
@@ -334,7 +335,7 @@ struct PairForward {
   }
 
   /// Initialises m from the scores of a tile's first part, which every row sees.
-  __device__ void find_reference(int stage) {
+  __device__ void init_max(int stage) {
     Scores s = {};
     scores(s, stage, 0);
     state.raise(s, factor);
@@ -355,7 +356,7 @@ struct PairForward {
         add_bias(s[0], bias_smem(warp_row));
         add_bias(s[1], bias_smem(warp_row + 16));
       } else {
-        hide(s, n0, part);
+        mask_scores(s, n0, part);
       }
       state.raise(s, 1.0f);
       float sum[2][2] = {};
@@ -409,12 +410,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     pair_forward_kernel(const __grid_constant__ ForwardArguments<T> args, int tiles, int group) {
   extern __shared__ __align__(128) char smem[];
   __shared__ PairBounds bounds;
-  BlockPlace place =
-      grouped_place(static_cast<int>(blockIdx.x), args.shape.batch, args.shape.heads, tiles, group);
-  place.tile = tiles - 1 - place.tile;  // last rows first: if causal, they see the most keys
-  if (threadIdx.x == 0) bounds.set<Config>(args, place);
+  WorkTile work = grouped_work_tile(static_cast<int>(blockIdx.x), args.shape.batch,
+                                    args.shape.heads, tiles, group);
+  work.tile = tiles - 1 - work.tile;  // last rows first: if causal, they see the most keys
+  if (threadIdx.x == 0) bounds.set<Config>(args, work);
   __syncthreads();  // thread 0 has set the bounds
-  PairForward<T, Config>{args, smem, place, bounds}.run();
+  PairForward<T, Config>{args, smem, work, bounds}.run();
 }
 
 }  // namespace diffattn::cuda::sm80

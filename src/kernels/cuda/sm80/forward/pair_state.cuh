@@ -9,7 +9,7 @@
 #include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/problem.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
-#include "kernels/cuda/quad.cuh"
+#include "kernels/cuda/quad_reduce.cuh"
 #include "kernels/cuda/sm80/forward/arguments.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
 
@@ -22,12 +22,12 @@ struct PairState {
   float o[2][kDv / 8][4];  // [32, kDv], not yet divided by l
   // m: row maxima, which may lag. l: row sums; until `finish` over this thread's columns only.
   float m[2][2], l[2][2];
-  bool fresh;  // some row of the warp has no m yet
+  bool lacks_max;  // some row of the warp has no m yet
 
   /// Initialises the state of rows [row0, row0 + 32). Rows from `rows` on do not exist; they get
-  /// m = 0, so that they never count as fresh.
+  /// m = 0, so that they never set lacks_max.
   __device__ void reset(int row0, int rows) {
-    fresh = true;
+    lacks_max = true;
     for (int i = 0; i < 2; ++i) {
       for (int r = 0; r < 2; ++r) {
         const int row = row0 + i * 16 + threadIdx.x % kWarpSize / 4 + r * 8;
@@ -48,7 +48,7 @@ struct PairState {
   __device__ void raise(const Accumulator<2, kN8>& s, float factor) {
     constexpr float kSlack = 8.0f;
     float top[2][2];
-    bool outgrown = false;
+    bool over_slack = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -59,18 +59,18 @@ struct PairState {
           best = fmaxf(best, fmaxf(s[i][j][2 * r], s[i][j][2 * r + 1]));
         }
         top[i][r] = best * factor;
-        outgrown |= top[i][r] > m[i][r] + kSlack;
+        over_slack |= top[i][r] > m[i][r] + kSlack;
       }
     }
-    if (!__any_sync(0xffffffffu, outgrown)) return;
+    if (!__any_sync(0xffffffffu, over_slack)) return;
     rescale(top);
     bool none = false;
     for (int r = 0; r < 2; ++r) none |= m[0][r] == -INFINITY || m[1][r] == -INFINITY;
-    fresh = __any_sync(0xffffffffu, none) != 0;
+    lacks_max = __any_sync(0xffffffffu, none) != 0;
   }
 
   /// Raises m by log2 of the row's largest thread sum of p over one tile, and rescales l and o.
-  __device__ void outgrow(const float (&sum)[2][2]) {
+  __device__ void raise_by_sums(const float (&sum)[2][2]) {
     float top[2][2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -140,10 +140,10 @@ struct FinishPair {
 
   const ForwardArguments<T>& args;
   char* smem;  // o [warps, kDv / 8, 32 lanes, 4], then l [2, kBlockM]
-  const BlockPlace place;
+  const WorkTile work;
   const Sequence& seq;
   PairState<kDv>& state;
-  const int row0 = place.tile * Config::kBlockM;
+  const int row0 = work.tile * Config::kBlockM;
   const int lane = threadIdx.x % kWarpSize;
   const int map = threadIdx.x / (Config::kThreads / 2);
   const int pair = threadIdx.x % (Config::kThreads / 2) / kWarpSize;
@@ -196,7 +196,7 @@ struct FinishPair {
         const int row = pair * 32 + i * 16 + r * 8 + lane / 4;
         l_smem(map)[row] = state.l[i][r];
         if (lse.data == nullptr || row0 + row >= seq.seq_q) continue;
-        *lse.at(place.b, seq.q_begin + row0 + row, place.h) =
+        *lse.at(work.b, seq.q_begin + row0 + row, work.h) =
             state.m[i][r] * kLn2 + logf(state.l[i][r]);
       }
     }
@@ -212,7 +212,7 @@ struct FinishPair {
       const bool dead = l1 == 0.0f;
       const float inverse1 = dead ? 0.0f : 1.0f / l1, inverse2 = dead ? 0.0f : 1.0f / l2;
       // 0 for a row that sees no column, because an infinite lambda would give NaN.
-      const float lambda = dead || !exists ? 0.0f : *args.lambda.at(place.b, at, place.h);
+      const float lambda = dead || !exists ? 0.0f : *args.lambda.at(work.b, at, work.h);
       float squares = 0.0f;
 #pragma unroll
       for (int j = 0; j < kDv / 8; ++j) {
@@ -224,13 +224,14 @@ struct FinishPair {
         }
       }
       const float rstd = args.epilogue.rstd(quad_sum(squares), args.shape.value_dim);
-      if (exists && args.whole_rows) store_whole(o1, o2, r, at, dead ? 0.0f : rstd);
-      if (!args.whole_rows) store_slowly(o1, o2, r, dead);
+      if (exists && args.paired_stores) store_paired(o1, o2, r, at, dead ? 0.0f : rstd);
+      if (!args.paired_stores) store_unaligned(o1, o2, r, dead);
     }
   }
 
-  /// Stores row r of the fragment, two adjacent columns at a time. Requires args.whole_rows.
-  __device__ void store_whole(const Half& o1, const Half& o2, int r, int64_t at, float rstd) const {
+  /// Stores row r of the fragment, two adjacent columns at a time. Requires args.paired_stores.
+  __device__ void store_paired(const Half& o1, const Half& o2, int r, int64_t at,
+                               float rstd) const {
     const auto store = [&](const SavedRow<T>& row, const Half& o, auto gain) {
 #pragma unroll
       for (int j = 0; j < kDv / 8; ++j) {
@@ -243,7 +244,7 @@ struct FinishPair {
       store(saved_row(at, args.o2, args.o2_rest, args.o2_exact), o2, one);
     }
     if (args.o.data != nullptr) store(saved_row(at, args.o, args.o_rest, args.o_exact), o1, one);
-    const SavedRow<T> out{args.out.at(place.b, at, place.h), nullptr, nullptr};
+    const SavedRow<T> out{args.out.at(work.b, at, work.h), nullptr, nullptr};
     if (args.epilogue.norm && args.epilogue.weight != nullptr) {
       store(out, o1, [&](int c) { return rstd * args.epilogue.gain(c); });
     } else {
@@ -253,7 +254,7 @@ struct FinishPair {
 
   /// Stores rows of any width and alignment. Each warp passes [8, kDv] of o2, then of O, through
   /// shared memory, so that its lanes can store one row at a time.
-  __device__ void store_slowly(const Half& o1, const Half& o2, int r, bool dead) const {
+  __device__ void store_unaligned(const Half& o1, const Half& o2, int r, bool dead) const {
     float* const rows_smem = reinterpret_cast<float*>(smem + 4 * Config::kBlockM * (kDv + 2)) +
                              threadIdx.x / kWarpSize * 2 * 8 * kDv;
     __syncwarp();  // the previous rows have been stored
@@ -278,22 +279,22 @@ struct FinishPair {
         saved2.store(c, rows_smem[g * kDv + c]);
       }
       finish_row(args.epilogue, rows_smem + (8 + g) * kDv, args.shape.value_dim,
-                 (dead_rows >> (g * 4) & 1) != 0, args.out.at(place.b, at, place.h),
+                 (dead_rows >> (g * 4) & 1) != 0, args.out.at(work.b, at, work.h),
                  saved_row(at, args.o, args.o_rest, args.o_exact));
     }
   }
 
   __device__ SavedRow<T> saved_row(int64_t at, const Rows<T>& o, const Rows<int8_t>& rest,
                                    const Rows<float>& exact) const {
-    return {o.at_or_null(place.b, at, place.h), rest.at_or_null(place.b, at, place.h),
-            exact.at_or_null(place.b, at, place.h)};
+    return {o.at_or_null(work.b, at, work.h), rest.at_or_null(work.b, at, work.h),
+            exact.at_or_null(work.b, at, work.h)};
   }
 };
 
 template <class T, class Config>
-__device__ void finish_pair(const ForwardArguments<T>& args, char* smem, const BlockPlace& place,
+__device__ void finish_pair(const ForwardArguments<T>& args, char* smem, const WorkTile& work,
                             const Sequence& seq, PairState<Config::kValueDim>& state) {
-  FinishPair<T, Config>{args, smem, place, seq, state}.run();
+  FinishPair<T, Config>{args, smem, work, seq, state}.run();
 }
 
 }  // namespace diffattn::cuda::sm80

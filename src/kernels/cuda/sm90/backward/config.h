@@ -51,10 +51,10 @@ struct BackwardConfig {
   static constexpr uint32_t kStatAt = kPickAt + 3 * kPickBytes;             // [stage]
   static constexpr uint32_t kDqAt = kStatAt + kStages * kStatBytes;         // [warp]
   static constexpr uint32_t kBarrierAt = kDqAt + kWarps * kDqWarpBytes;
-  static constexpr uint32_t kItemAt = kBarrierAt + 9 * 8;    // [kItems] head << 20 | unit
-  static constexpr int kItems = 4;                           // latest items; dq lags behind
-  static constexpr uint32_t kEdgeAt = kItemAt + kItems * 4;  // 1 word: range of unpadded keys
-  static constexpr int kSmemBytes = static_cast<int>(kEdgeAt + 4);
+  static constexpr uint32_t kItemAt = kBarrierAt + 9 * 8;        // [kItems] head << 20 | unit
+  static constexpr int kItems = 4;                               // latest items; dq lags behind
+  static constexpr uint32_t kKeyRangeAt = kItemAt + kItems * 4;  // 1 word: range of unpadded keys
+  static constexpr int kSmemBytes = static_cast<int>(kKeyRangeAt + 4);
   static_assert(kSmemBytes <= 227 * 1024);
 
   // mbarriers, 8 bytes each at kBarrierAt. The comments say who arrives and what it announces.

@@ -18,7 +18,7 @@ constexpr int kThreads = 256;
 template <class T>
 struct FinishArguments {
   Shape shape;
-  Pieces units;
+  TileNumbers units;
   int unit_count;
   const float* dq_sums;  // [H, unit_count, 2 maps, 4 warps, D / 8, 32 lanes, 4]
   Rows<T> dq1, dq2;      // [B, M, H, D] or null
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, int kD>
 void finish(const BackwardParams& params, const BackwardWorkspace& workspace, cudaStream_t stream) {
   const FinishArguments<T> args{.shape = shape_of(params),
-                                .units = pieces_of(params.cu_seqlens_q, params.seq_q, kUnitRows),
+                                .units = tile_numbers(params.cu_seqlens_q, params.seq_q, kUnitRows),
                                 .unit_count = static_cast<int>(unit_count(params)),
                                 .dq_sums = workspace.units.dq_sums,
                                 .dq1 = rows_of<T>(params.dq1),

@@ -82,7 +82,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     }
     Products::store_picks(smem, static_cast<int>(threadIdx.x));
     ptx::fence_async_proxy();
-    __syncthreads();  // mbarriers, picks and the word at kEdgeAt are written
+    __syncthreads();  // mbarriers, picks and the word at kKeyRangeAt are written
   }
 
   // --- dq
@@ -159,7 +159,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
   __device__ void compute_first_s1(float (&s1)[32]) const {
     wait(C::kKvFull, 0, 0);
     wait(C::kFull, 0, 0);
-    ptx::fresh(s1);
+    ptx::discard(s1);
     ptx::wgmma_fence();
     Products::issue_s1(s1, smem >> 4, w, 0);
     ptx::wgmma_wait<0>();
@@ -199,7 +199,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       uint32_t p1[16], p2[16], p[16];
 
       // (1), (2)
-      ptx::fresh(s2);
+      ptx::discard(s2);
       ptx::wgmma_fence();
       Products::issue_s2(s2, base, w, stage);
       BiasStream<B> biases;
@@ -211,7 +211,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       const bool partial = unit < full_begin || unit >= full_end;
       to_probabilities(s1, p1, args.scale_log2, partial, unit, it, biases);
       if constexpr (kBiased) biases.start();
-      ptx::fresh(dp);
+      ptx::discard(dp);
       ptx::wgmma_fence();
       Products::issue_dp(dp, base, w, stage);  // (3)
       ptx::wgmma_wait<1>();
@@ -258,7 +258,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
 
       // (7) of the previous unit. The first iteration reads stale ds and drops the result.
       if (it >= 1) wait(C::kDsFull, other, (it - 1) >> 1);
-      ptx::fresh(dq);
+      ptx::discard(dq);
       ptx::wgmma_fence();
       Products::issue_dq(dq, base, w, other);
       ptx::wgmma_wait<1>();  // dk1 and dk2 are complete and free q, dO and the registers of ds
@@ -267,7 +267,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       arrive(C::kEmpty, stage);  // by every thread, since every thread reads statistics
       // (1) of the next unit. The last iteration reads stale data and drops the result.
       if (it + 1 < items) wait(C::kFull, other, (it + 1) >> 1);
-      ptx::fresh(s1);
+      ptx::discard(s1);
       ptx::wgmma_fence();
       Products::issue_s1(s1, base, w, other);
       if (loader && it + 2 < items) {
@@ -293,7 +293,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     const int last = items - 1;
     wait(C::kDsFull, last & 1, last >> 1);
     float dq[32];
-    ptx::fresh(dq);
+    ptx::discard(dq);
     ptx::wgmma_fence();
     Products::issue_dq(dq, smem >> 4, w, last & 1);
     if (last >= 1) {
@@ -323,12 +323,12 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     const int key = 64 * w + 16 * warp;
     const int n = tile * C::kBlockN + key;
     // The buffer is the warp's own rows of v, which its warpgroup no longer reads.
-    const uint32_t place = smem + C::kVAt + key * 128;
+    const uint32_t buffer = smem + C::kVAt + key * 128;
     constexpr uint32_t kStep = C::kValueBlocks > 1 ? C::kVBlockBytes : 0;
     ptx::named_barrier_sync(4 + w, 128);
-    this->store_rows(args.dv, dv, n, 0, 1.0f, place, kStep);
-    this->store_rows(args.dk1, dk1, n, 0, args.scale, place, kStep);
-    this->store_rows(args.dk2, dk2, n, 0, args.scale2, place, kStep);
+    this->store_rows(args.dv, dv, n, 0, 1.0f, buffer, kStep);
+    this->store_rows(args.dk1, dk1, n, 0, args.scale, buffer, kStep);
+    this->store_rows(args.dk2, dk2, n, 0, args.scale2, buffer, kStep);
   }
 };
 

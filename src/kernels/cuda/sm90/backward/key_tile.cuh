@@ -10,8 +10,8 @@
 #include "kernels/cuda/ptx/ordered_access.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/sm90/backward/tile.cuh"
-#include "kernels/cuda/sm90/hide_columns.cuh"
 #include "kernels/cuda/sm90/mask_biases.h"
+#include "kernels/cuda/sm90/mask_columns.cuh"
 #include "kernels/cuda/sm90/mask_words.h"
 
 namespace diffattn::cuda::sm90 {
@@ -23,14 +23,14 @@ struct BackwardArguments {
   CUtensorMap q1, q2, d_o;  // boxes of 64 rows
   CUtensorMap k1, k2, v;    // boxes of kBlockN rows; v: kValueRows
   Shape shape;
-  Pieces tiles;
-  Pieces units;
+  TileNumbers tiles;
+  TileNumbers units;
   int tile_count, unit_count;  // tile numbers of a kv head, unit numbers of a head
-  int heads_together;          // kv heads whose data fit into the L2 cache
+  int heads_in_cache;          // kv heads whose data fit into the L2 cache
   const char* stats;           // [H, unit_count, kStatBytes]
   float* dq_sums;              // [H, unit_count, 2 maps, 4 warps, D / 8, 32 lanes, 4]
   int* dq_done;       // [H, unit_count, kDqWriters]: 1 + the tile that added last (kDeterministic)
-  int* recompute;     // set to 1 if the repair kernels must recompute all gradients
+  int* needs_repair;  // set to 1 if the repair kernels must recompute all gradients
   KeyWords words;     // boolean mask
   MaskBiases biases;  // additive mask
   Rows<T> dk1, dk2;   // [B, N, Hkv, D]
@@ -55,12 +55,12 @@ struct KeyTile {
 
   int b = 0, kv_head = 0, tile = 0, group = 1;
   int q_begin = 0, k_begin = 0, seq_k = 0, first_unit = 0;
-  int begin = 0, end = 0, start = 0;   // units of a head that see a key, and the first to process
-  int full_begin = 0, full_end = 0;    // units whose rows all see every key of the warpgroup
-  int whole_begin = 0, whole_end = 0;  // units whose rows all see every key of the tile
-  int edge = 0;                        // causal: rows before it do not see the tile's first key
-  int next_begin = 0, next_end = 0;    // units that the tile of the next keys adds to
-  int items = 0;                       // units of all heads of the kv head
+  int begin = 0, end = 0, start = 0;  // units of a head that see a key, and the first to process
+  int full_begin = 0, full_end = 0;   // units whose rows all see every key of the warpgroup
+  int tile_full_begin = 0, tile_full_end = 0;  // units whose rows all see every key of the tile
+  int diagonal_row = 0;              // causal: rows before it do not see the tile's first key
+  int next_begin = 0, next_end = 0;  // units that the tile of the next keys adds to
+  int items = 0;                     // units of all heads of the kv head
 
   // --- Which tile
 
@@ -74,22 +74,22 @@ struct KeyTile {
     const bool packed = args.tiles.cu_seqlens != nullptr;
     const int all_heads = packed ? shape.kv_heads : shape.kv_heads * shape.batch;
     const int count = packed ? args.tile_count : args.tiles.per_sequence;
-    const int per_group = args.heads_together * count;
+    const int per_group = args.heads_in_cache * count;
     const int block = static_cast<int>(blockIdx.x) / C::kCluster;
     const int g = block / per_group;
     const int rest = block - g * per_group;
-    const int heads = min(args.heads_together, all_heads - g * args.heads_together);
-    int piece = rest / heads;
-    const int head = g * args.heads_together + rest - piece * heads;
-    if constexpr (kDeterministic) piece = count - 1 - piece;
+    const int heads = min(args.heads_in_cache, all_heads - g * args.heads_in_cache);
+    int number = rest / heads;
+    const int head = g * args.heads_in_cache + rest - number * heads;
+    if constexpr (kDeterministic) number = count - 1 - number;
     if (packed) {
-      b = args.tiles.sequence(piece, shape.batch);
+      b = args.tiles.sequence(number, shape.batch);
       kv_head = head;
-      tile = piece - uniform(args.tiles.first(b));
+      tile = number - uniform(args.tiles.first(b));
     } else {
       b = head / shape.kv_heads;
       kv_head = head - b * shape.kv_heads;
-      tile = piece;
+      tile = number;
     }
     const Sequence seq = shape.sequence(b);
     const int n0 = tile * C::kBlockN;
@@ -101,15 +101,15 @@ struct KeyTile {
     first_unit = uniform(args.units.first(b));
     const UnitRange some = units_that_see(seq, n0, C::kBlockN);
     const UnitRange all = units_that_see_all(seq, n0 + C::kKeyShift * w, 64);
-    const UnitRange whole = units_that_see_all(seq, n0, C::kBlockN);
-    edge = n0 - seq.diagonal;
+    const UnitRange tile_full = units_that_see_all(seq, n0, C::kBlockN);
+    diagonal_row = n0 - seq.diagonal;
     begin = uniform(some.begin);
     end = uniform(some.end);
     full_begin = uniform(all.begin);
     full_end = uniform(all.end);
     if (kTakesWords && args.shape.mask.kind != MaskKind::kNone) full_begin = full_end = end;
-    whole_begin = uniform(whole.begin);
-    whole_end = uniform(whole.end);
+    tile_full_begin = uniform(tile_full.begin);
+    tile_full_end = uniform(tile_full.end);
     start = begin;
     items = (end - begin) * group;
     if constexpr (kDeterministic) {
@@ -123,7 +123,7 @@ struct KeyTile {
     if (threadIdx.x == 0) {
       const int first = max(0, min(C::kBlockN, seq.first_key - n0));
       const int last = max(0, min(C::kBlockN, seq.end_key - n0));
-      ptx::store_smem_int(smem + C::kEdgeAt, first | last << 16);
+      ptx::store_smem_int(smem + C::kKeyRangeAt, first | last << 16);
     }
     return true;
   }
@@ -184,23 +184,24 @@ struct KeyTile {
   /// repair: a hidden NaN or infinity times p = 0 or ds = 0 is NaN.
   __device__ void mask(float (&s)[32], int unit, int it = 0) const {
     flag_non_finite(s);
-    if (kTakesWords && args.words.data != nullptr) return hide_unseen(s, unit, it);
+    if (kTakesWords && args.words.data != nullptr) return mask_unseen(s, unit, it);
     const int first = C::kKeyShift * w + row;  // this thread's keys: first and first + 8
-    const int shift = edge - unit * C::kBlockM - 2 * (lane % 4);
-    if (args.shape.bounded) hide_columns<true>(s, first + shift, first + shift + 8);
+    const int shift = diagonal_row - unit * C::kBlockM - 2 * (lane % 4);
+    if (args.shape.bounded) mask_columns<true>(s, first + shift, first + shift + 8);
     if (args.shape.window != kFarAway) {
       const int end = first + shift + args.shape.window;
-      hide_columns<false>(s, end, end + 8);
+      mask_columns<false>(s, end, end + 8);
     }
-    const int keys = ptx::load_smem_int(smem + C::kEdgeAt);
+    const int keys = ptx::load_smem_int(smem + C::kKeyRangeAt);
     const int begin_key = keys & 0xffff, end_key = keys >> 16;
     if (begin_key == 0 && end_key == C::kBlockN) return;
-    hide(s, [&](int r, int) { return first + 8 * r < begin_key || first + 8 * r >= end_key; });
+    mask_where(s,
+               [&](int r, int) { return first + 8 * r < begin_key || first + 8 * r >= end_key; });
   }
 
   /// Masks by the words of a boolean mask, which include the causal bounds. `it` selects the head,
   /// which may have a mask of its own.
-  __device__ void hide_unseen(float (&s)[32], int unit, int it) const {
+  __device__ void mask_unseen(float (&s)[32], int unit, int it) const {
     const int h = head_of(it);
     const uint2* const first =
         args.words.data + b * args.words.batch_stride + h * args.words.head_stride +
@@ -241,7 +242,7 @@ struct KeyTile {
   /// Writes -inf where hidden(r, c) is true, for key row + 8r and the c-th query from the thread's
   /// first one.
   template <class Hidden>
-  __device__ static void hide(float (&s)[32], Hidden hidden) {
+  __device__ static void mask_where(float (&s)[32], Hidden hidden) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
 #pragma unroll
@@ -260,7 +261,7 @@ struct KeyTile {
     float zero[4] = {};
 #pragma unroll
     for (int i = 0; i < kN; ++i) zero[i % 4] = fmaf(x[i], 0.0f, zero[i % 4]);
-    if (zero[0] + zero[1] + (zero[2] + zero[3]) != 0.0f) *args.recompute = 1;
+    if (zero[0] + zero[1] + (zero[2] + zero[3]) != 0.0f) *args.needs_repair = 1;
   }
 
   // --- Results
@@ -272,14 +273,14 @@ struct KeyTile {
 
   /// Stores this warp's 16 rows of a gradient times `scale`: keys n to n + 15 of the sequence,
   /// columns from `column` on. The rows pass through shared memory, 64 columns at a time, so that
-  /// the warp stores whole 128-byte lines. `place` and place + place_step are the warp's buffers of
-  /// 16 rows of 128 bytes.
+  /// the warp stores whole 128-byte lines. `buffer` and buffer + buffer_step are the warp's buffers
+  /// of 16 rows of 128 bytes.
   template <int kN>
   __device__ void store_rows(const Rows<T>& out, const float (&x)[kN], int n, int column,
-                             float scale, uint32_t place, uint32_t place_step) const {
+                             float scale, uint32_t buffer, uint32_t buffer_step) const {
     if (out.data == nullptr) return;
     const auto at = [&](int piece, int r, int chunk) {
-      return place + piece % 2 * place_step + r * 128 + ((chunk ^ (r & 7)) << 4);
+      return buffer + piece % 2 * buffer_step + r * 128 + ((chunk ^ (r & 7)) << 4);
     };
 #pragma unroll
     for (int piece = 0; piece < kN / 32; ++piece) {

@@ -73,7 +73,7 @@ void steps(const BackwardParams& params, const BackwardWorkspace& workspace, cud
   // Mask values of -1e9 and below leave lse no digits for the row sum. If the flag is set, the
   // portable pass over rows prepares such rows for the repair.
   if (params.mask.kind == MaskKind::kAdditive) {
-    prepare_rows(params, workspace, stream, workspace.units.recompute);
+    prepare_rows(params, workspace, stream, workspace.units.needs_repair);
   }
   launch_repair<T, kD, kValue>(params, workspace, stream);
 }
@@ -104,7 +104,8 @@ bool keeps_dout(const BackwardParams& params) {
 }
 
 int64_t unit_count(const BackwardParams& params) {
-  return piece_count(params.cu_seqlens_q, params.batch, params.seq_q, params.total_q, kUnitRows);
+  return tile_number_count(params.cu_seqlens_q, params.batch, params.seq_q, params.total_q,
+                           kUnitRows);
 }
 
 MaskBiases key_biases(const BackwardParams& params, void* memory) {
@@ -122,7 +123,7 @@ int64_t mask_bytes(const BackwardParams& params) {
 
 void backward(const BackwardParams& params, const BackwardWorkspace& workspace,
               cudaStream_t stream) {
-  check(cudaMemsetAsync(workspace.units.recompute, 0, sizeof(int), stream), "cudaMemsetAsync",
+  check(cudaMemsetAsync(workspace.units.needs_repair, 0, sizeof(int), stream), "cudaMemsetAsync",
         params);
   if (params.dtype == Dtype::kBFloat16) {
     backward_of<bfloat16>(params, workspace, stream);

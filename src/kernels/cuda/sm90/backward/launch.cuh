@@ -20,31 +20,32 @@ template <class T, class U, int kValue>
 void launch_rows_of(const BackwardParams& params, const View<const void>& o,
                     const View<const void>& o2, const BackwardWorkspace& workspace,
                     cudaStream_t stream) {
-  const UnitArguments<T, U> args{.shape = shape_of(params),
-                                 .units = pieces_of(params.cu_seqlens_q, params.seq_q, kUnitRows),
-                                 .unit_count = static_cast<int>(unit_count(params)),
-                                 .q1 = rows_of<const T>(params.q1),
-                                 .q2 = rows_of<const T>(params.q2),
-                                 .dout = rows_of<const T>(params.dout),
-                                 .o = rows_of<const U>(o),
-                                 .o2 = rows_of<const U>(o2),
-                                 .o_rest = rows_of<const int8_t>(params.o_rest),
-                                 .o2_rest = rows_of<const int8_t>(params.o2_rest),
-                                 .lse1 = rows_of<const float>(params.lse1),
-                                 .lse2 = rows_of<const float>(params.lse2),
-                                 .lambda = rows_of<const float>(params.lambda),
-                                 .epilogue = epilogue_of(params.epilogue),
-                                 .scale = static_cast<float>(params.scale),
-                                 .scale2 = static_cast<float>(params.scale2),
-                                 .keep_dout = keeps_dout(params),
-                                 .d_o = rows_of<T>(workspace.d_o),
-                                 .state = workspace.state,
-                                 .stats = workspace.units.stats,
-                                 .dq_sums = workspace.units.dq_sums,
-                                 .dq_done = workspace.units.dq_done,
-                                 .recompute = workspace.units.recompute,
-                                 .dnorm_parts = workspace.dnorm_parts,
-                                 .dlambda_parts = workspace.units.dlambda_parts};
+  const UnitArguments<T, U> args{
+      .shape = shape_of(params),
+      .units = tile_numbers(params.cu_seqlens_q, params.seq_q, kUnitRows),
+      .unit_count = static_cast<int>(unit_count(params)),
+      .q1 = rows_of<const T>(params.q1),
+      .q2 = rows_of<const T>(params.q2),
+      .dout = rows_of<const T>(params.dout),
+      .o = rows_of<const U>(o),
+      .o2 = rows_of<const U>(o2),
+      .o_rest = rows_of<const int8_t>(params.o_rest),
+      .o2_rest = rows_of<const int8_t>(params.o2_rest),
+      .lse1 = rows_of<const float>(params.lse1),
+      .lse2 = rows_of<const float>(params.lse2),
+      .lambda = rows_of<const float>(params.lambda),
+      .epilogue = epilogue_of(params.epilogue),
+      .scale = static_cast<float>(params.scale),
+      .scale2 = static_cast<float>(params.scale2),
+      .keep_dout = keeps_dout(params),
+      .d_o = rows_of<T>(workspace.d_o),
+      .state = workspace.state,
+      .stats = workspace.units.stats,
+      .dq_sums = workspace.units.dq_sums,
+      .dq_done = workspace.units.dq_done,
+      .needs_repair = workspace.units.needs_repair,
+      .dnorm_parts = workspace.dnorm_parts,
+      .dlambda_parts = workspace.units.dlambda_parts};
   const auto blocks = static_cast<unsigned>(args.unit_count * params.heads);
   prepare_units_kernel<T, U, kValue><<<blocks, 256, 0, stream>>>(args);
   check_launch("sm90 backward over rows", params);
@@ -67,7 +68,7 @@ using ConfigOf = std::conditional_t<kD == 128, WideBackwardConfig<kValue>, Backw
 /// Returns how many kv heads (of all batch entries) run together, so that their q, k, v, dO and dq
 /// sums stay in the L2 cache. They may take 50 of its 60 MB.
 template <int kD, int kValue>
-int heads_together(const BackwardParams& params) {
+int heads_in_cache(const BackwardParams& params) {
   constexpr int64_t kCacheBytes = int64_t{50} << 20;
   const int64_t group = params.heads / params.kv_heads;
   const bool packed = params.cu_seqlens_q != nullptr;
@@ -99,16 +100,16 @@ BackwardArguments<T> backward_arguments(const BackwardParams& params,
           .k2 = map(params.k2, false, kD, Config::kBlockN),
           .v = map(params.v, false, kValue, Config::kValueRows),
           .shape = shape_of(params),
-          .tiles = pieces_of(params.cu_seqlens_k, params.seq_k, Config::kBlockN),
-          .units = pieces_of(params.cu_seqlens_q, params.seq_q, kUnitRows),
-          .tile_count = static_cast<int>(piece_count(
+          .tiles = tile_numbers(params.cu_seqlens_k, params.seq_k, Config::kBlockN),
+          .units = tile_numbers(params.cu_seqlens_q, params.seq_q, kUnitRows),
+          .tile_count = static_cast<int>(tile_number_count(
               params.cu_seqlens_k, params.batch, params.seq_k, params.total_k, Config::kBlockN)),
           .unit_count = static_cast<int>(unit_count(params)),
-          .heads_together = heads_together<kD, kValue>(params),
+          .heads_in_cache = heads_in_cache<kD, kValue>(params),
           .stats = workspace.units.stats,
           .dq_sums = workspace.units.dq_sums,
           .dq_done = workspace.units.dq_done,
-          .recompute = workspace.units.recompute,
+          .needs_repair = workspace.units.needs_repair,
           .words = KeyWords(params, Config::kBlockN, workspace.units.words),
           .biases = key_biases(params, workspace.units.words),
           .dk1 = rows_of<T>(params.dk1),
@@ -172,7 +173,7 @@ void launch_repair(const BackwardParams& params, const BackwardWorkspace& worksp
                                Config::kSmemBytes),
           name, params);
     kernel<<<kRepairBlocks, Config::kThreads, Config::kSmemBytes, stream>>>(
-        args, workspace.units.recompute, params.batch * heads * tiles, static_cast<int>(tiles));
+        args, workspace.units.needs_repair, params.batch * heads * tiles, static_cast<int>(tiles));
     check_launch(name, params);
   };
   const auto launch_keys = [&]<class Keys>(Keys config) {

@@ -22,7 +22,7 @@ bool takes_backward(const BackwardParams& params);
 /// True if dO equals dout and the main kernel can read dout itself, so that no copy is needed.
 bool keeps_dout(const BackwardParams& params);
 
-/// Returns how many unit numbers a head has (`Pieces`).
+/// Returns how many unit numbers a head has (`TileNumbers`).
 int64_t unit_count(const BackwardParams& params);
 
 /// Returns the bytes of device memory for the main kernel's copy of a mask tensor.
@@ -55,7 +55,7 @@ void finish_dnorm(const BackwardParams& params, const BackwardWorkspace& workspa
 /// other shapes, which `reduce_dlambda` computes from workspace.state.
 bool finish_dlambda(const BackwardParams& params, const BackwardWorkspace& workspace,
                     cudaStream_t stream);
-/// Launches the repair kernels (repair.cuh), which do nothing unless the flag `recompute` is set.
+/// Launches the repair kernels (repair.cuh), which do nothing unless `needs_repair` is set.
 template <class T, int kD, int kValue>
 void launch_repair(const BackwardParams& params, const BackwardWorkspace& workspace,
                    cudaStream_t stream);

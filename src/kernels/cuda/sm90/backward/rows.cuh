@@ -8,7 +8,7 @@
 //
 // It also writes the unit's statistics for the main kernel (stats.cuh), clears the unit's sums of
 // dq, and sums the unit's parts of dnorm_weight and dlambda. kValue / 8 threads share a row, 8
-// columns each. Three cases that the main kernel cannot handle set `recompute`, which makes the
+// columns each. Three cases that the main kernel cannot handle set `needs_repair`, which makes the
 // repair kernels recompute all gradients: |lse| above kMaxLse, values that are not finite, and both
 // signs of lambda in one unit.
 #pragma once
@@ -31,7 +31,7 @@ inline constexpr float kHuge = 1e30f;
 template <class T, class U>
 struct UnitArguments {
   Shape shape;
-  Pieces units;
+  TileNumbers units;
   int unit_count;
   Rows<const T> q1, q2;                  // [B, M, H, D]
   Rows<const T> dout;                    // [B, M, H, Dv]
@@ -46,7 +46,7 @@ struct UnitArguments {
   char* stats;           // [H, unit_count, kStatBytes]
   float* dq_sums;        // [H, unit_count, 2, 64, D]
   int* dq_done;          // [H, unit_count, kDqWriters]
-  int* recompute;        // flag: the repair kernels must recompute all gradients
+  int* needs_repair;     // flag: the repair kernels must recompute all gradients
   float* dnorm_parts;    // [Dv, H, unit_count] or null
   float* dlambda_parts;  // [H, unit_count]: sums of dlambda over the unit's rows
 };
@@ -191,7 +191,7 @@ struct PrepareUnit {
   __device__ float to_d_o(float (&g)[8], const float (&o)[8], const float (&o2)[8], int64_t l,
                           bool exists, bool dead) {
     if (args.keep_dout) return 0.0f;
-    float rstd = 1.0f, pull = 0.0f;
+    float rstd = 1.0f, projection = 0.0f;
     if (args.epilogue.norm) {
       float squares = 0.0f, inner = 0.0f;
 #pragma unroll
@@ -202,14 +202,14 @@ struct PrepareUnit {
       squares = row_sum(squares);
       inner = row_sum(inner);
       if (!dead) rstd = 1.0f / sqrtf(squares / kValue + args.epilogue.eps);
-      pull = rstd * rstd * inner / kValue;
+      projection = rstd * rstd * inner / kValue;
     }
     uint32_t words[4];
     float exact_part = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       dweight[i] += args.epilogue.out_scale * g[i] * o[i] * rstd;
-      g[i] = rstd * (g[i] * args.epilogue.gain(column + i) - o[i] * pull);
+      g[i] = rstd * (g[i] * args.epilogue.gain(column + i) - o[i] * projection);
       exact_part = fmaf(g[i], o2[i], exact_part);
     }
 #pragma unroll
@@ -236,7 +236,7 @@ struct PrepareUnit {
     for (int i = 0; i < 8 && args.keep_dout; ++i) {
       zero += widen(args.dout.at(b, l, h)[column + i]) * 0.0f;
     }
-    if (zero != 0.0f) *args.recompute = 1;
+    if (zero != 0.0f) *args.needs_repair = 1;
   }
 
   /// Writes the statistics of the rows. The first 64 threads call it, one per row.
@@ -265,7 +265,7 @@ struct PrepareUnit {
     }
     const float sign = negative ? 1.0f : -1.0f;
     if (threadIdx.x == 0) {
-      if (negative && positive) *args.recompute = 1;
+      if (negative && positive) *args.needs_repair = 1;
       char* const stats = args.stats + number * kStatBytes;
       *reinterpret_cast<float*>(stats + kStatSignAt) = sign;
     }
@@ -294,7 +294,7 @@ struct PrepareUnit {
     if (!exists) return;
     const bool fine = fabsf(lse1) < kMaxLse && fabsf(lse2) < kMaxLse &&
                       fabsf(delta1) + fabsf(delta2) < kHuge && fabsf(lambda) < kHuge;
-    if (!dead && !fine) *args.recompute = 1;
+    if (!dead && !fine) *args.needs_repair = 1;
     *args.state.lse1.at(b, l, h) = dead ? INFINITY : lse1 * kLog2E;
     *args.state.lse2.at(b, l, h) = dead ? INFINITY : lse2 * kLog2E;
     *args.state.delta1.at(b, l, h) = delta1;

@@ -8,34 +8,34 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// Numbers the pieces of `rows` rows (key tiles or query units) of all sequences, so that a
+/// Numbers the tiles of `rows` rows (key tiles or query units) of all sequences, so that a
 /// sequence's first number follows from its offset. Each packed sequence leaves at most one number
 /// unused.
-struct Pieces {
+struct TileNumbers {
   const int32_t* cu_seqlens;  // [B + 1] or null
   int rows;
-  int per_sequence;  // pieces of a sequence, if not packed
+  int per_sequence;  // tiles of a sequence, if not packed
 
-  /// Returns the number of the first piece of sequence b.
+  /// Returns the number of the first tile of sequence b.
   __device__ int first(int b) const {
     return cu_seqlens == nullptr ? b * per_sequence : cu_seqlens[b] / rows + b;
   }
-  /// Returns the sequence that piece number i belongs to, uniform in a warp.
+  /// Returns the sequence that tile number i belongs to, uniform in a warp.
   __device__ int sequence(int i, int batch) const {
     if (cu_seqlens == nullptr) return i / per_sequence;
-    int before = 0;  // sequences whose first piece is at or before i
-    for (int b = threadIdx.x % 32; b < batch; b += 32) before += first(b) <= i;
-    return __reduce_add_sync(0xffffffffu, before) - 1;
+    int started = 0;  // sequences whose first tile is at or before i
+    for (int b = threadIdx.x % 32; b < batch; b += 32) started += first(b) <= i;
+    return __reduce_add_sync(0xffffffffu, started) - 1;
   }
 };
 
-inline Pieces pieces_of(const int32_t* cu_seqlens, int64_t seq, int64_t rows) {
+inline TileNumbers tile_numbers(const int32_t* cu_seqlens, int64_t seq, int64_t rows) {
   return {cu_seqlens, static_cast<int>(rows), static_cast<int>((seq + rows - 1) / rows)};
 }
 
-/// Returns how many piece numbers there are, unused ones included.
-inline int64_t piece_count(const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t total,
-                           int64_t rows) {
+/// Returns how many tile numbers there are, unused ones included.
+inline int64_t tile_number_count(const int32_t* cu_seqlens, int64_t batch, int64_t seq,
+                                 int64_t total, int64_t rows) {
   return cu_seqlens == nullptr ? batch * ((seq + rows - 1) / rows) : total / rows + batch;
 }
 

@@ -21,10 +21,10 @@ struct ForwardArguments {
   float scale, scale2;
   bool shared_k;  // k1 and k2 are the same memory: load it once
   bool packed;
-  bool plain;           // the outputs are out and lse only, without head norm
-  int blocks;           // tiles of kItemRows rows per head; packed: tile indices (`first_place`)
-  int heads;            // B H; packed: H
-  int heads_at_a_time;  // heads whose items run together, so that their k and v stay in L2
+  bool plain;  // the outputs are out and lse only, without head norm
+  int blocks;  // tiles of kItemRows rows per head; packed: tile indices (`first_tile_index`)
+  int heads;   // B H; packed: H
+  int heads_in_cache;  // heads whose items run together, so that their k and v stay in L2
   ForwardState state;
   RowWords words;            // boolean mask
   MaskBiases biases;         // additive mask
@@ -39,17 +39,17 @@ struct ForwardArguments {
 /// The term b reserves one index per earlier sequence, so that no two tiles share an index. Indices
 /// between two sequences may stay unused.
 template <int kRows>
-__device__ inline int first_place(const int32_t* cu_seqlens, int b) {
+__device__ inline int first_tile_index(const int32_t* cu_seqlens, int b) {
   return cu_seqlens[b] / kRows + b;
 }
 
-/// Returns the sequence that tile index `place` belongs to, by binary search.
+/// Returns the sequence that `tile_index` belongs to, by binary search.
 template <int kRows>
-__device__ inline int sequence_at(const int32_t* cu_seqlens, int batch, int place) {
-  int low = 0, high = batch;  // first_place(low) <= place < first_place(high)
+__device__ inline int sequence_at(const int32_t* cu_seqlens, int batch, int tile_index) {
+  int low = 0, high = batch;  // first_tile_index(low) <= tile_index < first_tile_index(high)
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    (first_place<kRows>(cu_seqlens, middle) <= place ? low : high) = middle;
+    (first_tile_index<kRows>(cu_seqlens, middle) <= tile_index ? low : high) = middle;
   }
   return low;
 }

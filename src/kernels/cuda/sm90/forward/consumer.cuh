@@ -16,11 +16,11 @@
 namespace diffattn::cuda::sm90 {
 
 /// Boolean mask: the words of a tile for a thread's rows g and g + 8. A 1 is a visible column.
-struct SeenWords {
+struct TileWords {
   uint4 row[2];
 
   template <int kN>
-  __device__ __forceinline__ void hide(float (&s)[kN]) const {
+  __device__ __forceinline__ void mask(float (&s)[kN]) const {
     static_assert(kN % 16 == 0 && kN <= 64);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -68,19 +68,19 @@ struct TileBiases {
 };
 
 /// No mask tensor.
-struct NoLimits {
+struct NoMaskTile {
   static constexpr bool kBase2 = false;
 };
 
-/// kLower: columns at the start may be hidden from some rows (window or key_starts). Seen:
-/// SeenWords for a boolean mask, TileBiases for an additive one, NoLimits without a mask tensor.
+/// kLower: columns at the start may be hidden from some rows (window or key_starts). MaskTile:
+/// TileWords for a boolean mask, TileBiases for an additive one, NoMaskTile without a mask tensor.
 /// Words and biases include the causal bounds.
-template <class T, class Config, bool kLower, class Seen = NoLimits>
+template <class T, class Config, bool kLower, class MaskTile = NoMaskTile>
 struct ConsumerItem {
   static constexpr int kN = Config::kBlockN;
-  static constexpr bool kWords = std::is_same_v<Seen, SeenWords>;
-  static constexpr bool kBiases = !kWords && !std::is_same_v<Seen, NoLimits>;
-  static constexpr bool kBase2 = std::conditional_t<kBiases, Seen, NoLimits>::kBase2;
+  static constexpr bool kWords = std::is_same_v<MaskTile, TileWords>;
+  static constexpr bool kBiases = !kWords && !std::is_same_v<MaskTile, NoMaskTile>;
+  static constexpr bool kBase2 = std::conditional_t<kBiases, MaskTile, NoMaskTile>::kBase2;
   static constexpr int kStages = Config::kStages, kQBuffers = Config::kQBuffers;
 
   const ForwardArguments<T>& args;
@@ -92,8 +92,8 @@ struct ConsumerItem {
   int count = 0;        // number of the item, from 0
   int pipe = 0;         // tile j of `range` has pipeline number pipe + j
   uint32_t q_smem = 0;  // this item's q, [map][64, D]
-  std::conditional_t<kBiases, Seen, NoLimits> biases;  // of the current tile, for both maps
-  const uint4* next_biases = nullptr;                  // of the next tile, in global memory
+  std::conditional_t<kBiases, MaskTile, NoMaskTile> biases;  // of the current tile, for both maps
+  const uint4* next_biases = nullptr;                        // of the next tile, in global memory
 
   /// Waits for item `count` and enters it. Returns false if there are no more items.
   __device__ __forceinline__ bool open() {
@@ -108,8 +108,8 @@ struct ConsumerItem {
     ptx::barrier_wait(smem + Config::kQFull + 8 * slot(number), number / kQBuffers & 1);
     if (uniform(ptx::load_smem_int(item(number))) < 0) return false;
     const KeyRange all = KeyRange::of<kN>(sequence(number), first_row(number), origin(number));
-    found = {kLower ? uniform(all.begin) : 0, uniform(all.clear_begin - all.begin),
-             kWords || kBiases ? 0 : uniform(all.clear_end - all.begin),
+    found = {kLower ? uniform(all.begin) : 0, uniform(all.full_begin - all.begin),
+             kWords || kBiases ? 0 : uniform(all.full_end - all.begin),
              uniform(all.end - all.begin), uniform(all.last_columns)};
     return true;
   }
@@ -147,11 +147,11 @@ struct ConsumerItem {
   /// Additive mask: starts loading the biases of the item's first tile, or of the next tile.
   __device__ __forceinline__ void load_first_biases() {
     if constexpr (kBiases) {
-      const int4 place = ptx::load_smem_int4(item(count));
-      if (place.x < 0) return;  // no item
+      const int4 coordinates = ptx::load_smem_int4(item(count));
+      if (coordinates.x < 0) return;  // no item
       const MaskBiases& all = args.biases;
-      next_biases = all.data + place.z * all.batch_stride + place.y * all.head_stride +
-                    (place.x / MaskBiases::kRows + strip(count)) * all.row_stride + lane;
+      next_biases = all.data + coordinates.z * all.batch_stride + coordinates.y * all.head_stride +
+                    (coordinates.x / MaskBiases::kRows + row_block(count)) * all.row_stride + lane;
       load_next_biases();
     }
   }
@@ -163,14 +163,15 @@ struct ConsumerItem {
   }
 
   /// What `mask` needs for tile j: words of a boolean mask or the rows' column limits.
-  using Limits = std::conditional_t<kWords || kBiases, std::conditional_t<kWords, Seen, NoLimits>,
-                                    RowLimits<kLower>>;
+  using Limits =
+      std::conditional_t<kWords || kBiases, std::conditional_t<kWords, MaskTile, NoMaskTile>,
+                         RowLimits<kLower>>;
   __device__ __forceinline__ Limits limits(int j) const {
     if constexpr (kWords) {
-      const int4 place = ptx::load_smem_int4(item(count));
-      if (place.x < 0) return {};  // no item
-      const uint4* const first = args.words.data + place.z * args.words.batch_stride +
-                                 place.y * args.words.head_stride +
+      const int4 coordinates = ptx::load_smem_int4(item(count));
+      if (coordinates.x < 0) return {};  // no item
+      const uint4* const first = args.words.data + coordinates.z * args.words.batch_stride +
+                                 coordinates.y * args.words.head_stride +
                                  static_cast<int64_t>(j) * args.words.rows + row(0);
       return {__ldg(first), __ldg(first + 8)};
     } else if constexpr (kBiases) {
@@ -187,10 +188,10 @@ struct ConsumerItem {
     if constexpr (kBiases) {
       biases.add_to(s, kMap == 0 ? args.scale : args.scale2);
     } else if constexpr (kWords) {
-      limits.hide(s);
+      limits.mask(s);
     } else {
-      if (j >= range.clear_end) limits.hide_end(s);
-      if (kLower && j < range.clear_begin - 1) limits.hide_begin(s);
+      if (j >= range.full_end) limits.mask_end(s);
+      if (kLower && j < range.full_begin - 1) limits.mask_begin(s);
     }
   }
 
@@ -216,18 +217,18 @@ struct ConsumerItem {
     return ptx::load_smem_int(item(number)) + consumer_half(consumer, number) * kConsumerRows;
   }
   __device__ __forceinline__ int row(int r) const {
-    return ptx::load_smem_int(item(count)) + 16 * strip(count) + lane / 4 + 8 * r;
+    return ptx::load_smem_int(item(count)) + 16 * row_block(count) + lane / 4 + 8 * r;
   }
   __device__ __forceinline__ int warp() const { return 4 * consumer + threadIdx.x / 32 % 4; }
   /// Returns which 16 of the 128 rows of item `number` this warp has.
-  __device__ __forceinline__ int strip(int number) const {
+  __device__ __forceinline__ int row_block(int number) const {
     return 4 * consumer_half(consumer, number) + threadIdx.x / 32 % 4;
   }
   /// Returns this warp's rows of item `number`.
   __device__ __forceinline__ WarpRows rows(int number) const {
-    const int4 place = ptx::load_smem_int4(item(number));
-    return {place.x + 16 * strip(number), place.w, ptx::load_smem_int(item(number) + 16), place.z,
-            place.y};
+    const int4 coordinates = ptx::load_smem_int4(item(number));
+    return {coordinates.x + 16 * row_block(number), coordinates.w,
+            ptx::load_smem_int(item(number) + 16), coordinates.z, coordinates.y};
   }
   /// Returns this warp's output buffers, from which TMA stores.
   __device__ __forceinline__ char* stages() const {
@@ -254,7 +255,7 @@ struct ConsumerItem {
   __device__ __forceinline__ void wait(int barriers, int j) const {
     ptx::barrier_wait(smem + barriers + 8 * stage(j), parity(j));
   }
-  __device__ __forceinline__ bool is_there(int barriers, int j) const {
+  __device__ __forceinline__ bool is_loaded(int barriers, int j) const {
     return ptx::barrier_completed(smem + barriers + 8 * stage(j), parity(j));
   }
   __device__ __forceinline__ void release(int barriers, int j) const {

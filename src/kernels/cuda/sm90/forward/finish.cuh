@@ -2,15 +2,15 @@
 //
 // The end of a forward work item. Each warp finishes its 16 rows:
 //
-//   lse = reference scale + log l;  O = o1 / l1 - lambda o2 / l2;  out = epilogue(O)
+//   lse = approx_max scale + log l;  O = o1 / l1 - lambda o2 / l2;  out = epilogue(O)
 //
-// in float, with one rounding at the store. l is the row sum of P, `reference` the approximate row
+// in float, with one rounding at the store. l is the row sum of P, `approx_max` the approximate row
 // maximum (softmax.cuh). A warp whose rows hold a value that is not finite marks their 64-row tile
 // for the repair kernel: a sum may have overflowed, or a hidden key may hold a NaN or an infinity,
 // which times P = 0 is NaN.
 #pragma once
 
-#include "kernels/cuda/ptx/larger_pair.cuh"
+#include "kernels/cuda/ptx/max_abs_pair.cuh"
 #include "kernels/cuda/sm90/forward/arguments.cuh"
 #include "kernels/cuda/sm90/forward/config.h"
 #include "kernels/cuda/sm90/forward/softmax.cuh"
@@ -20,23 +20,23 @@ namespace diffattn::cuda::sm90 {
 
 /// Marks the 64-row tile of `rows` for the repair kernel.
 template <class T>
-__device__ inline void mark_redo(const ForwardArguments<T>& args, const WarpRows& rows) {
+__device__ inline void mark_for_repair(const ForwardArguments<T>& args, const WarpRows& rows) {
   const int32_t* const cu_seqlens = args.shape.cu_seqlens_q;
   int64_t tile = rows.row / kConsumerRows;
   int64_t head = rows.head;
   if (args.packed) {
-    tile += first_place<kConsumerRows>(cu_seqlens, rows.batch);
+    tile += first_tile_index<kConsumerRows>(cu_seqlens, rows.batch);
   } else {
     head += static_cast<int64_t>(rows.batch) * args.shape.heads;
   }
   ptx::wait_for_previous_kernel();  // clear_kernel has set all marks to 0
-  args.state.redo[head * args.state.redo_tiles + tile] = 1;
+  args.state.repair_marks[head * args.state.marks_per_head + tile] = 1;
 }
 
 /// Stores lse1 and lse2 of a quad's two rows; each of the four lanes stores one value.
 template <class T>
 __device__ __forceinline__ void store_lse(const ForwardArguments<T>& args, const WarpRows& rows,
-                                          const RowState& state1, const RowState& state2) {
+                                          const SoftmaxState& state1, const SoftmaxState& state2) {
   if (args.lse1.data == nullptr) return;
   const int r = threadIdx.x % 2;
   const bool second = threadIdx.x & 2;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void check_rows(const ForwardArguments<T>& args, cons
   const auto bad = [&](int r, float size) {
     return !(size < INFINITY) && rows.row_of(r) < rows.seq_q;
   };
-  if (bad(0, size0) || bad(1, size1)) mark_redo(args, rows);
+  if (bad(0, size0) || bad(1, size1)) mark_for_repair(args, rows);
 }
 
 /// Applies the epilogue to O and stores `out`. `squares`: this thread's part of the rows' sums of
@@ -102,7 +102,7 @@ struct PlainFinish {
 
   /// Computes the factors and stores lse while the last product with v runs. factor1 is NaN if a
   /// row sum is too large.
-  __device__ __forceinline__ void prepare(RowState& state1, RowState& state2) {
+  __device__ __forceinline__ void prepare(SoftmaxState& state1, SoftmaxState& state2) {
     const float scale = args.epilogue.out_scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -128,7 +128,7 @@ struct PlainFinish {
       const int r = k % 2;
       const uint32_t pair = pack<T>(fmaf(o2[2 * k], factor2[r], o1[2 * k] * factor1[r]),
                                     fmaf(o2[2 * k + 1], factor2[r], o1[2 * k + 1] * factor1[r]));
-      largest[r] = ptx::larger_pair<T>(largest[r], pair);
+      largest[r] = ptx::max_abs_pair<T>(largest[r], pair);
       return pair;
     });
     const auto size = [&](int r) { return any_non_finite<T>(largest[r]) ? INFINITY : 0.0f; };
@@ -142,7 +142,7 @@ template <class T, int kDv, int kOutStages>
 __device__ __forceinline__ void finish_rows(const ForwardArguments<T>& args, const WarpRows& rows,
                                             char* stages, const float* gains, int item,
                                             float (&o1)[kDv / 2], float (&o2)[kDv / 2],
-                                            RowState& state1, RowState& state2,
+                                            SoftmaxState& state1, SoftmaxState& state2,
                                             const float (&lambda)[2]) {
   if (args.plain) {
     PlainFinish<T, kDv, kOutStages> plain{args, rows};

@@ -36,9 +36,9 @@
 namespace diffattn::cuda::sm90 {
 
 /// A consumer warpgroup. kPlain: the outputs are out and lse only, without head norm.
-template <class T, class Config, bool kLower, class Seen, bool kPlain>
-struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
-  using Base = ConsumerItem<T, Config, kLower, Seen>;
+template <class T, class Config, bool kLower, class MaskTile, bool kPlain>
+struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
+  using Base = ConsumerItem<T, Config, kLower, MaskTile>;
   using Products = ForwardProducts<T, Config>;
   using Base::args, Base::smem, Base::lane, Base::range, Base::count, Base::pipe, Base::q_smem;
   using typename Base::Limits;
@@ -52,17 +52,17 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   static_assert(!kEarly || kN >= kConsumerRows);
   static_assert(!(kEarly && kLower) || kN > kConsumerRows || Config::kStages > 2);
   // Late rescaling: a P whose sum exceeds kSumBound still enters its tile's products, and
-  // `move_references` rescales between two tiles. float16 cannot hold such a P. Additive masks
-  // rescale in `follow_far`. Boolean masks and windows at D = 128 have no registers left for it.
-  static constexpr bool kLate = __is_same(T, bfloat16) && !Base::kWords && !Base::kBiases &&
-                                !(kLower && Config::kHeadDim == 128);
+  // `rescale_late` rescales between two tiles. float16 cannot hold such a P. Additive masks rescale
+  // in `track_large_max`. Boolean masks and windows at D = 128 have no registers left for it.
+  static constexpr bool kLateRescale = __is_same(T, bfloat16) && !Base::kWords && !Base::kBiases &&
+                                       !(kLower && Config::kHeadDim == 128);
 
   float o1[kDv / 2], o2[kDv / 2], s[kN / 2];
   uint32_t p[kN / 4];
-  RowState state1, state2;
-  bool far = false;  // kLate: a sum has passed kSumBound
-  KeyRange next;     // kEarly: tiles of the next item, found during this item's last tile
-  bool has_next;     // kEarly: there is a next item
+  SoftmaxState state1, state2;
+  bool rescale_pending = false;  // kLateRescale: a sum exceeds kSumBound
+  KeyRange next;  // kEarly: tiles of the next item, found during this item's last tile
+  bool has_next;  // kEarly: there is a next item
 
   __device__ __forceinline__ void run() {
     bool more = this->open();
@@ -93,20 +93,20 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   }
 
   /// Turns s1 of an item's first tile into P1, not yet rounded, and initialises `state`.
-  __device__ __forceinline__ void first_softmax(RowState& state, const Limits& limits) {
+  __device__ __forceinline__ void first_softmax(SoftmaxState& state, const Limits& limits) {
     state.reset();
     float factor[2];  // unused: O is still 0
-    if (!kLower && range.clear_end > 0) {
-      state.take_first(s);
+    if (!kLower && range.full_end > 0) {
+      state.init_max(s);
       state.template exponentiate<T, false>(s, args.scale_log2, factor);
     } else {
       this->template mask<0>(s, 0, limits);
       if constexpr (Base::kBiases) {
         float origin[2];
-        state.template follow_far<T>(s, args.scale_log2, factor, origin);
+        state.template track_large_max<T>(s, args.scale_log2, factor, origin);
         state.template exponentiate<T, true>(s, args.scale_log2, factor, origin);
       } else {
-        state.take_missing(s);
+        state.init_missing_max(s);
         state.template exponentiate<T, true>(s, args.scale_log2, factor);
       }
     }
@@ -117,14 +117,14 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   __device__ __forceinline__ int attend() {
     for (int i = 0; i < kDv / 2; ++i) o1[i] = o2[i] = 0.0f;
     state2.reset();
-    if constexpr (kLate) this->wait_v(0);
+    if constexpr (kLateRescale) this->wait_v(0);
     int j = 0;
     if constexpr (kLower) {
 #pragma unroll 1
-      for (; j < min(range.clear_begin, range.end - 1); ++j) step<true>(j, false);
+      for (; j < min(range.full_begin, range.end - 1); ++j) step<true>(j, false);
     }
 #pragma unroll 1
-    for (; j < range.clear_end - 1; ++j) step<false>(j, !kLower && j == 0);
+    for (; j < range.full_end - 1; ++j) step<false>(j, !kLower && j == 0);
 #pragma unroll 1
     for (; j < range.end - 1; ++j) step<true>(j, false);
     first_half<true, true>(j, false);
@@ -151,7 +151,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     if constexpr (kPlain) plain.prepare(state1, state2);
     ptx::wgmma_wait<1>();
     ptx::pin(s);
-    RowState next1;
+    SoftmaxState next1;
     first_softmax(next1, limits);
     ptx::wgmma_wait<0>();
     ptx::pin(o2);
@@ -187,18 +187,18 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     this->release_item(count - 1);
   }
 
-  /// Steps (3) to (6) for tile j. `fresh`: see `softmax_step`.
+  /// Steps (3) to (6) for tile j. `first_full_tile`: see `softmax_step`.
   template <bool kMasked>
-  __device__ __forceinline__ void step(int j, bool fresh) {
-    first_half<kMasked>(j, fresh);
+  __device__ __forceinline__ void step(int j, bool first_full_tile) {
+    first_half<kMasked>(j, first_full_tile);
     second_half<kMasked>(j);
-    if (kLate && far) move_references();
+    if (kLateRescale && rescale_pending) rescale_late();
   }
 
   /// Steps (3) and (4). kLast: tile j is the item's last one.
   template <bool kMasked, bool kLast = false>
-  __device__ __forceinline__ void first_half(int j, bool fresh) {
-    if constexpr (!kLate) this->wait_v(j);
+  __device__ __forceinline__ void first_half(int j, bool first_full_tile) {
+    if constexpr (!kLateRescale) this->wait_v(j);
     issue_scores<1>(j);  // (3)
     if constexpr (kLast) {
       issue_last<0>(j, range.last_columns);
@@ -210,7 +210,8 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     this->release(Config::kKEmpty, j);
-    softmax_step<1, kMasked>(j, fresh, limits, kLast ? kNothing : Config::kKFull, j + 1);  // (4)
+    softmax_step<1, kMasked>(j, first_full_tile, limits, kLast ? kNoBarrier : Config::kKFull,
+                             j + 1);  // (4)
     if constexpr (!kLast) this->load_next_biases();
     ptx::wgmma_wait<0>();
     ptx::pin(o1);
@@ -220,7 +221,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   /// Steps (5) and (6).
   template <bool kMasked>
   __device__ __forceinline__ void second_half(int j) {
-    if constexpr (!kLate) this->wait_k(j + 1);
+    if constexpr (!kLateRescale) this->wait_k(j + 1);
     issue_scores<0>(j + 1);  // (5)
     issue_output<1>(j);
     const auto limits = kMasked ? this->limits(j + 1) : Limits{};
@@ -255,19 +256,19 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     }
   }
 
-  static constexpr int kNothing = -1;
+  static constexpr int kNoBarrier = -1;
 
-  /// Turns the scores of tile j into P, not yet rounded. `fresh`: the item's first tile, of which
-  /// every row sees every column.
+  /// Turns the scores of tile j into P, not yet rounded. `first_full_tile`: the item's first tile,
+  /// of which every row sees every column.
   ///
-  /// kLate: also waits for `next_tile` at `next_barriers`, which the next products read. It tests
-  /// that mbarrier before the exponentials and uses the answer after them, in one branch together
-  /// with the rare large sums. The tensor cores wait for the chain of instructions between two
-  /// products, and every further branch or wait would lengthen it.
+  /// kLateRescale: also waits for `next_tile` at `next_barriers`, which the next products read. It
+  /// tests that mbarrier before the exponentials and uses the answer after them, in one branch
+  /// together with the rare large sums. The tensor cores wait for the chain of instructions between
+  /// two products, and every further branch or wait would lengthen it.
   template <int kMap, bool kMasked>
-  __device__ __forceinline__ void softmax_step(int j, bool fresh, const Limits& limits,
+  __device__ __forceinline__ void softmax_step(int j, bool first_full_tile, const Limits& limits,
                                                int next_barriers, int next_tile) {
-    RowState& state = kMap == 0 ? state1 : state2;
+    SoftmaxState& state = kMap == 0 ? state1 : state2;
     const float c = kMap == 0 ? args.scale_log2 : args.scale2_log2;
     float factor[2];
     if constexpr (kMasked && Base::kBiases) {
@@ -276,20 +277,20 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
     }
     if constexpr (kMasked) {
       this->template mask<kMap>(s, j, limits);
-      state.take_missing(s);
+      state.init_missing_max(s);
     } else {
-      if (fresh) state.take_first(s);
+      if (first_full_tile) state.init_max(s);
     }
-    if constexpr (kLate) {
-      const bool there = next_barriers == kNothing || this->is_there(next_barriers, next_tile);
+    if constexpr (kLateRescale) {
+      const bool loaded = next_barriers == kNoBarrier || this->is_loaded(next_barriers, next_tile);
       float tile_sum[2];
-      RowState::exponentials<kMasked>(s, c, state.reference, tile_sum);
+      SoftmaxState::exponentials<kMasked>(s, c, state.approx_max, tile_sum);
       state.sum[0] += tile_sum[0];
       state.sum[1] += tile_sum[1];
-      const bool passed = state.template is_far<T>();
-      if (__any_sync(0xffffffffu, passed || !there)) {
-        far = far || __any_sync(0xffffffffu, passed);
-        if (next_barriers != kNothing) this->wait(next_barriers, next_tile);
+      const bool large = state.template has_large_sum<T>();
+      if (__any_sync(0xffffffffu, large || !loaded)) {
+        rescale_pending = rescale_pending || __any_sync(0xffffffffu, large);
+        if (next_barriers != kNoBarrier) this->wait(next_barriers, next_tile);
       }
     } else if (state.template exponentiate<T, kMasked>(s, c, factor)) {
       multiply_rows(output<kMap>(), factor);
@@ -297,14 +298,14 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   }
 
   /// Late rescaling between two tiles: raises the approximate maximum of rows with large sums and
-  /// rescales their o1, o2 and P1 of the next tile. It tests every row's own sum, because `far` may
-  /// stem from the previous item.
-  __device__ __forceinline__ void move_references() {
-    far = false;
+  /// rescales their o1, o2 and P1 of the next tile. It tests every row's own sum, because
+  /// `rescale_pending` may stem from the previous item.
+  __device__ __forceinline__ void rescale_late() {
+    rescale_pending = false;
     float factor[2];
-    state2.template move_far<T>(args.scale2_log2, factor);
+    state2.template rescale_large_sums<T>(args.scale2_log2, factor);
     multiply_rows(o2, factor);
-    state1.template move_far<T>(args.scale_log2, factor);
+    state1.template rescale_large_sums<T>(args.scale_log2, factor);
     multiply_rows(o1, factor);
 #pragma unroll
     for (int i = 0; i < kN / 4; ++i) {
@@ -316,16 +317,16 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   /// `softmax_step` under an additive mask. Returns true if the caller must multiply the map's
   /// output by `factor`.
   template <int kMap>
-  __device__ __forceinline__ bool biased_step(RowState& state, float c, float (&factor)[2]) {
+  __device__ __forceinline__ bool biased_step(SoftmaxState& state, float c, float (&factor)[2]) {
     if constexpr (Base::kBase2) {
-      if (state.has_no_references()) {
+      if (state.is_max_zero()) {
         const float scale = kMap == 0 ? args.scale : args.scale2;
         return state.template exponentiate_biased<T>(s, this->biases, scale, factor);
       }
     }
     this->template mask<kMap>(s, 0, {});
     float origin[2];
-    if (state.template follow_far<T>(s, c, factor, origin)) {
+    if (state.template track_large_max<T>(s, c, factor, origin)) {
       multiply_rows(output<kMap>(), factor);
     }
     return state.template exponentiate<T, true>(s, c, factor, origin);
@@ -349,7 +350,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, Seen> {
   }
 };
 
-template <class T, class Config, bool kLower, class Seen = NoLimits, bool kPlain = false>
+template <class T, class Config, bool kLower, class MaskTile = NoMaskTile, bool kPlain = false>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardArguments<T> args) {
   extern __shared__ __align__(1024) char memory[];
@@ -365,7 +366,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::grow_registers<Config::kConsumerRegisters>();
-    Consumer<T, Config, kLower, Seen, kPlain>{{args, smem, warpgroup - 1}}.run();
+    Consumer<T, Config, kLower, MaskTile, kPlain>{{args, smem, warpgroup - 1}}.run();
   }
 }
 

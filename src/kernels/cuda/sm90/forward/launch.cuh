@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/launch_early.cuh"
+#include "kernels/cuda/programmatic_launch.cuh"
 #include "kernels/cuda/sm90/forward/kernel.cuh"
 #include "kernels/cuda/sm90/forward/launch.h"
 #include "kernels/cuda/sm90/forward/recompute.cuh"
@@ -34,8 +34,9 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const Forward
     return tensor_map(params.dtype, tensor, rows, blocks);
   };
   const bool packed = params.cu_seqlens_q != nullptr, biased = has_biases(params);
-  const double before = has_narrow_biases(params) ? 1.0 : kLog2E;  // biases: natural or base 2
-  const auto after = static_cast<float>(kLog2E / before);
+  // Biases are natural or in base 2.
+  const double factor_before_bias = has_narrow_biases(params) ? 1.0 : kLog2E;
+  const auto factor_after_bias = static_cast<float>(kLog2E / factor_before_bias);
   const int64_t heads = packed ? params.heads : params.batch * params.heads;
   return {.q1 = map(boxed_q(params, params.q1), kConsumerRows),
           .q2 = map(boxed_q(params, params.q2), kConsumerRows),
@@ -46,16 +47,16 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const Forward
           .o_map = map(boxed_out(params, params.o ? params.o : params.out), 16),
           .o2_map = map(boxed_out(params, params.o2 ? params.o2 : params.out), 16),
           .shape = shape_of(params),
-          .scale_log2 = biased ? after : static_cast<float>(params.scale * kLog2E),
-          .scale2_log2 = biased ? after : static_cast<float>(params.scale2 * kLog2E),
-          .scale = static_cast<float>(params.scale * before),
-          .scale2 = static_cast<float>(params.scale2 * before),
+          .scale_log2 = biased ? factor_after_bias : static_cast<float>(params.scale * kLog2E),
+          .scale2_log2 = biased ? factor_after_bias : static_cast<float>(params.scale2 * kLog2E),
+          .scale = static_cast<float>(params.scale * factor_before_bias),
+          .scale2 = static_cast<float>(params.scale2 * factor_before_bias),
           .shared_k = shares_k(params),
           .packed = packed,
           .plain = wants_plain(params),
-          .blocks = static_cast<int>(tile_places(params, kItemRows)),
+          .blocks = static_cast<int>(tile_index_count(params, kItemRows)),
           .heads = static_cast<int>(heads),
-          .heads_at_a_time = heads_at_a_time(params, heads),
+          .heads_in_cache = heads_in_cache(params, heads),
           .state = work.state,
           .words = work.words,
           .biases = work.biases,
@@ -76,8 +77,8 @@ struct ForwardChoice {
   using Config = ForwardConfig<kD, kDv>;
   static auto kernel(bool lower, bool words, bool plain) {
     if constexpr (kD == 64 && kDv == 128) {
-      if (words) return forward_kernel<T, Config, false, SeenWords>;
-      if (plain && !lower) return forward_kernel<T, Config, false, NoLimits, true>;
+      if (words) return forward_kernel<T, Config, false, TileWords>;
+      if (plain && !lower) return forward_kernel<T, Config, false, NoMaskTile, true>;
     }
     return lower ? forward_kernel<T, Config, true> : forward_kernel<T, Config, false>;
   }
@@ -104,12 +105,12 @@ void launch_items(void (*kernel)(ForwardArguments<T>), const ForwardParams& para
   const int processors = processor_count(params);
   const auto items = static_cast<int64_t>(args.blocks) * args.heads;
   const int64_t clusters = std::min<int64_t>(processors / Config::kCluster, items);
-  launch_early(kernel, static_cast<unsigned>(Config::kCluster * clusters), Config::kThreads,
-               Config::kSmemBytes, stream, params, "sm90 forward", args);
-  launch_early(repair_kernel<T, RepairConfig>, static_cast<unsigned>(processors),
-               RepairConfig::kThreads, RepairConfig::kSmemBytes, stream, params,
-               "sm90 forward repair", sm80::forward_arguments<T, kDv>(repaired, {}), work.state,
-               work.marks);
+  launch_programmatic(kernel, static_cast<unsigned>(Config::kCluster * clusters), Config::kThreads,
+                      Config::kSmemBytes, stream, params, "sm90 forward", args);
+  launch_programmatic(repair_kernel<T, RepairConfig>, static_cast<unsigned>(processors),
+                      RepairConfig::kThreads, RepairConfig::kSmemBytes, stream, params,
+                      "sm90 forward repair", sm80::forward_arguments<T, kDv>(repaired, {}),
+                      work.state, work.marks);
 }
 
 /// True if columns at the start may be hidden from some rows (kLower).

@@ -54,15 +54,15 @@ struct Loader {
       const int slot = count % Config::kItemSlots;
       const uint32_t item = smem + Config::kItems + slot * kItemBytes;
       ptx::barrier_wait_idle(smem + Config::kItemFull + 8 * slot, count / Config::kItemSlots & 1);
-      const int4 place = ptx::load_smem_int4(item);       // row, head, batch, seq_q
-      const int4 begin = ptx::load_smem_int4(item + 16);  // q_begin, k_begin, first_column, tiles
+      const int4 coordinates = ptx::load_smem_int4(item);  // row, head, batch, seq_q
+      const int4 begin = ptx::load_smem_int4(item + 16);   // q_begin, k_begin, first_column, tiles
       const int kv_head = ptx::load_smem_int(item + 44);
-      const int batch = args.packed ? 0 : place.z;
+      const int batch = args.packed ? 0 : coordinates.z;
 #pragma unroll 1
       for (int consumer = 0; consumer < 2; ++consumer) {
-        load_q(count, consumer, place, begin.x, batch);
+        load_q(count, consumer, coordinates, begin.x, batch);
       }
-      if (place.x < 0) return;
+      if (coordinates.x < 0) return;
       const int row = begin.y + begin.z;
 #pragma unroll 1
       for (int j = 0; j < begin.w; ++j, ++tile) {
@@ -72,19 +72,19 @@ struct Loader {
     }
   }
 
-  /// Loads q1 and q2 of one consumer. After the last item (place.x < 0) it only arrives, so that
-  /// the consumers wake up and end.
-  __device__ __forceinline__ void load_q(int count, int consumer, int4 place, int q_begin,
+  /// Loads q1 and q2 of one consumer. After the last item (coordinates.x < 0) it only arrives, so
+  /// that the consumers wake up and end.
+  __device__ __forceinline__ void load_q(int count, int consumer, int4 coordinates, int q_begin,
                                          int batch) {
     const int slot = 2 * (count % kQBuffers) + consumer;
     const uint32_t full = smem + Config::kQFull + 8 * slot;
     const uint32_t q_smem = smem + Config::kQ + slot * Config::kQBytes;
     ptx::barrier_wait_idle(smem + Config::kQEmpty + 8 * slot, (count / kQBuffers & 1) ^ 1);
-    if (place.x < 0) return ptx::barrier_arrive(full);
+    if (coordinates.x < 0) return ptx::barrier_arrive(full);
     ptx::barrier_arrive_expect(full, Config::kQBytes);
-    const int row = q_begin + place.x + consumer_half(consumer, count) * kConsumerRows;
-    ptx::load_box(q_smem, args.q1, full, 0, place.y, row, 0, batch);
-    ptx::load_box(q_smem + Config::kQMap, args.q2, full, 0, place.y, row, 0, batch);
+    const int row = q_begin + coordinates.x + consumer_half(consumer, count) * kConsumerRows;
+    ptx::load_box(q_smem, args.q1, full, 0, coordinates.y, row, 0, batch);
+    ptx::load_box(q_smem + Config::kQMap, args.q2, full, 0, coordinates.y, row, 0, batch);
   }
 
   /// Loads k1, k2 and v of pipeline tile `tile`, whose first key is `row` of the tensors.

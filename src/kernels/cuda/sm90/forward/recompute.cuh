@@ -73,10 +73,10 @@ struct RecomputeConsumer : ConsumerItem<T, Config, kLower> {
     int j = 0;
     if constexpr (kLower) {
 #pragma unroll 1
-      for (; j < min(range.clear_begin, range.end) - 1; ++j) step<true>(j);
+      for (; j < min(range.full_begin, range.end) - 1; ++j) step<true>(j);
     }
 #pragma unroll 1
-    for (; j < range.clear_end - 1; ++j) step<false>(j);
+    for (; j < range.full_end - 1; ++j) step<false>(j);
 #pragma unroll 1
     for (; j < range.end - 1; ++j) step<true>(j);
     const int last = this->close(j);

@@ -11,7 +11,7 @@
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/sm90/forward/arguments.cuh"
 #include "kernels/cuda/sm90/forward/config.h"
-#include "kernels/cuda/sm90/hide_columns.cuh"
+#include "kernels/cuda/sm90/mask_columns.cuh"
 
 namespace diffattn::cuda::sm90 {
 
@@ -43,11 +43,11 @@ __device__ inline int tiles_up(int columns) {
 }
 
 /// Key tiles [begin, end), at least one, that any of the rows [row, row + kConsumerRows) sees. In
-/// the tiles [clear_begin, clear_end) every row sees every column and has seen an earlier column.
+/// the tiles [full_begin, full_end) every row sees every column and has seen an earlier column.
 /// Tiles count from column `origin`, the first column that the item's first row sees: with a window
 /// this needs one tile less than tiles that begin at multiples of kBlockN.
 struct KeyRange {
-  int begin, clear_begin, clear_end, end;
+  int begin, full_begin, full_end, end;
   int last_columns;  // columns of tile end - 1 that some row sees
 
   template <int kBlockN>
@@ -58,8 +58,8 @@ struct KeyRange {
     range.end = max(range.begin + 1, tiles_up<kBlockN>(seq.end_visible(max(first, last)) - origin));
     // The first tile that every row sees from its first column on, plus one: that tile may hold the
     // first key that the last row sees.
-    range.clear_begin = tiles_up<kBlockN>(seq.first_visible(max(first, last)) - origin) + 1;
-    range.clear_end = min(range.end, tiles_down<kBlockN>(seq.end_visible(first) - origin));
+    range.full_begin = tiles_up<kBlockN>(seq.first_visible(max(first, last)) - origin) + 1;
+    range.full_end = min(range.end, tiles_down<kBlockN>(seq.end_visible(first) - origin));
     range.last_columns = seq.end_visible(max(first, last)) - origin - (range.end - 1) * kBlockN;
     return range;
   }
@@ -84,12 +84,12 @@ struct RowLimits {
   }
 
   template <int kN>
-  __device__ __forceinline__ void hide_end(float (&s)[kN]) const {
-    hide_columns<false>(s, end[0], end[1]);
+  __device__ __forceinline__ void mask_end(float (&s)[kN]) const {
+    mask_columns<false>(s, end[0], end[1]);
   }
   template <int kN>
-  __device__ __forceinline__ void hide_begin(float (&s)[kN]) const {
-    if constexpr (kLower) hide_columns<true>(s, begin[0], begin[1]);
+  __device__ __forceinline__ void mask_begin(float (&s)[kN]) const {
+    if constexpr (kLower) mask_columns<true>(s, begin[0], begin[1]);
   }
 };
 
@@ -98,12 +98,13 @@ struct RowLimits {
 /// takes five more instructions, and the kernel loses a sixth of its throughput.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-/// Returns the fields of Sequence that the consumers use. `place` and `keys` are words 0 to 3 and 8
-/// to 11 of the Item.
+/// Returns the fields of Sequence that the consumers use. `coordinates` and `keys` are words 0 to 3
+/// and 8 to 11 of the Item.
 template <class T>
-__device__ inline Sequence sequence_of(const ForwardArguments<T>& args, int4 place, int4 keys) {
+__device__ inline Sequence sequence_of(const ForwardArguments<T>& args, int4 coordinates,
+                                       int4 keys) {
   Sequence seq{};
-  seq.seq_q = place.w;
+  seq.seq_q = coordinates.w;
   seq.first_key = keys.x;
   seq.end_key = keys.y;
   seq.diagonal = keys.z;
@@ -162,10 +163,10 @@ struct Scheduler {
       item.row = -1;
       return true;
     }
-    const int per_group = args.heads_at_a_time * args.blocks;
-    const int first_head = index / per_group * args.heads_at_a_time;
+    const int per_group = args.heads_in_cache * args.blocks;
+    const int first_head = index / per_group * args.heads_in_cache;
     const int in_group = index % per_group;
-    const int heads = min(args.heads_at_a_time, args.heads - first_head);
+    const int heads = min(args.heads_in_cache, args.heads - first_head);
     const int head = first_head + in_group % heads;
     int block = in_group / heads;
     if (args.shape.bounded) block = args.blocks - 1 - block;
@@ -173,7 +174,7 @@ struct Scheduler {
     if (args.packed) {
       batch = sequence_at<kItemRows>(args.shape.cu_seqlens_q, args.shape.batch, block);
       h = head;
-      block -= first_place<kItemRows>(args.shape.cu_seqlens_q, batch);
+      block -= first_tile_index<kItemRows>(args.shape.cu_seqlens_q, batch);
     }
     item.batch = batch;
     item.head = h;

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Softmax without a running row maximum, which would cost 12 % of the time at D = 64 on an H200.
-// Each row subtracts an approximate maximum, `reference`, taken from its first visible scores. P,
+// Each row subtracts an approximate maximum, `approx_max`, taken from its first visible scores. P,
 // its sum and O then share a common factor. The final division removes it, and floating point keeps
 // their relative precision meanwhile.
 //
 // The approximate maximum rises only when a thread's sum exceeds kSumBound; additive masks are an
-// exception (`follow_far`). `exponentiate` tests the sum of a tile and rescales P, the sums and O
-// before the tile's product with v. With late rescaling (kLate in kernel.cuh) `move_far` tests the
-// sum so far and rescales after that product. One tile alone may still overflow: a sum of P reaches
-// 2^126, or P v reaches 2^128. finish.cuh then marks the rows, and the repair kernel recomputes
-// them.
+// exception (`track_large_max`). `exponentiate` tests the sum of a tile and rescales P, the sums
+// and O before the tile's product with v. With late rescaling (kLateRescale in kernel.cuh)
+// `rescale_large_sums` tests the sum so far and rescales after that product. One tile alone may
+// still overflow: a sum of P reaches 2^126, or P v reaches 2^128. finish.cuh then marks the rows,
+// and the repair kernel recomputes them.
 #pragma once
 
 #include <cmath>
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
-#include "kernels/cuda/quad.cuh"
+#include "kernels/cuda/quad_reduce.cuh"
 
 namespace diffattn::cuda::sm90 {
 
@@ -40,33 +40,33 @@ __device__ __forceinline__ void multiply_rows(float (&r)[kN], const float (&fact
 }
 
 /// One map's softmax state for a thread's rows g and g + 8, g = lane / 4. The four lanes that share
-/// these rows are a quad. Scores and `reference` times c = scale log2(e) are exponents in base 2.
-struct RowState {
-  float reference[2];  // approximate row maximum; -inf until the row has seen a column
-  float sum[2];        // of exp2((s - reference) c) over this thread's columns
+/// these rows are a quad. Scores and `approx_max` times c = scale log2(e) are exponents in base 2.
+struct SoftmaxState {
+  float approx_max[2];  // approximate row maximum; -inf until the row has seen a column
+  float sum[2];         // of exp2((s - approx_max) c) over this thread's columns
 
   __device__ __forceinline__ void reset() {
-    reference[0] = reference[1] = -INFINITY;
+    approx_max[0] = approx_max[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
   }
 
   /// Sets the approximate maximum of rows that see the whole first tile: the largest score of
   /// columns 0, 1, 8, 9, 16, 17, 24 and 25, which the first lane of each quad holds.
   template <int kN>
-  __device__ __forceinline__ void take_first(const float (&s)[kN]) {
+  __device__ __forceinline__ void init_max(const float (&s)[kN]) {
     float top[2] = {s[0], s[2]};
 #pragma unroll
     for (int i = 0; i < 16; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
     const int first_lane = threadIdx.x % 32 & ~3;
-    reference[0] = __shfl_sync(0xffffffffu, top[0], first_lane);
-    reference[1] = __shfl_sync(0xffffffffu, top[1], first_lane);
+    approx_max[0] = __shfl_sync(0xffffffffu, top[0], first_lane);
+    approx_max[1] = __shfl_sync(0xffffffffu, top[1], first_lane);
   }
 
   /// Sets the approximate maximum of rows that have seen no column before this tile: their largest
   /// score in it.
   template <int kN>
-  __device__ __forceinline__ void take_missing(const float (&s)[kN]) {
-    const bool missing = fminf(reference[0], reference[1]) == -INFINITY;
+  __device__ __forceinline__ void init_missing_max(const float (&s)[kN]) {
+    const bool missing = fminf(approx_max[0], approx_max[1]) == -INFINITY;
     if (!__any_sync(0xffffffffu, missing)) return;
     float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -74,48 +74,48 @@ struct RowState {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float row_top = quad_max(top[r]);
-      if (reference[r] == -INFINITY) reference[r] = row_top;
+      if (approx_max[r] == -INFINITY) approx_max[r] = row_top;
     }
   }
 
-  /// `take_missing` under an additive mask, where a row's first scores may lie far below later
-  /// ones. An approximate maximum farther than kFar from 0 follows the largest score of each tile.
-  /// It is subtracted from s here, because its product with c may have a rounding error above 1;
-  /// `origin` returns what `exponentiate` has to subtract. The approximate maximum becomes 0 where
-  /// `near_zero` allows it. Returns true if O must be multiplied by `factor`.
+  /// `init_missing_max` under an additive mask, where a row's first scores may lie far below later
+  /// ones. An approximate maximum farther than kLargeMax from 0 follows the largest score of each
+  /// tile. It is subtracted from s here, because its product with c may have a rounding error above
+  /// 1; `origin` returns what `exponentiate` has to subtract. The approximate maximum becomes 0
+  /// where `near_zero` allows it. Returns true if O must be multiplied by `factor`.
   template <class T, int kN>
-  __device__ __forceinline__ bool follow_far(float (&s)[kN], float c, float (&factor)[2],
-                                             float (&origin)[2]) {
-    constexpr float kFar = 64.0f;
-    origin[0] = reference[0], origin[1] = reference[1];
-    const bool far = fmaxf(fabsf(reference[0]), fabsf(reference[1])) > kFar;
-    if (!__any_sync(0xffffffffu, far)) return false;
+  __device__ __forceinline__ bool track_large_max(float (&s)[kN], float c, float (&factor)[2],
+                                                  float (&origin)[2]) {
+    constexpr float kLargeMax = 64.0f;
+    origin[0] = approx_max[0], origin[1] = approx_max[1];
+    const bool large = fmaxf(fabsf(approx_max[0]), fabsf(approx_max[1])) > kLargeMax;
+    if (!__any_sync(0xffffffffu, large)) return false;
     float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int i = 0; i < kN; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
-    float taken[2] = {0.0f, 0.0f};
+    float shift[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float row_top = quad_max(top[r]);
       factor[r] = 1.0f;
-      if (fabsf(reference[r]) > kFar && row_top > reference[r]) {
+      if (fabsf(approx_max[r]) > kLargeMax && row_top > approx_max[r]) {
         const float next = near_zero<T>(row_top * c) ? 0.0f : row_top;
-        factor[r] = ptx::exp2((reference[r] - next) * c);
+        factor[r] = ptx::exp2((approx_max[r] - next) * c);
         sum[r] *= factor[r];
-        reference[r] = next;
+        approx_max[r] = next;
       }
-      if (fabsf(reference[r]) > kFar && reference[r] != -INFINITY) taken[r] = reference[r];
-      origin[r] = reference[r] - taken[r];
+      if (fabsf(approx_max[r]) > kLargeMax && approx_max[r] != -INFINITY) shift[r] = approx_max[r];
+      origin[r] = approx_max[r] - shift[r];
     }
 #pragma unroll
-    for (int i = 0; i < kN; ++i) s[i] -= taken[i / 2 % 2];
+    for (int i = 0; i < kN; ++i) s[i] -= shift[i / 2 % 2];
     return true;
   }
 
-  /// Replaces s by P = exp2((s - origin) c) and adds P to the sums. `origin` is `reference`, except
-  /// after `follow_far`. kMissing: some rows may have seen no column yet; all their scores are
-  /// -inf. Returns true if it raised the approximate maximum and rescaled P and the sums: the
-  /// caller must then multiply O by `factor`.
+  /// Replaces s by P = exp2((s - origin) c) and adds P to the sums. `origin` is `approx_max`,
+  /// except after `track_large_max`. kMissing: some rows may have seen no column yet; all their
+  /// scores are -inf. Returns true if it raised the approximate maximum and rescaled P and the
+  /// sums: the caller must then multiply O by `factor`.
   ///
   /// The products origin c are computed here and not stored: ptxas then orders the multiply-adds
   /// row by row, with both constants in the operand cache. With interleaved rows the register file,
@@ -145,12 +145,12 @@ struct RowState {
     }
   }
 
-  /// True if `reference` is 0 for all rows of the warp.
-  __device__ __forceinline__ bool has_no_references() const {
-    return !__any_sync(0xffffffffu, reference[0] != 0.0f || reference[1] != 0.0f);
+  /// True if `approx_max` is 0 for all rows of the warp.
+  __device__ __forceinline__ bool is_max_zero() const {
+    return !__any_sync(0xffffffffu, approx_max[0] != 0.0f || approx_max[1] != 0.0f);
   }
 
-  /// `exponentiate` for rows whose `reference` is 0: replaces s by exp2(s scale + bias), with the
+  /// `exponentiate` for rows whose `approx_max` is 0: replaces s by exp2(s scale + bias), with the
   /// biases in base 2.
   template <class T, class Biases, int kN>
   __device__ __forceinline__ bool exponentiate_biased(float (&s)[kN], Biases& biases, float scale,
@@ -171,10 +171,10 @@ struct RowState {
                                            const float (&tile_sum)[2]) {
     sum[0] += tile_sum[0];
     sum[1] += tile_sum[1];
-    const bool far = !(fmaxf(tile_sum[0], tile_sum[1]) < kSumBound<T>);
-    if (!__any_sync(0xffffffffu, far)) return false;
+    const bool large = !(fmaxf(tile_sum[0], tile_sum[1]) < kSumBound<T>);
+    if (!__any_sync(0xffffffffu, large)) return false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = move(r, c, quad_sum(tile_sum[r]));
+    for (int r = 0; r < 2; ++r) factor[r] = raise_max(r, c, quad_sum(tile_sum[r]));
     multiply_rows(s, factor);
     return true;
   }
@@ -182,41 +182,41 @@ struct RowState {
   /// Raises row r's approximate maximum by log2(size), rounded down to an integer, and rescales its
   /// sum. Returns the factor. From size = 2^127 on the factor is NaN, so that an overflow stays
   /// visible.
-  __device__ __forceinline__ float move(int r, float c, float size) {
+  __device__ __forceinline__ float raise_max(int r, float c, float size) {
     const int bits = __float_as_int(fmaxf(size, 1.0f));
     const int exponent = (bits >> 23) - 127;
     const float factor = exponent < 127 ? __int_as_float((127 - exponent) << 23) : NAN;
-    if (exponent > 0) reference[r] += __fdividef(static_cast<float>(exponent), c);
+    if (exponent > 0) approx_max[r] += __fdividef(static_cast<float>(exponent), c);
     sum[r] *= factor;
     return factor;
   }
 
   /// True if one of this thread's sums exceeds kSumBound.
   template <class T>
-  __device__ __forceinline__ bool is_far() const {
+  __device__ __forceinline__ bool has_large_sum() const {
     return !(fmaxf(sum[0], sum[1]) < kSumBound<T>);
   }
   /// Raises the approximate maximum of each row in which a thread's sum exceeds kSumBound, and of
   /// no other row, so that a row's bits depend on its own sums alone. `factor`: as in
   /// `exponentiate`.
   template <class T>
-  __device__ __forceinline__ void move_far(float c, float (&factor)[2]) {
+  __device__ __forceinline__ void rescale_large_sums(float c, float (&factor)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float top = quad_max(sum[r]), size = quad_sum(sum[r]);
-      factor[r] = move(r, c, top < kSumBound<T> ? 1.0f : size);
+      factor[r] = raise_max(r, c, top < kSumBound<T> ? 1.0f : size);
     }
   }
 
   template <class T, bool kMissing, int kN>
   __device__ __forceinline__ bool exponentiate(float (&s)[kN], float c, float (&factor)[2]) {
-    return exponentiate<T, kMissing>(s, c, factor, reference);
+    return exponentiate<T, kMissing>(s, c, factor, approx_max);
   }
 
   /// Returns the natural log-sum-exp of row r. `sum` must already be summed over the quad.
   __device__ __forceinline__ float lse(int r, float c) const {
     constexpr float kLn2 = 0.6931471805599453f;
-    return sum[r] == 0.0f ? -INFINITY : reference[r] * c * kLn2 + __logf(sum[r]);
+    return sum[r] == 0.0f ? -INFINITY : approx_max[r] * c * kLn2 + __logf(sum[r]);
   }
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kClearThreads = 256;
 
-/// Zeroes the item counter and the marks in `redo`: `count` words of 16 bytes.
+/// Zeroes the item counter and the marks in `repair_marks`: `count` words of 16 bytes.
 __global__ void __launch_bounds__(kClearThreads) clear_kernel(uint4* memory, int64_t count) {
   ptx::launch_dependents();
   const int64_t step = static_cast<int64_t>(gridDim.x) * kClearThreads;
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kClearThreads) clear_kernel(uint4* memory, int
 
 ForwardWorkspace::ForwardWorkspace(const ForwardParams& params, void* memory) {
   constexpr size_t kCounterBytes = 16;
-  const int64_t tiles = tile_places(params, kConsumerRows);
+  const int64_t tiles = tile_index_count(params, kConsumerRows);
   const bool packed = params.cu_seqlens_q != nullptr;
   marks = tiles * params.heads * (packed ? 1 : params.batch);
   cleared = (kCounterBytes + static_cast<size_t>(marks) + 15) / 16 * 16;
@@ -38,8 +38,8 @@ ForwardWorkspace::ForwardWorkspace(const ForwardParams& params, void* memory) {
                  narrow ? kNarrowBiasKeys : kWideBiasKeys, static_cast<char*>(memory) + cleared);
   bytes = cleared + words.bytes(params, kKeys) + biases.bytes(params);
   state.next_item = static_cast<int*>(memory);
-  state.redo = static_cast<uint8_t*>(memory) + kCounterBytes;
-  state.redo_tiles = static_cast<int>(tiles);
+  state.repair_marks = static_cast<uint8_t*>(memory) + kCounterBytes;
+  state.marks_per_head = static_cast<int>(tiles);
 }
 
 bool has_narrow_biases(const ForwardParams& params) {
@@ -55,12 +55,12 @@ void clear(const ForwardWorkspace& work, const Problem& problem, cudaStream_t st
   check_launch("sm90 forward: clear", problem);
 }
 
-int64_t tile_places(const Problem& problem, int64_t rows) {
+int64_t tile_index_count(const Problem& problem, int64_t rows) {
   if (problem.cu_seqlens_q != nullptr) return problem.total_q / rows + problem.batch + 1;
   return (problem.seq_q + rows - 1) / rows;
 }
 
-int heads_at_a_time(const ForwardParams& params, int64_t heads) {
+int heads_in_cache(const ForwardParams& params, int64_t heads) {
   constexpr int64_t kCacheShare = 32 << 20;  // bytes, of an L2 cache of 50 MB or more
   const int64_t keys = params.cu_seqlens_k != nullptr ? params.total_k : params.seq_k;
   const int64_t widths = 2 * params.head_dim + params.value_dim;

@@ -15,9 +15,9 @@ namespace diffattn::cuda::sm90 {
 
 /// What the forward kernels share in global memory. `clear` sets it to 0 before the main kernel.
 struct ForwardState {
-  int* next_item;  // counter of the work items taken
-  uint8_t* redo;   // [heads, redo_tiles], 1 for each 64-row tile that the repair kernel recomputes
-  int redo_tiles;
+  int* next_item;         // counter of the work items taken
+  uint8_t* repair_marks;  // [heads, marks_per_head], 1 for each 64-row tile to be repaired
+  int marks_per_head;
 };
 
 /// The workspace of one forward, divided into its arrays. If `memory` is null, only `bytes` is
@@ -25,7 +25,7 @@ struct ForwardState {
 struct ForwardWorkspace {
   size_t bytes;
   size_t cleared;  // bytes of `state`, which `clear` sets to 0
-  int64_t marks;   // entries of redo
+  int64_t marks;   // entries of repair_marks
   ForwardState state;
   RowWords words;     // boolean mask
   MaskBiases biases;  // additive mask
@@ -42,11 +42,11 @@ bool has_narrow_biases(const ForwardParams& params);
 void clear(const ForwardWorkspace& work, const Problem& problem, cudaStream_t stream);
 
 /// Returns the number of tiles of `rows` rows of a head; for packed sequences, the number of tile
-/// indices (`first_place`), some of which are unused.
-int64_t tile_places(const Problem& problem, int64_t rows);
+/// indices (`first_tile_index`), some of which are unused.
+int64_t tile_index_count(const Problem& problem, int64_t rows);
 
 /// Returns how many of `heads` heads run together, so that their k and v stay in the L2 cache.
-int heads_at_a_time(const ForwardParams& params, int64_t heads);
+int heads_in_cache(const ForwardParams& params, int64_t heads);
 
 /// Describe the tensors for TMA. Packed tensors have one batch entry.
 BoxedTensor boxed_q(const Problem& problem, const View<const void>& q);

@@ -47,13 +47,13 @@ struct WideBackwardConfig {
   static constexpr uint32_t kOtherPAt = kOwnPAt + kBlockBytes;
   static constexpr uint32_t kOtherGradAt = kOtherPAt + kBlockBytes;
   static constexpr uint32_t kOwnGradAt = kOtherGradAt + kBlockBytes;  // 32 of the queries
-  static constexpr uint32_t kGivenBytes = kBlockBytes;                // received p, received dp
+  static constexpr uint32_t kExchangeBytes = kBlockBytes;             // received p, received dp
   static constexpr uint32_t kPickAt = kOwnGradAt + kBlockBytes / 2;
   static constexpr uint32_t kStatAt = kPickAt + 3 * kPickBytes;
   static constexpr uint32_t kBarrierAt = kStatAt + kQStages * kStatBytes;
-  static constexpr uint32_t kEdgeAt = kBarrierAt + 11 * 8;
-  static constexpr uint32_t kNextAt = kEdgeAt + 4;  // 2 words: next_begin, next_end
-  static constexpr uint32_t kLoadAt = kNextAt + 8;  // 2 words: the next items to load, q and dO
+  static constexpr uint32_t kKeyRangeAt = kBarrierAt + 11 * 8;
+  static constexpr uint32_t kNextAt = kKeyRangeAt + 4;  // 2 words: next_begin, next_end
+  static constexpr uint32_t kLoadAt = kNextAt + 8;      // 2 words: the next items to load, q and dO
   // wgmma reads the 1 KB of a unit's statistics twice, as an operand of 2 KB. compute-sanitizer
   // assumes a contiguous operand, so shared memory must extend 2 KB from the last statistics on.
   static constexpr uint32_t kStatOperandEnd = kStatAt + (kQStages - 1) * kStatBytes + 2048;
@@ -62,13 +62,13 @@ struct WideBackwardConfig {
   static_assert(kSmemBytes <= 227 * 1024);
 
   // mbarriers, 8 bytes each at kBarrierAt. The comments say who arrives and what it announces.
-  static constexpr uint32_t kKvFull = 0;    // TMA: k and v are loaded
-  static constexpr uint32_t kQFull = 8;     // [stage] TMA: q and statistics are loaded
-  static constexpr uint32_t kDoFull = 32;   // [stage] TMA: dO is loaded
-  static constexpr uint32_t kDoEmpty = 48;  // [stage] 8 warps: done with dO
-  static constexpr uint32_t kGivenP = 64;   // bytes of the other block: its p has arrived
-  static constexpr uint32_t kGiven = 72;    // bytes of the other block: its dp - delta has arrived
-  static constexpr uint32_t kTaken = 80;    // the other block: it has read what this block sent
+  static constexpr uint32_t kKvFull = 0;     // TMA: k and v are loaded
+  static constexpr uint32_t kQFull = 8;      // [stage] TMA: q and statistics are loaded
+  static constexpr uint32_t kDoFull = 32;    // [stage] TMA: dO is loaded
+  static constexpr uint32_t kDoEmpty = 48;   // [stage] 8 warps: done with dO
+  static constexpr uint32_t kPFull = 64;     // bytes of the other block: its p has arrived
+  static constexpr uint32_t kGradFull = 72;  // bytes of the other block: its dp - delta has arrived
+  static constexpr uint32_t kExchangeEmpty = 80;  // the other block has read what this one sent
 };
 
 }  // namespace diffattn::cuda::sm90

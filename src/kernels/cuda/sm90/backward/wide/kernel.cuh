@@ -42,7 +42,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
   using Base::begin, Base::end, Base::start, Base::items, Base::b, Base::q_begin, Base::k_begin;
   using Base::kv_head, Base::tile, Base::group, Base::first_unit;
   using Base::next_begin, Base::next_end;
-  using Base::whole_begin, Base::whole_end;
+  using Base::tile_full_begin, Base::tile_full_end;
 
   static constexpr int kBoth = 1;                  // named barrier of all threads of the block
   static constexpr int kUnitBits = (1 << 20) - 1;  // an item is head << 20 | unit
@@ -62,10 +62,10 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     for (float& x : dk) x = 0.0f;
     if (items > 0) accumulate();
     const int n = static_cast<int>(ptx::opaque(tile)) * C::kBlockN + 16 * warp;
-    const uint32_t place = smem + C::kQAt + (4 * w + warp) * 4096;  // q is no longer in use
-    this->store_rows(args.dv, dv, n + 64 * map, C::kValueDim / 2 * w, 1.0f, place, 2048);
+    const uint32_t buffer = smem + C::kQAt + (4 * w + warp) * 4096;  // q is no longer in use
+    this->store_rows(args.dv, dv, n + 64 * map, C::kValueDim / 2 * w, 1.0f, buffer, 2048);
     this->store_rows(map == 0 ? args.dk1 : args.dk2, dk, n + 64 * w, 0,
-                     map == 0 ? args.scale : args.scale2, place, 2048);
+                     map == 0 ? args.scale : args.scale2, buffer, 2048);
     __syncwarp();
     ptx::cluster_sync();  // no block ends while the other may still access its shared memory
   }
@@ -80,16 +80,16 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
         ptx::barrier_init(barriers + C::kDoFull + 8 * stage, 1);
         ptx::barrier_init(barriers + C::kDoEmpty + 8 * stage, C::kWarps);
       }
-      ptx::barrier_init(barriers + C::kGivenP, 1);
-      ptx::barrier_init(barriers + C::kGiven, 1);
-      ptx::barrier_init(barriers + C::kTaken, 1);
+      ptx::barrier_init(barriers + C::kPFull, 1);
+      ptx::barrier_init(barriers + C::kGradFull, 1);
+      ptx::barrier_init(barriers + C::kExchangeEmpty, 1);
       ptx::barrier_init_fence();
-      ptx::barrier_arrive_expect(barriers + C::kGivenP, C::kGivenBytes);
-      ptx::barrier_arrive_expect(barriers + C::kGiven, C::kGivenBytes);
+      ptx::barrier_arrive_expect(barriers + C::kPFull, C::kExchangeBytes);
+      ptx::barrier_arrive_expect(barriers + C::kGradFull, C::kExchangeBytes);
     }
     BackwardProducts<T, C>::store_picks(smem, static_cast<int>(threadIdx.x));
     ptx::fence_async_proxy();
-    __syncthreads();      // mbarriers, picks and the word at kEdgeAt are written
+    __syncthreads();      // mbarriers, picks and the word at kKeyRangeAt are written
     ptx::cluster_sync();  // in both blocks
   }
 
@@ -168,7 +168,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
   }
 
   /// Loads q and statistics of item it + 3 into the stage of item `it`. All warps call it after
-  /// `share_ds`, whose barrier ensures that no warp reads the stage any more.
+  /// `publish_ds`, whose barrier ensures that no warp reads the stage any more.
   __device__ void refill_q(int it, uint32_t stage) const {
     if (w == 1 && warp == 0 && lane == 0 && it + C::kQStages < items) load_q(stage, next_load());
   }
@@ -181,8 +181,8 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     ptx::barrier_wait(barriers + C::kQFull, 0);
     ptx::barrier_wait(barriers + C::kDoFull, 0);
     float dp[16];
-    ptx::fresh(s);
-    ptx::fresh(dp);
+    ptx::discard(s);
+    ptx::discard(dp);
     ptx::wgmma_fence();
     Products::issue_s(s, base_16(), map, w, 0);
     Products::issue_dp(dp, base_16(), w, 0, 0);
@@ -190,9 +190,9 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     ptx::pin(s);
     ptx::pin(dp);
     probabilities(s, ds, start, true);
-    give_p(ds, 0);
+    send_p(ds, 0);
     if (items > 1) ptx::barrier_wait(barriers + C::kQFull + 8, 0);
-    ptx::fresh(s);
+    ptx::discard(s);
     ptx::wgmma_fence();
     Products::issue_s(s, base_16(), map, w, 1);
     exchange(ds, difference, dp, 0, 0, start, true);
@@ -200,7 +200,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     ptx::fence_async_proxy();
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    share_ds();
+    publish_ds();
   }
 
   /// The loop over items.
@@ -222,7 +222,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       uint32_t p[16];
 
       // The last iterations read stale data for the items past the end, and drop the results.
-      ptx::fresh(dq);
+      ptx::discard(dq);
       ptx::pin(difference);
       ptx::pin(dv);
       ptx::wgmma_fence();
@@ -233,16 +233,16 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       reduce_dq(dq, item >> 20, item & kUnitBits);
       step(item);
       if (more) ptx::barrier_wait(barriers + C::kDoFull + 8 * other, ((it + 1) >> 1) & 1);
-      ptx::fresh(dp);
+      ptx::discard(dp);
       ptx::pin(ds);
       ptx::pin(dk);
       ptx::wgmma_fence();
       Products::issue_dp(dp, base, w, other, stage1);             // (3) of the next item
       Products::issue_sum(dk, ds, Products::q_at(base, stage0));  // (6)
       probabilities(s, p, item & kUnitBits, more);
-      give_p(p, it + 1);
+      send_p(p, it + 1);
       if (it + 2 < items) ptx::barrier_wait(barriers + C::kQFull + 8 * stage2, parity2);
-      ptx::fresh(s);
+      ptx::discard(s);
       ptx::wgmma_fence();
       Products::issue_s(s, base, map, w, stage2);  // (1) of the item after the next
       ptx::wgmma_wait<2>();                        // dv and dp are complete
@@ -259,7 +259,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       ptx::pin(ds);
 #pragma unroll
       for (int i = 0; i < 16; ++i) ds[i] = p[i];
-      share_ds();
+      publish_ds();
       refill_q(it, stage0);
     }
   }
@@ -270,28 +270,28 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
   /// Returns the offset in dO, in units of 16 bytes, of the columns of this warpgroup's dv.
   __device__ uint32_t dv_blocks() const { return C::kValueBlocks / 2 * w * Products::kBlock; }
 
-  /// Step (2). `real`: the item exists.
-  __device__ void probabilities(float (&s)[32], uint32_t (&p)[16], int unit, bool real) const {
-    if (real && (unit < whole_begin || unit >= whole_end)) this->mask(s, unit);
+  /// Step (2). `exists`: the item exists.
+  __device__ void probabilities(float (&s)[32], uint32_t (&p)[16], int unit, bool exists) const {
+    if (exists && (unit < tile_full_begin || unit >= tile_full_end)) this->mask(s, unit);
     exp_pack<T>(s, p, map == 0 ? args.scale_log2 : args.scale2_log2);
   }
 
-  /// Steps (x), except `give_p`, and (5). Takes p of this map and dp of half of the queries.
+  /// Steps (x), except `send_p`, and (5). Takes p of this map and dp of half of the queries.
   /// Replaces p by ds and sets `difference` to p1 - sign(lambda) p2' for the block's keys of dv.
   /// Threads with equal threadIdx.x % 128 hold the same positions of their tiles in all four
   /// warpgroups of the cluster, so each thread exchanges with its counterparts only.
   __device__ void exchange(uint32_t (&p)[16], uint32_t (&difference)[16], const float (&dp)[16],
-                           int it, uint32_t stat_stage, int unit, bool real) const {
-    if (real && (unit < whole_begin || unit >= whole_end)) this->flag_non_finite(dp);
+                           int it, uint32_t stat_stage, int unit, bool exists) const {
+    if (exists && (unit < tile_full_begin || unit >= tile_full_end)) this->flag_non_finite(dp);
     const uint32_t thread = ptx::opaque(threadIdx.x % 128 * 16);
     const uint32_t stats = smem + C::kStatAt + stat_stage * kStatBytes;
     const float sign = __int_as_float(ptx::load_smem_int(stats + kStatSignAt));
     uint32_t own[8];
-    give_grads(own, dp, sign, stats + kStatDiffAt + lane % 4 * 16 + w * 128, thread);
+    send_grads(own, dp, sign, stats + kStatDiffAt + lane % 4 * 16 + w * 128, thread);
     ptx::named_barrier_sync(kBoth, C::kThreads);
-    wait_given(C::kGivenP, it);
-    take_difference(difference, pack<T>(sign, sign), thread);
-    wait_given(C::kGiven, it);
+    wait_received(C::kPFull, it);
+    compute_difference(difference, pack<T>(sign, sign), thread);
+    wait_received(C::kGradFull, it);
     if (w == map) {
       uint32_t grad[8];
       load_words(grad, smem + C::kOwnGradAt + thread);
@@ -311,17 +311,17 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
   }
 
   /// Waits for the bytes of the other block and arms the mbarrier for the next item.
-  __device__ void wait_given(uint32_t barrier, int it) const {
+  __device__ void wait_received(uint32_t barrier, int it) const {
     ptx::barrier_wait(barriers + barrier, it & 1);
-    if (threadIdx.x == 0) ptx::barrier_arrive_expect(barriers + barrier, C::kGivenBytes);
+    if (threadIdx.x == 0) ptx::barrier_arrive_expect(barriers + barrier, C::kExchangeBytes);
   }
 
   /// Computes dp - delta of both maps, with the sign of step (5). `own` is that of this block's
   /// map; it also goes to the other warpgroup if that one has these keys. That of the other map
   /// goes to the other block. `diff_at`: address of sign (delta1 - delta2) for the queries of dp.
-  __device__ void give_grads(uint32_t (&own)[8], const float (&dp)[16], float sign,
+  __device__ void send_grads(uint32_t (&own)[8], const float (&dp)[16], float sign,
                              uint32_t diff_at, uint32_t thread) const {
-    const uint32_t given = ptx::remote_address(barriers + C::kGiven, map ^ 1);
+    const uint32_t full = ptx::remote_address(barriers + C::kGradFull, map ^ 1);
     const uint32_t remote = ptx::remote_address(smem + thread, map ^ 1);
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
@@ -336,7 +336,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
         own[4 * t + i] = map == 0 ? grad1 : grad2;
         others[i] = map == 0 ? grad2 : grad1;
       }
-      give(remote + C::kOtherGradAt + (2 * w + t) * 2048, given, others);
+      send(remote + C::kOtherGradAt + (2 * w + t) * 2048, full, others);
       if (w != map) {
         ptx::store_smem_uint4(smem + C::kOwnGradAt + thread + t * 2048,
                               {own[4 * t], own[4 * t + 1], own[4 * t + 2], own[4 * t + 3]});
@@ -345,8 +345,8 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
   }
 
   /// Computes p1 - sign(lambda) p2' from the two maps' p in shared memory.
-  __device__ void take_difference(uint32_t (&difference)[16], uint32_t signs,
-                                  uint32_t thread) const {
+  __device__ void compute_difference(uint32_t (&difference)[16], uint32_t signs,
+                                     uint32_t thread) const {
     const uint32_t p1_at = ptx::opaque(smem + thread) + (map == 0 ? C::kOwnPAt : C::kOtherPAt);
     const uint32_t p2_at = ptx::opaque(smem + thread) + (map == 0 ? C::kOtherPAt : C::kOwnPAt);
 #pragma unroll
@@ -361,9 +361,9 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
   }
 
   /// Stores p in the block that computes dv of these keys: this block (w == map) or the other one.
-  __device__ void give_p(const uint32_t (&p)[16], int it) const {
+  __device__ void send_p(const uint32_t (&p)[16], int it) const {
     const uint32_t thread = ptx::opaque(threadIdx.x % 128 * 16);
-    ptx::barrier_wait(barriers + C::kTaken, (it & 1) ^ 1);
+    ptx::barrier_wait(barriers + C::kExchangeEmpty, (it & 1) ^ 1);
     if (w == map) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -371,14 +371,14 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
                               {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]});
       }
     } else {
-      const uint32_t given = ptx::remote_address(barriers + C::kGivenP, map ^ 1);
+      const uint32_t full = ptx::remote_address(barriers + C::kPFull, map ^ 1);
       const uint32_t remote = ptx::remote_address(smem + C::kOtherPAt + thread, map ^ 1);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) give(remote + i * 2048, given, &p[4 * i]);
+      for (int i = 0; i < 4; ++i) send(remote + i * 2048, full, &p[4 * i]);
     }
   }
 
-  __device__ static void give(uint32_t remote, uint32_t barrier, const uint32_t* x) {
+  __device__ static void send(uint32_t remote, uint32_t barrier, const uint32_t* x) {
     ptx::store_remote(remote, barrier,
                       make_float4(__uint_as_float(x[0]), __uint_as_float(x[1]),
                                   __uint_as_float(x[2]), __uint_as_float(x[3])));
@@ -410,10 +410,10 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
 
   /// Waits until all threads have stored ds. All of them have then also read what the other block
   /// sent, and thread 0 tells it so.
-  __device__ void share_ds() const {
+  __device__ void publish_ds() const {
     ptx::named_barrier_sync(kBoth, C::kThreads);
     if (threadIdx.x == 0) {
-      ptx::barrier_arrive_remote(ptx::remote_address(barriers + C::kTaken, map ^ 1));
+      ptx::barrier_arrive_remote(ptx::remote_address(barriers + C::kExchangeEmpty, map ^ 1));
     }
   }
 

@@ -36,7 +36,7 @@ struct WideFinish {
 
   /// o holds this map's 256 columns. After the exchange o[0 .. 63] is map 1 and o[64 .. 127] map 2
   /// of the 128 columns that this block finishes; O replaces map 1.
-  __device__ __forceinline__ void run(float (&o)[kHalf], RowState& state,
+  __device__ __forceinline__ void run(float (&o)[kHalf], SoftmaxState& state,
                                       const float (&lambda)[2]) {
     float inverse[2], weight2[2];
     bool dead[2];
@@ -60,11 +60,11 @@ struct WideFinish {
     const auto bad = [&](int r) {
       return !(squares[r] + state.sum[r] < INFINITY) && rows.row_of(r) < rows.seq_q;
     };
-    if (bad(0) || bad(1)) mark_redo(args, rows);
+    if (bad(0) || bad(1)) mark_for_repair(args, rows);
     send(o, squares, dead);
   }
 
-  __device__ __forceinline__ void store_lse(const RowState& state) const {
+  __device__ __forceinline__ void store_lse(const SoftmaxState& state) const {
     const Rows<float>& lse = rank == 0 ? args.lse1 : args.lse2;
     const float c = rank == 0 ? args.scale_log2 : args.scale2_log2;
     const int r = lane % 2, row = rows.row_of(r);

@@ -39,15 +39,15 @@ struct WideLoader {
     for (int count = 0;; ++count) {
       const uint32_t item = smem + Config::kItems + count % 2 * kItemBytes;
       ptx::barrier_wait_idle(smem + Config::kItemFull + 8 * (count % 2), count / 2 & 1);
-      const int4 place = ptx::load_smem_int4(item);       // row, head, batch, seq_q
-      const int4 begin = ptx::load_smem_int4(item + 16);  // q_begin, k_begin, first_column, tiles
+      const int4 coordinates = ptx::load_smem_int4(item);  // row, head, batch, seq_q
+      const int4 begin = ptx::load_smem_int4(item + 16);   // q_begin, k_begin, first_column, tiles
       const int kv_head = ptx::load_smem_int(item + 44);
-      const int batch = args.packed ? 0 : place.z;
+      const int batch = args.packed ? 0 : coordinates.z;
 #pragma unroll 1
       for (int consumer = 0; consumer < 2; ++consumer) {
-        load_q(count, consumer, place, begin.x, batch);
+        load_q(count, consumer, coordinates, begin.x, batch);
       }
-      if (place.x < 0) return;
+      if (coordinates.x < 0) return;
       const int row = begin.y + begin.z;
 #pragma unroll 1
       for (int j = -1; j < begin.w; ++j) {  // consumers need k one tile earlier than v
@@ -59,15 +59,15 @@ struct WideLoader {
     }
   }
 
-  __device__ __forceinline__ void load_q(int count, int consumer, int4 place, int q_begin,
+  __device__ __forceinline__ void load_q(int count, int consumer, int4 coordinates, int q_begin,
                                          int batch) {
     const int slot = 2 * (count % kQBuffers) + consumer;
     const uint32_t full = smem + Config::kQFull + 8 * slot;
     ptx::barrier_wait_idle(smem + Config::kQEmpty + 8 * slot, (count / kQBuffers & 1) ^ 1);
-    if (place.x < 0) return ptx::barrier_arrive(full);
+    if (coordinates.x < 0) return ptx::barrier_arrive(full);
     ptx::barrier_arrive_expect(full, Config::kQBytes);
     ptx::load_box(smem + Config::kQ + slot * Config::kQBytes, rank == 0 ? args.q1 : args.q2, full,
-                  0, place.y, q_begin + place.x + consumer * kConsumerRows, 0, batch);
+                  0, coordinates.y, q_begin + coordinates.x + consumer * kConsumerRows, 0, batch);
   }
 
   __device__ __forceinline__ void load_k(unsigned tile, int row, int kv_head, int batch) {
@@ -119,7 +119,7 @@ struct WideConsumer {
 
   float o[kDv / 2], s[kN / 2];
   uint32_t p[kN / 4];
-  RowState state;
+  SoftmaxState state;
   int count = 0;        // number of the item, from 0
   int pipe = 0;         // tile j, from the first one this consumer sees, has number pipe + j
   int begin = 0;        // kLower: the first tile of the item that this consumer sees
@@ -137,7 +137,7 @@ struct WideConsumer {
         skip(begin);
       }
       float lambda[2];
-      attend({0, uniform(range.clear_begin - range.begin), uniform(range.clear_end - range.begin),
+      attend({0, uniform(range.full_begin - range.begin), uniform(range.full_end - range.begin),
               uniform(range.end - range.begin), uniform(range.last_columns)},
              lambda);
       skip(uniform(tiles() - range.end));
@@ -164,7 +164,7 @@ struct WideConsumer {
     ptx::pin(s);
     release_k(j);
     float factor[2];  // unused: O is still 0
-    if (!kLower && range.clear_end > 0) {
+    if (!kLower && range.full_end > 0) {
       softmax_step<false>(true, first_limits, factor);  // (2)
     } else {
       softmax_step<true>(false, first_limits, factor);
@@ -173,10 +173,10 @@ struct WideConsumer {
     leave_last_item();
     if constexpr (kLower) {
 #pragma unroll 1
-      for (; j < min(range.clear_begin, range.end) - 1; ++j) step<true>(j);
+      for (; j < min(range.full_begin, range.end) - 1; ++j) step<true>(j);
     }
 #pragma unroll 1
-    for (; j < range.clear_end - 1; ++j) step<false>(j);
+    for (; j < range.full_end - 1; ++j) step<false>(j);
 #pragma unroll 1
     for (; j < range.end - 1; ++j) step<true>(j);
     // This warp no longer reads q, and X is free: tell the other block that it may send columns.
@@ -216,11 +216,11 @@ struct WideConsumer {
     ptx::pin(s);
     release_k(j + 1);
     float factor[2];
-    const bool moved = softmax_step<kMasked>(false, next_limits, factor);  // (4)
+    const bool rescaled = softmax_step<kMasked>(false, next_limits, factor);  // (4)
     ptx::wgmma_wait<0>();
     ptx::pin(o);
     release_v(j);
-    if (moved) multiply_rows(o, factor);
+    if (rescaled) multiply_rows(o, factor);
     round_rows<T>(p, s);
   }
 
@@ -269,18 +269,19 @@ struct WideConsumer {
     }
   }
 
-  /// Turns the scores of a tile into P, not yet rounded. `fresh`: the item's first tile, of which
-  /// every row sees every column. Returns true if O must be multiplied by `factor`.
+  /// Turns the scores of a tile into P, not yet rounded. `first_full_tile`: the item's first tile,
+  /// of which every row sees every column. Returns true if O must be multiplied by `factor`.
   template <bool kMasked>
-  __device__ __forceinline__ bool softmax_step(bool fresh, const RowLimits<kLower>& limits,
+  __device__ __forceinline__ bool softmax_step(bool first_full_tile,
+                                               const RowLimits<kLower>& limits,
                                                float (&factor)[2]) {
     const float c = ptx::cluster_rank() == 0 ? args.scale_log2 : args.scale2_log2;
     if constexpr (kMasked) {
-      limits.hide_end(s);
-      limits.hide_begin(s);
-      state.take_missing(s);
+      limits.mask_end(s);
+      limits.mask_begin(s);
+      state.init_missing_max(s);
     } else {
-      if (fresh) state.take_first(s);
+      if (first_full_tile) state.init_max(s);
     }
     return state.template exponentiate<T, kMasked>(s, c, factor);
   }
@@ -336,8 +337,9 @@ struct WideConsumer {
   }
   __device__ __forceinline__ int warp() const { return 4 * consumer + threadIdx.x / 32 % 4; }
   __device__ __forceinline__ WarpRows rows() const {
-    const int4 place = ptx::load_smem_int4(item());
-    return {place.x + 16 * warp(), place.w, ptx::load_smem_int(item() + 16), place.z, place.y};
+    const int4 coordinates = ptx::load_smem_int4(item());
+    return {coordinates.x + 16 * warp(), coordinates.w, ptx::load_smem_int(item() + 16),
+            coordinates.z, coordinates.y};
   }
 
   __device__ __forceinline__ unsigned stage(int j) const {

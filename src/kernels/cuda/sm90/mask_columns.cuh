@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t columns_below(int limit) {
 /// to row g, limit1 to row g + 8; both are relative to the thread's first column. The compiler
 /// turns seven bit tests into one instruction; comparisons would take one each.
 template <bool kBelow, int kN>
-__device__ __forceinline__ void hide_columns(float (&x)[kN], int limit0, int limit1) {
+__device__ __forceinline__ void mask_columns(float (&x)[kN], int limit0, int limit1) {
   static_assert(kN <= 64);
   const uint32_t below[2] = {columns_below(limit0), columns_below(limit1)};
 #pragma unroll

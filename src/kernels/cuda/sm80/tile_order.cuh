@@ -14,10 +14,11 @@ namespace diffattn::cuda::sm80 {
 /// 0 of each head, then tile 1 of each head, and so on. If tiles differ in length (causal mask),
 /// the long tiles of all heads of a group start first and the short ones fill the tail, while the
 /// group's tensors stay in the L2 cache.
-__device__ inline BlockPlace grouped_place(int block, int batch, int heads, int tiles, int group) {
+__device__ inline WorkTile grouped_work_tile(int block, int batch, int heads, int tiles,
+                                             int group) {
   const int first = block / (group * tiles) * group, within = block % (group * tiles);
   const int size = min(group, batch * heads - first);
-  return BlockPlace(int64_t{first + within % size} * tiles + within / size, heads, tiles);
+  return WorkTile(int64_t{first + within % size} * tiles + within / size, heads, tiles);
 }
 
 /// Returns how many heads of `rows` rows of `row_bytes` bytes fit into `cache_bytes`; at least 1.
