@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-# Every target first runs scripts/setup, which installs what is missing and is quick when nothing is.
+# Every target first runs a script of scripts/, which installs what is missing and is quick when
+# nothing is. check, format and docs need neither torch nor CMake.
 .DEFAULT_GOAL := build
-.PHONY: build test demo bench python format check asan tsan clean help setup
+.PHONY: build test test-long demo bench python docs format check asan tsan clean help setup
 
 PRESET ?= release
 CUDA ?= AUTO
 TOOLCHAIN := build/toolchain.mk
-ifneq ($(filter-out clean help,$(or $(MAKECMDGOALS),build)),)
+ifneq ($(filter-out check clean docs format help,$(or $(MAKECMDGOALS),build)),)
 -include $(TOOLCHAIN)
 endif
 JOBS ?= $(shell nproc)
+# test-long: how many times the random cases, and how many killed training runs.
+LONG_SCALE ?= 5
+LONG_KILLS ?= 40
 
 build: configure  ## build build/release/diffattn
 	@$(CMAKE) --build --preset $(PRESET) -j $(JOBS)
@@ -35,12 +39,22 @@ python: configure  ## install the Python package and the program into the Python
 bench: build  ## time the fused kernels beside every other route on this machine
 	@build/release/diffattn bench attention
 
-check: setup  ## formatting and layers
-	@$(PYTHON) tools/check_layers.py
-	@tools/check_format
+check:  ## layers, formatting, ruff and clang-tidy; needs no build
+	@scripts/setup_check
+	@failed=0; \
+	python3 tools/check_layers.py || failed=1; \
+	tools/check_format || failed=1; \
+	.venv/bin/ruff check python tests tools benchmarks viewer || failed=1; \
+	tools/check_tidy.py || failed=1; \
+	exit $$failed
 
-format: setup  ## rewrite sources with clang-format
+format:  ## rewrite sources with clang-format
+	@scripts/setup_check
 	@tools/check_format --fix
+
+docs:  ## API pages of include/diffattn by Doxygen: build/docs/html/index.html
+	@scripts/setup_docs
+	@tools/make_docs
 
 asan: setup  ## everything without torch under AddressSanitizer and UBSan
 	@$(MAKE) --no-print-directory test PRESET=asan
@@ -48,11 +62,20 @@ asan: setup  ## everything without torch under AddressSanitizer and UBSan
 tsan: setup  ## everything without torch under ThreadSanitizer
 	@$(MAKE) --no-print-directory test PRESET=tsan
 
+# Run it before a release. The sanitizers keep a tenth of the random cases: CMakePresets.json.
+test-long: setup  ## before a release: check with the analyser, test with more cases, asan, tsan
+	@$(MAKE) --no-print-directory check
+	@tools/check_tidy.py --thorough
+	@DIFFATTN_TEST_SCALE=$(LONG_SCALE) DIFFATTN_TEST_KILLS=$(LONG_KILLS) \
+	  $(MAKE) --no-print-directory test PRESET=release
+	@$(MAKE) --no-print-directory asan
+	@$(MAKE) --no-print-directory tsan
+
 clean:  ## remove what was built (keeps .venv)
 	rm -rf build
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## *(.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## *(.*)/  make \1\t\2/' | expand -t 18
 
 .PHONY: configure
 configure: setup

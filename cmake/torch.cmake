@@ -63,26 +63,29 @@ target_link_libraries(diffattn_torch INTERFACE ${torch_libraries} ${DIFFATTN_TOR
 # torch ships a newer fmt than Debian's, which shadows it: only header-only use links.
 target_compile_definitions(diffattn_torch INTERFACE FMT_HEADER_ONLY=1)
 
-# torch/torch.h takes 20 s to parse: once, here. Targets that include it use this header by
-# diffattn_use_torch(target).
+# torch/torch.h takes 20 s to parse. One target precompiles it, with the other slow headers of the
+# program, and every target that calls diffattn_use_torch(target) shares the result.
 add_library(diffattn_torch_header OBJECT ${PROJECT_SOURCE_DIR}/cmake/torch_header.cpp)
 target_link_libraries(diffattn_torch_header PRIVATE diffattn_torch diffattn_warnings)
 target_precompile_headers(diffattn_torch_header PRIVATE <torch/torch.h>)
-
-# With further headers the target gets a precompiled one of its own, torch and those.
-function(diffattn_use_torch target)
-  target_link_libraries(${target} PRIVATE diffattn_torch diffattn_warnings)
-  if(ARGN)
-    target_precompile_headers(${target} PRIVATE <torch/torch.h> ${ARGN})
-  else()
-    target_precompile_headers(${target} REUSE_FROM diffattn_torch_header)
-  endif()
-  # A precompiled header is only reused under the same -fPIC: programs would get -fPIE.
-  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-  target_compile_options(${target} PRIVATE -fPIC)
-  # Torch's and CLI11's templates are instantiated anew in each file, 10 to 20 s of it: six files
-  # at a time share that.
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
-endfunction()
+if(DIFFATTN_PROGRAM)
+  target_precompile_headers(diffattn_torch_header PRIVATE
+    <CLI/CLI.hpp> <fmt/core.h> <nlohmann/json.hpp>)
+endif()
 set_target_properties(diffattn_torch_header PROPERTIES POSITION_INDEPENDENT_CODE OFF)
 target_compile_options(diffattn_torch_header PRIVATE -fPIC)
+
+# The compiler instantiates torch's and CLI11's templates anew in each source, which takes 10 to 20 s.
+# Sources of a target share that, so many at a time.
+set(DIFFATTN_UNITY_FILES 16 CACHE STRING
+  "Sources that are compiled together; 1 makes a change of one source quick to build")
+
+function(diffattn_use_torch target)
+  target_link_libraries(${target} PRIVATE diffattn_torch diffattn_warnings)
+  target_precompile_headers(${target} REUSE_FROM diffattn_torch_header)
+  # GCC reuses a precompiled header only under the same -fPIC: programs would get -fPIE.
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${target} PRIVATE -fPIC)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON
+    UNITY_BUILD_BATCH_SIZE ${DIFFATTN_UNITY_FILES})
+endfunction()

@@ -30,7 +30,7 @@ PRIVATE_IO = r"io/(cgroup|checked|hash|settings|text|unicode/utf8|safetensors/sh
 PRIVATE_MODELS = r"models/(loaded_model|tensor_file)\.h"
 PRIVATE_TRAIN = (r"train/(checkpoints|event_file|flops|language_data|memory_estimate|metrics_log|new_model|"
                  r"schedule|stop_signal|tasks/evaluator)\.h")
-PRIVATE_COMPARE = r"compare/(compare|recipes|results)\.h"
+PRIVATE_COMPARE = r"compare/(compare|haystack|recipes|results)\.h"
 
 
 def layer(*own):
@@ -44,9 +44,9 @@ RULES = {
     "include/diffattn": (PUBLIC_ONLY, r"nlohmann/|toml\+\+|" + CUDA),
     "include/diffattn/kernels": (r"diffattn/kernels/", TORCH + "|nlohmann/|" + CUDA),
     "include/diffattn/io": (r"diffattn/io/|nlohmann/", TORCH),
-    "include/diffattn/convert": (r"diffattn/(convert|io)/", TORCH + "|kernels/|nlohmann/"),
+    "include/diffattn/convert": (r"diffattn/(convert/|io/|gqa_pairing\.h)", TORCH + "|kernels/|nlohmann/"),
     "include/diffattn/data": (r"diffattn/(data|io)/|torch/torch.h", r"kernels/|nlohmann/"),
-    "include/diffattn/nn": (r"diffattn/(nn/|ops)|" + TORCH, r"kernels/|nlohmann/"),
+    "include/diffattn/nn": (r"diffattn/(nn/|ops|gqa_pairing\.h)|" + TORCH, r"kernels/|nlohmann/"),
     "include/diffattn/models": (r"diffattn/(models|nn|io)/|" + TORCH, r"kernels/|nlohmann/"),
     "src": (r"(?!)", TORCH),
     "src/kernels": (KERNELS, TORCH + "|nlohmann/|immintrin|" + CUDA),
@@ -64,7 +64,8 @@ RULES = {
     "src/models": (layer(r"diffattn/(models|nn|io)/", r"diffattn/ops", r"models/", PRIVATE_IO, TORCH,
                          r"nlohmann/"), r"kernels/"),
     "src/analysis/report": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|io/|nlohmann/", TORCH),
-    "src/analysis/picture": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|io/unicode/utf8\.h", TORCH + "|nlohmann/"),
+    "src/analysis/picture": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|io/unicode/utf8\.h",
+                             TORCH + "|nlohmann/"),
     "src/analysis/model": (layer(r"diffattn/(nn|io|analysis)/", r"diffattn/ops", r"analysis/", PRIVATE_NN,
                                  TORCH), r"kernels/|nlohmann/"),
     "src/train": (layer(r"diffattn/(nn|models|io|data|analysis|train)/", r"diffattn/ops", r"train/",

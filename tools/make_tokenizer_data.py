@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tests/fixtures/tokenizer: small tokenizers of each style, and what the `tokenizers` library
-makes of some thousand strings.
+"""Writes tests/fixtures/tokenizer: small tokenizers of each style, and the results of the `tokenizers`
+library for some thousand strings.
 
     pip install tokenizers==0.23.3 unicodedata2==16.0.0
     tools/make_tokenizer_data.py
 
-corpus.txt          what the tokenizers were trained on, made up here
+corpus.txt          the training text of the tokenizers, generated here
 strings.json        the strings, an array
 NAME.json           a tokenizer.json
-NAME.ids            line i: the ids of string i, special tokens added
-NAME.decoded.json   for every 8th string: what the ids decode to, special tokens skipped; null where
-                    an added token that is normalised takes part, whose text the library loses
-nfc.json            [text, text in NFC] by the Unicode database
+NAME.ids            line i: the ids of string i, with special tokens
+NAME.decoded.json   the decoded ids of every 8th string, without special tokens; null if they include a
+                    normalised added token, whose text the library loses
+nfc.json            pairs [text, text in NFC] from the Unicode database
 """
 import json
 import pathlib
@@ -74,7 +74,8 @@ def random_strings(rng):
     spaces = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "\u0085", "\x0b", "\u200b"]
     latin = ["a", "Z", "the", "The", "HTTP", "x9", "don't", "I'LL", "we'Ve", "'s", "'\u017f", "it's", "foo_bar"]
     marks = ["\u0301", "\u0327", "\u0345", "\u093f", "\u20dd", "\u05b0"]
-    other = ["!", "...", "'", "''", "-", "//", "/\n", "(", "€", "😀", "👨\u200d👩\u200d👧", "👍🏽", "\ufffd", "\x00", "\x7f"]
+    other = ["!", "...", "'", "''", "-", "//", "/\n", "(", "€", "😀", "👨\u200d👩\u200d👧", "👍🏽", "\ufffd",
+             "\x00", "\x7f"]
     digits = ["1", "12", "123", "1234567", "٣٤", "½", "Ⅷ", "१२", "3.14", "1,000"]
     cjk = ["世界", "你", "日本語", "カナ", "한국", "가", "각", "ㅎ", "ᄒ", "𠀀"]
     names = SPECIAL + ["<s>", "</s>", "<pad>", "<mask>", "[NAME]", "café", "cafe\u0301", "\u2581", "<0x41>"]
@@ -86,7 +87,7 @@ def random_strings(rng):
             strings += [c + d, f"a{c}b {d}1", f" {c}  {d}\n"]
     while len(strings) < 1500:
         strings.append("".join(rng.choice(rng.choice(pools)) for _ in range(rng.randint(2, 7))))
-    while len(strings) < 2000:  # white space in all its ways
+    while len(strings) < 2000:  # all kinds of white space
         strings.append("".join(rng.choice(spaces + ["a", "1", ".", "'s"]) for _ in range(rng.randint(3, 8))))
     while len(strings) < 2300:  # any characters
         strings.append("".join(rng.choice(groups[rng.choice(sorted(groups))]) for _ in range(rng.randint(1, 6))))
@@ -119,7 +120,7 @@ def split(name):
 
 
 def gpt2_flags():
-    """Every flag of added tokens, with a prefix space."""
+    """A tokenizer with every flag of added tokens and a prefix space."""
     tokenizer = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True))
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True), AddedToken("<pad>", rstrip=True),
                                   AddedToken("<s>", lstrip=True, rstrip=True)])
@@ -133,7 +134,7 @@ def llama3():
     tokenizer = byte_level(split("llama3"))
     content = json.loads(tokenizer.to_str())
     content["model"]["ignore_merges"] = True
-    # Tokens that no merge leads to: only ignore_merges finds them.
+    # No merge produces these tokens; only ignore_merges finds them.
     for word in ("Ġzyzzyva", "Ġdon", "123"):
         content["model"]["vocab"].setdefault(word, len(content["model"]["vocab"]))
     tokenizer = Tokenizer.from_str(json.dumps(content))
@@ -152,7 +153,7 @@ def qwen2():
 
 
 def sentencepiece(pre_tokenizer=None):
-    """As Llama 2: no words, spaces as U+2581, bytes for what the vocabulary lacks."""
+    """A tokenizer like Llama 2's: no words, U+2581 for spaces, byte tokens for unknown characters."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizer or pre_tokenizers.Metaspace(prepend_scheme="always")
     special = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
@@ -192,7 +193,7 @@ STYLES = {
 
 
 def merges_as_text(content):
-    """The form of older files: "a b"."""
+    """Writes merges in the form of older files: "a b"."""
     content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]
     return content
 

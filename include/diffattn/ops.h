@@ -3,7 +3,6 @@
 
 #include <torch/torch.h>
 
-#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,26 +12,28 @@
 
 namespace diffattn {
 
-/// Options of `attention`; the defaults are a full (not causal) map without head norm.
+/// Options of `attention`. The defaults give a full (not causal) map without head norm.
 struct AttentionOptions {
   /// Multiplies the scores of map 1. Default: head_dim ^ -1/2.
   TORCH_ARG(std::optional<double>, scale);
   /// Multiplies the scores of map 2. Default: `scale`.
   TORCH_ARG(std::optional<double>, scale2);
-  /// Row m sees column n only if n <= m + N - M: the last row sees the last column.
+  /// Row m sees column n only if n <= m + N - M. The last row sees the last column.
   TORCH_ARG(bool, causal) = false;
   /// Row m sees only the last `window` columns up to m + N - M (implies causal).
   TORCH_ARG(std::optional<int64_t>, window);
-  /// Boolean (true = may see) or additive; broadcasts to [B, H, M, N]; combines with the rest.
+  /// Boolean (true = visible) or additive; broadcasts to [B, H, M, N]. Combines with the other
+  /// masks.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
-  /// [B] integers: columns before it are padding (left padding).
+  /// [B] integers: columns n < key_starts[b] are padding (left padding).
   TORCH_ARG(std::optional<torch::Tensor>, key_starts);
-  /// [B] integers: columns from it on are padding (right padding).
+  /// [B] integers: columns n >= key_lengths[b] are padding (right padding).
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
-  /// [S + 1] integers each: tensors are packed [total, H, D], S sequences one after another.
+  /// [S + 1] integers each. If given, tensors are packed [total, H, D]: sequence s is rows
+  /// [cu_seqlens[s], cu_seqlens[s + 1]).
   TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens_q);
   TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens_k);
-  /// RMS norm of every head's output with this eps; no head norm without it.
+  /// Eps of the head norm (RMSNorm of every head's output). Default: no head norm.
   TORCH_ARG(std::optional<double>, norm_eps);
   /// [Dv]: weight of the head norm. Default: ones.
   TORCH_ARG(std::optional<torch::Tensor>, norm_weight);
@@ -40,33 +41,37 @@ struct AttentionOptions {
   TORCH_ARG(double, out_scale) = 1.0;
 };
 
-/// Differential attention, out = (softmax(scale q1 k1^T) - lambda softmax(scale2 q2 k2^T)) v, with
-/// gradients for every floating-point argument (once: double backward is refused).
+/// Computes differential attention,
+/// out = (softmax(scale q1 k1^T) - lambda softmax(scale2 q2 k2^T)) v, with gradients for every
+/// floating-point argument. Second derivatives (double backward) throw.
 ///
-/// q1, q2 [B, M, H, D]; k1, k2 [B, N, Hkv, D] (may be one tensor); v [B, N, Hkv, Dv]; H a multiple
-/// of Hkv; any strides with a unit last stride, nothing is copied. float32, float64, bfloat16 or
-/// float16, all the same; sums, softmax and the subtraction are in float32 (float64), with one
-/// rounding at the end. lambda: one number, [H] or [B, M, H] (packed: [total, H]), any floating
-/// type, any sign. Returns [B, M, H, Dv]. A row that may see nothing gives 0 and zero gradients.
-/// Throws `diffattn::Error` naming the argument, what was expected and what came.
+/// q1, q2 [B, M, H, D]; k1, k2 [B, N, Hkv, D] (may be one tensor); v [B, N, Hkv, Dv]; H is a
+/// multiple of Hkv. Strides are free except that the last one is 1; no tensor is copied. All five
+/// have one type: float32, float64, bfloat16 or float16. Sums, softmax and the subtraction are in
+/// float32 (float64 for float64), with one rounding at the end. lambda: one number, [H] or [B, M,
+/// H] (packed: [total, H]), any floating type, any sign. Returns [B, M, H, Dv]. A row that sees no
+/// column gives 0 and zero gradients. Throws `diffattn::Error` naming the argument, what was
+/// expected and what came.
 torch::Tensor attention(const torch::Tensor& q1, const torch::Tensor& q2, const torch::Tensor& k1,
                         const torch::Tensor& k2, const torch::Tensor& v,
                         const torch::Tensor& lambda, const AttentionOptions& options = {});
 
-/// The newest M queries of each sequence against its cache: `attention` with causal rows aligned to
-/// `key_lengths` (the filled part of the cache; default all of it). No gradients.
+/// Computes the attention of the newest M queries of each sequence to its KV cache: causal
+/// `attention` with rows aligned to `key_lengths` (the filled part of the cache; default: all of
+/// it). No gradients.
 torch::Tensor decode(const torch::Tensor& q1, const torch::Tensor& q2, const torch::Tensor& k1,
                      const torch::Tensor& k2, const torch::Tensor& v, const torch::Tensor& lambda,
                      const AttentionOptions& options = {});
 
-/// Statistics of every row of the map, [B, M, H, kStatCount] (`enum Stat`), in O(N) memory, with
-/// gradients for q1, q2, k1, k2, lambda and an additive mask. Head norm options are not used.
+/// Computes statistics of every row of the map, [B, M, H, kStatCount] (`enum Stat`), in O(N)
+/// memory, with gradients for q1, q2, k1, k2, lambda and an additive mask. Ignores the head norm
+/// options.
 torch::Tensor attention_stats(const torch::Tensor& q1, const torch::Tensor& q2,
                               const torch::Tensor& k1, const torch::Tensor& k2,
                               const torch::Tensor& lambda, const AttentionOptions& options = {},
                               double sparse_threshold = 1e-3);
 
-/// A part of the maps in a grid of cells; a cell shows its entry of largest magnitude.
+/// The part of the maps to show and its grid of cells. A cell shows its entry of largest magnitude.
 struct MapOptions {
   TORCH_ARG(int64_t, row_begin) = 0;
   TORCH_ARG(std::optional<int64_t>, row_end);  // default: M
@@ -76,13 +81,13 @@ struct MapOptions {
   TORCH_ARG(std::optional<int64_t>, cols);     // default: one cell per column
 };
 
-/// softmax1, softmax2 and their difference, [B, H, 3, rows, cols]. No gradients.
+/// Computes softmax1, softmax2 and their difference, [B, H, 3, rows, cols]. No gradients.
 torch::Tensor attention_map(const torch::Tensor& q1, const torch::Tensor& q2,
                             const torch::Tensor& k1, const torch::Tensor& k2,
                             const torch::Tensor& lambda, const AttentionOptions& options = {},
                             const MapOptions& map = {});
 
-/// A backend as `diffattn info` shows it.
+/// A line of `diffattn info`.
 struct BackendInfo {
   std::string name;
   std::string device;  // "cpu" or "cuda"
@@ -90,26 +95,27 @@ struct BackendInfo {
   bool available = false;
 };
 
-/// Every backend of this build, best first within its device.
+/// Returns every backend of this build, best first within its device.
 std::vector<BackendInfo> backends();
 
-/// The name of the backend that would compute tensors of this type on this device now.
+/// Returns the name of the backend that computes tensors of this type on this device now.
 std::string backend_for(torch::Device device, torch::ScalarType dtype);
 
-/// Allows only the named backend and those after it in the list, for tests and comparisons; empty:
-/// all. The environment variable DIFFATTN_BACKEND sets the start value. Throws for unknown names.
+/// Allows only the named backend and those after it in the list, for tests and comparisons. An
+/// empty name allows all. The environment variable DIFFATTN_BACKEND sets the initial limit. Throws
+/// for unknown names.
 void limit_backend(const std::string& name);
 
-/// What activation checkpointing keeps of an attention call between the forward pass and its second
-/// run in the backward pass.
+/// The tensors that activation checkpointing saves of an attention call. The backward pass runs the
+/// call a second time and reads them.
 enum class KeepAttention {
-  /// Nothing: the second run computes everything.
+  /// No tensor: the second run computes everything.
   kNothing,
-  /// lse1, lse2 and map 2's output where a kernel can use them, else nothing. The second run then
+  /// lse1, lse2 and map 2's output if a kernel can use them, else no tensor. The second run then
   /// does 2/3 (Dv = 2 D) or 3/4 (Dv = D) of the work. Such kernels exist for sm_90 with 16-bit
   /// types, D 64 or 128, Dv up to 128 and no mask tensor.
   kSums,
-  /// Everything that the backward pass reads. The second run computes nothing, and the gradients
+  /// All tensors that the backward pass reads. The second run computes nothing, and the gradients
   /// have the same bits as without checkpointing.
   kResults,
 };

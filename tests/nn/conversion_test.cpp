@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Microsoft's and Hugging Face's layouts of one layer: a permutation of rows, and the head norm's
-// weight in the output projection.
+// Converts a layer from Microsoft's layout to Hugging Face's: it permutes rows and moves the weight
+// of the head norm into the output projection. Both layers compute the same function.
 
 #include <map>
 #include <memory>
@@ -17,7 +17,7 @@ using torch::Tensor;
 using Weights = std::map<std::string, Tensor>;
 
 struct Shape {
-  int64_t embed, heads, kv_heads, head_dim;  // heads: differential ones
+  int64_t embed, heads, kv_heads, head_dim;  // heads counts differential heads
 };
 
 Weights weights_of(const AttentionLayer& layer) {
@@ -31,19 +31,18 @@ void set_weights(AttentionLayer& layer, const Weights& weights) {
   for (auto& item : layer.named_parameters()) item.value().copy_(weights.at(item.key()));
 }
 
-/// Rows of sub-heads [2j + s] with interleaved rotary pairs to [s h + j] with half-split ones.
+/// Moves the rows of sub-head 2j + s to s h + j, and interleaved rotary pairs to half-split ones.
 Tensor rows_to_halves(const Tensor& rows, int64_t heads, int64_t d) {
   return rows.view({heads, 2, d / 2, 2, -1}).permute({1, 0, 3, 2, 4}).reshape(rows.sizes());
 }
 
-/// Values of head j, halves (j, p), to sub-heads p g + j; the other way round it is the same with
-/// the two numbers exchanged.
+/// Exchanges the first two axes of rows (first, second, d): (head, half) becomes (half, head).
 Tensor exchange(const Tensor& rows, int64_t first, int64_t second, int64_t d) {
   return rows.view({first, second, d, -1}).permute({1, 0, 2, 3}).reshape(rows.sizes());
 }
 
 Weights to_hugging_face(const Weights& w, const Shape& s) {
-  const Tensor columns = w.at("subln.weight").repeat({s.heads});  // of head j: j 2d + c
+  const Tensor columns = w.at("subln.weight").repeat({s.heads});  // column c of head j is j 2d + c
   Weights out{{"q_proj.weight", rows_to_halves(w.at("q_proj.weight"), s.heads, s.head_dim)},
               {"k_proj.weight", rows_to_halves(w.at("k_proj.weight"), s.kv_heads, s.head_dim)},
               {"v_proj.weight", exchange(w.at("v_proj.weight"), s.kv_heads, 2, s.head_dim)},
@@ -73,10 +72,10 @@ TEST(Conversion, MicrosoftAndHuggingFaceLayersAreOneFunction) {
     const Tensor x = torch::randn({2, 11, s.embed}, torch::kFloat64);
     const Tensor got = hugging_face->forward(AttentionInput{.x = x});
     expect_close(got, microsoft->forward(AttentionInput{.x = x}), 1e-12, "layer output");
-    // The permutation matters: without it the layers differ.
-    Weights unmoved = to_hugging_face(weights, s);
-    unmoved["q_proj.weight"] = weights.at("q_proj.weight");
-    set_weights(*hugging_face, unmoved);
+    // Without the permutation the layers differ.
+    Weights unpermuted = to_hugging_face(weights, s);
+    unpermuted["q_proj.weight"] = weights.at("q_proj.weight");
+    set_weights(*hugging_face, unpermuted);
     EXPECT_GT((hugging_face->forward(AttentionInput{.x = x}) - got).abs().max().item<double>(),
               1e-3);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DINT and Shared-DIFF: their maps against dense ones, and the laws of layers.
+// DINT and Shared-DIFF: comparison with dense maps, and the laws of attention layers.
 
 #include "diffattn/nn/dint_attention.h"
 #include "diffattn/nn/shared_diff_attention.h"
@@ -26,7 +26,7 @@ HeadTensors random_heads(int64_t batch, int64_t length, AttentionOptions options
           .options = std::move(options)};
 }
 
-/// (P1 - lambda P2 + lambda G) v by the definition, for masks without padding.
+/// Computes (P1 - lambda P2 + lambda G) v from its definition, for masks without padding.
 Tensor dense_dint(const HeadTensors& h, bool causal, std::optional<int64_t> window) {
   const int64_t n = h.q1.size(1);
   Tensor visible = torch::ones({n, n}, torch::kBool);
@@ -113,7 +113,7 @@ TEST(Dint, OnlyTheCausalFormIsCausal) {
   for (const bool causal : {true, false}) {
     const HeadTensors h = random_heads(1, 5, AttentionOptions().causal(causal));
     const Tensor out = dint_heads(Route::kFused, h);
-    const Tensor own = h.v.select(1, 0).repeat_interleave(2, 1);  // token 0 sees itself alone
+    const Tensor own = h.v.select(1, 0).repeat_interleave(2, 1);  // token 0 sees only itself
     EXPECT_EQ(torch::allclose(out.select(1, 0), own, 1e-12, 1e-12), causal);
   }
 }

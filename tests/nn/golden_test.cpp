@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The modules give what the published ones gave: outputs and every gradient within 2e-5 in
-// float32, by every route.
+// Compares the modules with recordings of the published ones: outputs and all gradients agree
+// within 2e-5 in float32, by every route.
 
 #include <cmath>
 
-#include "tests/ops/golden.h"
 #include "diffattn/nn/presets.h"
 #include "tests/nn/layers.h"
+#include "tests/ops/golden.h"
 
 namespace diffattn::testing::golden_test {
 namespace {
@@ -18,7 +18,7 @@ using torch::Tensor;
 
 constexpr double kTolerance = 2e-5;
 
-/// theta from the recorded tables: the angle of position 1 in place 1 is theta^(-1 / places).
+/// Computes theta from the recorded tables: frequency 1 of n is theta^(-1 / n).
 nn::RotaryOptions rotary_of(const GoldenFile& file) {
   if (!file.has("rope.cos")) return {};
   const Tensor sin = file.tensors.at("rope.sin").to(torch::kFloat64);
@@ -43,7 +43,7 @@ MultiheadDiffAttentionOptions microsoft_v2(const GoldenFile& file) {
       .rotary(rotary_of(file));
 }
 
-/// Head counts are the baseline's; keys pair as in the naive file.
+/// Head counts are those of the baseline Transformer; keys pair as in the naive file.
 MultiheadDiffAttentionOptions sdpa_fork(const GoldenFile& file) {
   return MultiheadDiffAttentionOptions(file.number("embed_dim"),
                                        file.number("baseline_num_heads") / 2)
@@ -53,7 +53,7 @@ MultiheadDiffAttentionOptions sdpa_fork(const GoldenFile& file) {
       .rotary(rotary_of(file));
 }
 
-/// A module with the recorded parameters, and the input as a leaf.
+/// A module with the recorded parameters, and the recorded input as a leaf.
 struct Recorded {
   const GoldenFile& file;
   MultiheadDiffAttention layer;
@@ -79,7 +79,7 @@ struct Recorded {
                  file.path + ": " + name + ", " + route_name(route));
   }
 
-  /// Gradients of sum(out g).
+  /// Compares the gradients of sum(out g).
   void expect_gradients(Route route) {
     layer->set_route(route);
     layer->zero_grad();
@@ -94,7 +94,7 @@ struct Recorded {
   }
 };
 
-/// Every recorded output with this prefix, and the gradients, by every route.
+/// Compares every recorded output with this prefix, and the gradients, by every route.
 void expect_recording(const GoldenFile& file, const MultiheadDiffAttentionOptions& options,
                       const std::string& prefix, torch::Device device) {
   Recorded recorded(file, options, device);

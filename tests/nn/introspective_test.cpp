@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Introspective attention: its three schedules against a dense softmax over the whole bank, the
-// path weights, and the laws of layers.
+// Introspective attention: comparison of its three schedules with a dense softmax over the whole
+// bank, the path weights, and the laws of attention layers.
 
 #include "diffattn/nn/introspective_attention.h"
 #include "tests/nn/layer_laws.h"
@@ -15,7 +15,8 @@ const auto kDouble = torch::kFloat64;
 const std::vector<BankSchedule> kSchedules{BankSchedule::kNaive, BankSchedule::kFlash1,
                                            BankSchedule::kFlash2};
 
-/// Path after path, [K_0 .. K_i], with the mask of one path repeated side by side.
+/// Computes the bank attention with all scores in memory, for keys in the order [K_0 .. K_i]. All
+/// paths have the mask `visible`.
 Tensor dense_bank(const Tensor& q, const std::vector<Tensor>& ks, const std::vector<Tensor>& vs,
                   const Tensor& visible) {
   const int64_t group = q.size(2) / ks[0].size(2);
@@ -50,7 +51,7 @@ struct Bank {
   }
 };
 
-/// Outputs and gradients of every schedule against the dense bank.
+/// Compares outputs and gradients of every schedule with the dense bank.
 void expect_equal_schedules(const Bank& bank, const AttentionOptions& options,
                             const Tensor& visible, const std::string& what) {
   const Tensor want = dense_bank(bank.q, bank.ks, bank.vs, visible);
@@ -135,8 +136,8 @@ TEST(Introspective, LaterPathsReadEarlierOnes) {
   auto layer = randomised(IntrospectiveAttention(small().path_weights(PathWeights::kSigmoid)));
   const Tensor x = torch::randn({1, 6, 16}, kDouble);
   const torch::NoGradGuard no_grad;
-  // Only the last path counts; then the keys of path 0 must still matter, and those of the last
-  // path must not matter to a layer of which only path 0 counts.
+  // If only the last path has weight, the result depends on the keys of path 0. If only path 0 has
+  // weight, it does not depend on the keys of the last path.
   const auto only = [&](size_t path) {
     for (size_t i = 0; i < 3; ++i) layer->lambda_weights[i].fill_(i == path ? 0.0 : -1000.0);
   };
@@ -172,7 +173,7 @@ class Warnings : public c10::WarningHandler {
 };
 
 TEST(Introspective, PathWeightsAreWhatTheyAreCalled) {
-  const Warnings warnings;  // of the literal form
+  const Warnings warnings;  // records the warning of the literal form
   const auto lambda = [](PathWeights kind, std::vector<double> w) {
     auto layer =
         IntrospectiveAttention(small().path_weights(kind).paths(static_cast<int64_t>(w.size())));
@@ -234,7 +235,8 @@ TEST(Introspective, NamesAndCount) {
         "lambda_weights.2", "out_proj.weight", "final_layer_norm.weight", "alpha"}) {
     EXPECT_TRUE(named.contains(name)) << name;
   }
-  // Three paths of q 16x16, k and v 8x16, norm 16, w 1; out 16x16, norm 16, alpha 1; lambda norm
+  // Three paths: q 16x16, k and v 8x16, norm 16, w 1. Layer: out 16x16, norm 16, alpha 1, path
+  // norm.
   EXPECT_EQ(layer->parameter_count(), 3 * (256 + 128 + 128 + 16 + 1) + 256 + 16 + 1 + 2 * 3);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What must hold whatever the weights are: how lambda, maps and norm act together, which kinds
-// coincide at special parameters, and derivatives against differences.
+// Properties that hold for all weights: the interplay of lambda, maps and norm, kinds of attention
+// that coincide for special parameters, and gradients that match finite differences.
 
 #include <cmath>
 
@@ -21,7 +21,7 @@ constexpr auto kDouble = torch::kFloat64;
 
 Tensor random_input(int64_t length = 8) { return torch::randn({2, length, 32}, kDouble); }
 
-/// A parameter that may be written to.
+/// Returns a parameter that tests may write to.
 Tensor parameter(MultiheadDiffAttention& layer, const std::string& name) {
   return layer->named_parameters()[name].detach();
 }
@@ -33,7 +33,7 @@ void copy_parameters(MultiheadDiffAttention& to, MultiheadDiffAttention& from) {
   }
 }
 
-/// Rows of an [count d, E] weight as [count, d, E].
+/// Views a weight [count d, E] as [count, d, E].
 Tensor by_head(const Tensor& weight, int64_t head_dim) {
   return weight.unflatten(0, {-1, head_dim});
 }
@@ -48,7 +48,7 @@ HeadTensors trace_of(MultiheadDiffAttention& layer, const Tensor& x) {
   return trace.calls.at(0);
 }
 
-/// Plain causal attention of these heads, [B, M, H, Dv].
+/// Computes plain causal attention, [B, M, H, Dv].
 Tensor plain_heads(const Tensor& q, const Tensor& k, const Tensor& v) {
   const int64_t group = q.size(2) / k.size(2);
   const auto first = [](const Tensor& t) { return t.transpose(1, 2); };
@@ -90,7 +90,7 @@ TEST(Lambda, ReferencePrecisionRoundsAsPublished) {
   EXPECT_NEAR(l.item<float>(), r.item<float>(), 0.016);  // two roundings near 1
 }
 
-/// Published tables; Motif's counts from -1 and is negative in the first layer.
+/// Compares with published tables. Motif's formula uses l - 1 and is negative in the first layer.
 TEST(Lambda, InitFollowsThePublishedTables) {
   const std::vector<double> paper{0.2,      0.355509, 0.470713, 0.556058,
                                   0.619283, 0.666122, 0.700821, 0.726526};
@@ -105,7 +105,7 @@ TEST(Lambda, InitFollowsThePublishedTables) {
   EXPECT_GT(sizes.out_scale, 1.0);
 }
 
-/// Equal maps: only the sign of 1 - lambda is left of lambda after the head norm.
+/// With equal maps, the head norm removes lambda except for the sign of 1 - lambda.
 TEST(EqualMaps, GiveTheNormOfPlainAttention) {
   constexpr double kEps = 1e-14;
   for (const double lambda : {0.3, 1.7}) {
@@ -123,7 +123,7 @@ TEST(EqualMaps, GiveTheNormOfPlainAttention) {
   }
 }
 
-/// The first token sees itself alone: both maps are 1.
+/// The first token sees only itself, so both maps are 1.
 TEST(FirstToken, IsItsNormedValue) {
   auto layer = make_layer(Options(32, 4).norm_eps(1e-14).layer_index(3), kDouble);
   const HeadTensors h = trace_of(layer, random_input());
@@ -143,7 +143,7 @@ TEST(Maps, RowsSumToOneMinusLambda) {
   }
 }
 
-/// A flatter second map never takes the largest entry below zero.
+/// Subtracting a flatter map never makes the largest entry negative.
 TEST(Maps, TemperatureKeepsTheLargestColumnPositive) {
   auto layer = make_layer(
       Options(32, 4).kind(AttentionKind::kTemperature).lambda(LambdaKind::kFixed).lambda_init(0.99),
@@ -152,7 +152,7 @@ TEST(Maps, TemperatureKeepsTheLargestColumnPositive) {
   const Tensor map = attention_map(h.q1, h.q2, h.k1, h.k2, h.lambda, h.options);
   const Tensor largest = map.select(2, 0).argmax(-1, true);
   EXPECT_GE(map.select(2, 2).gather(-1, largest).min().item<double>(), 0.0);
-  EXPECT_LT(map.select(2, 2).min().item<double>(), 0.0);  // others do fall below
+  EXPECT_LT(map.select(2, 2).min().item<double>(), 0.0);  // but makes others negative
 }
 
 TEST(Kinds, PairedAndLegacyPairingDiffer) {
@@ -176,7 +176,7 @@ TEST(Kinds, GroupsOfOneSignalHeadAreV1) {
   expect_close(grouped->forward(x), v1->forward(x), 1e-13, "ratio 1");
 }
 
-/// Signal head j of a group minus lambda times the group's noise head, written out.
+/// Head j of a group is its signal head minus lambda times the noise head of the group.
 TEST(Kinds, GroupsShareTheirNoiseHead) {
   auto layer = make_layer(Options(32, 6)
                               .head_dim(4)
@@ -239,7 +239,8 @@ TEST(Kinds, V2WithEqualPairsIsHalfOfPlain) {
   expect_close(attend(nn::Route::kFused, h), 0.5 * plain_heads(h.q1, h.k1, h.v), 1e-13, "half");
 }
 
-/// Derivatives along random directions against differences, for every parameter and the input.
+/// Compares derivatives along random directions with finite differences, for every parameter and
+/// the input.
 TEST(Gradients, MatchDifferences) {
   constexpr double kStep = 1e-5;
   for (const NamedOptions& kind : every_kind()) {

@@ -4,13 +4,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "diffattn/nn/attention_layer.h"
 
-/// Laws that every attention layer obeys, and the comparisons they need. All in float64.
+/// Checks of laws that every attention layer obeys, in float64.
 namespace diffattn::testing {
 
 using nn::AttentionInput;
@@ -25,13 +27,13 @@ inline void expect_close(const Tensor& got, const Tensor& want, const std::strin
   const Tensor error = (got - want).abs().flatten();
   const int64_t at = error.argmax().item<int64_t>();
   const double scale = std::max(1.0, want.abs().max().item<double>());
-  // A NaN is not below anything.
+  // The comparison is false for NaN, so NaN fails.
   EXPECT_TRUE(error[at].item<double>() <= tolerance * scale)
       << what << ": element " << at << " is " << got.flatten()[at].item<double>() << ", expected "
       << want.flatten()[at].item<double>();
 }
 
-/// The text of what `call` throws.
+/// Returns the message of the exception that `call` throws.
 inline std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -45,8 +47,8 @@ inline std::string error_of(const std::function<void()>& call) {
   EXPECT_NE(error_of([&] { call; }).find("argument '" option "'"), std::string::npos) \
       << error_of([&] { call; })
 
-/// Analytic against numeric derivatives of sum(weights * compute()) along random directions, one
-/// for each leaf.
+/// Compares analytic with numeric derivatives of sum(weights * compute()) along one random
+/// direction for each leaf.
 inline void expect_gradients(const std::vector<std::pair<std::string, Tensor>>& leaves,
                              const std::function<Tensor()>& compute, double tolerance = 2e-7) {
   const Tensor first = compute();
@@ -80,7 +82,7 @@ inline std::vector<std::pair<std::string, Tensor>> parameters_of(torch::nn::Modu
   return result;
 }
 
-/// Parameters in float64, and none of them at a special value such as 0 or 1.
+/// Converts parameters to float64 and adds noise, so that none has a special value such as 0 or 1.
 template <class Holder>
 Holder randomised(Holder layer) {
   layer->to(torch::kFloat64);
@@ -102,7 +104,7 @@ inline AttentionInput input_of(const Tensor& x, const AttentionMask& mask = {}) 
   return input;
 }
 
-/// Another token t leaves what came before it as it was, to the bit, and changes what comes after.
+/// A change of token t leaves earlier outputs bitwise equal and changes output t.
 inline void expect_causal(const Forward& forward, const Tensor& x) {
   const torch::NoGradGuard no_grad;
   const Tensor before = forward(input_of(x));
@@ -115,7 +117,7 @@ inline void expect_causal(const Forward& forward, const Tensor& x) {
   }
 }
 
-/// Steps of several sizes through a cache, one of them taken back and repeated.
+/// Runs steps of several sizes with a cache, rewinds one of them, and compares with one full run.
 inline void expect_cached_equals_full(const Forward& forward, const Tensor& x,
                                       const AttentionMask& mask = {}) {
   const torch::NoGradGuard no_grad;
@@ -127,10 +129,10 @@ inline void expect_cached_equals_full(const Forward& forward, const Tensor& x,
     return forward(input);
   };
   std::vector<Tensor> steps{step(0, 3), step(3, 1)};
-  const Tensor abandoned = torch::randn_like(x.narrow(1, 0, 2));
-  AttentionInput astray = input_of(abandoned, mask);
-  astray.cache = &cache;
-  forward(astray);
+  const Tensor other = torch::randn_like(x.narrow(1, 0, 2));
+  AttentionInput rewound = input_of(other, mask);
+  rewound.cache = &cache;
+  forward(rewound);
   cache.rewind(4);
   steps.push_back(step(4, 2));
   for (int64_t t = 6; t < x.size(1); ++t) steps.push_back(step(t, 1));
@@ -138,7 +140,7 @@ inline void expect_cached_equals_full(const Forward& forward, const Tensor& x,
   expect_close(torch::cat(steps, 1), full, "cached steps");
 }
 
-/// Sequences of lengths `lengths`, padded on either side and packed, against each alone. x is
+/// Compares left-padded, right-padded and packed sequences with each sequence alone. x is
 /// [lengths.size(), longest, E].
 inline void expect_padding_and_packing(const Forward& forward, const Tensor& x,
                                        const std::vector<int64_t>& lengths, bool packing = true) {

@@ -9,7 +9,7 @@
 
 #include "diffattn/nn/multihead_diff_attention.h"
 
-/// Small layers of every kind, and comparisons that name the worst element.
+/// Small layers of every kind, and a comparison that prints the worst element.
 namespace diffattn::testing {
 
 using nn::AttentionInput;
@@ -18,7 +18,7 @@ using nn::AttentionMask;
 using nn::MultiheadDiffAttention;
 using nn::MultiheadDiffAttentionOptions;
 
-/// Absolute up to magnitude 1, relative above.
+/// Compares with an absolute tolerance up to magnitude 1, a relative one above.
 inline void expect_close(const torch::Tensor& got, const torch::Tensor& want, double tolerance,
                          const std::string& what) {
   ASSERT_TRUE(got.defined() && want.defined()) << what;
@@ -28,7 +28,7 @@ inline void expect_close(const torch::Tensor& got, const torch::Tensor& want, do
   const torch::Tensor actual = got.to(torch::kCPU, torch::kFloat64).flatten();
   const torch::Tensor error = (actual - expected).abs() / expected.abs().clamp_min(1.0);
   const int64_t at = error.argmax().item<int64_t>();
-  // A NaN fails: the comparison is then false.
+  // The comparison is false for NaN, so NaN fails.
   EXPECT_TRUE(error[at].item<double>() <= tolerance)
       << what << ": element " << at << " is " << actual[at].item<double>() << ", expected "
       << expected[at].item<double>();
@@ -39,9 +39,9 @@ struct NamedOptions {
   MultiheadDiffAttentionOptions options;
 };
 
-/// Every kind of map, every layout, pairing, norm and lambda at least once. Width 32; d = 4.
+/// Returns options that cover every kind, layout, pairing, norm and lambda. Width 32, d = 4.
 inline std::vector<NamedOptions> every_kind() {
-  using namespace nn;  // NOLINT: the names below are all of it
+  using namespace nn;  // NOLINT: almost every name below comes from it
   using Options = MultiheadDiffAttentionOptions;
   const auto interleaved = RotaryOptions().style(RotaryStyle::kInterleaved);
   const auto half_split = RotaryOptions().style(RotaryStyle::kHalfSplit);
@@ -80,7 +80,7 @@ inline std::vector<NamedOptions> every_kind() {
   };
 }
 
-/// A layer with parameters drawn from a seed; norm weights are moved away from 1.
+/// Makes a layer with parameters drawn from a seed, and norm weights other than 1.
 inline MultiheadDiffAttention make_layer(const MultiheadDiffAttentionOptions& options,
                                          torch::ScalarType type, uint64_t seed = 7) {
   torch::manual_seed(seed);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fused parts of a layer against torch's own operators in float64: values and gradients, odd
-// sizes, strided heads, any number of threads, CPU and GPU.
+// Compares the fused operators around attention with torch's operators in float64: values and
+// gradients, odd sizes, strided heads, different numbers of threads, CPU and GPU.
 
 #include <functional>
 
-#include "ops/layers/gated.h"
 #include "diffattn/ops_layers.h"
+#include "ops/layers/gated.h"
 #include "tests/nn/layer_laws.h"
 
 namespace diffattn::testing::layers_test {
@@ -20,7 +20,7 @@ struct Values {
   Tensors gradients;
 };
 
-/// Of fixed random tensors, converted; the first `wanted` get gradients.
+/// Runs `function` on converted inputs. The first `wanted` of them get gradients.
 Values run(const Function& function, const Tensors& inputs, size_t wanted,
            const torch::TensorOptions& options) {
   Tensors converted;
@@ -50,8 +50,8 @@ void expect_like_float64(const Function& function, const Tensors& inputs, size_t
   }
 }
 
-/// Where the fused forms are: float32 here, and what a GPU has.
-std::vector<std::pair<torch::TensorOptions, double>> places() {
+/// Returns the types and devices with fused operators, and their tolerances.
+std::vector<std::pair<torch::TensorOptions, double>> fused_types() {
   std::vector<std::pair<torch::TensorOptions, double>> list{{torch::kFloat32, 3e-6}};
   if (torch::cuda::is_available()) {
     const auto gpu = torch::TensorOptions().device(torch::kCUDA);
@@ -63,14 +63,14 @@ std::vector<std::pair<torch::TensorOptions, double>> places() {
 
 TEST(FusedLayers, RmsNorm) {
   torch::manual_seed(1);
-  for (const auto& [options, tolerance] : places()) {
+  for (const auto& [options, tolerance] : fused_types()) {
     for (const std::vector<int64_t>& shape :
          {std::vector<int64_t>{3, 70, 33}, {129, 384}, {1, 1}, {2, 16}}) {
       const Tensor x = torch::randn(shape, torch::kFloat64);
       const Tensor w = torch::randn({shape.back()}, torch::kFloat64);
       const auto norm = [](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5); };
       const auto plain = [](const Tensors& t) { return rms_norm(t[0], Tensor(), 1e-5); };
-      // dweight sums over all rows.
+      // dweight is a sum over all rows and needs a larger tolerance.
       expect_like_float64(norm, {x, w}, 2, options, 10 * tolerance, "weighted");
       expect_like_float64(plain, {x}, 1, options, tolerance, "plain");
     }
@@ -80,7 +80,7 @@ TEST(FusedLayers, RmsNorm) {
 TEST(FusedLayers, Swiglu) {
   torch::manual_seed(2);
   const auto gated = [](const Tensors& t) { return swiglu(t[0], t[1]); };
-  for (const auto& [options, tolerance] : places()) {
+  for (const auto& [options, tolerance] : fused_types()) {
     for (const int64_t count : {1, 17, 1000, 70000}) {
       const Tensor gate = 4.0 * torch::randn({count}, torch::kFloat64);
       expect_like_float64(gated, {gate, torch::randn({count}, torch::kFloat64)}, 2, options,
@@ -107,10 +107,10 @@ TEST(FusedLayers, GatedProducts) {
 
 TEST(FusedLayers, Rotate) {
   torch::manual_seed(3);
-  for (const auto& [options, tolerance] : places()) {
+  for (const auto& [options, tolerance] : fused_types()) {
     for (const bool interleaved : {false, true}) {
       for (const int64_t width : {16, 6}) {
-        const RotateOptions turn{.width = width, .interleaved = interleaved};
+        const RotateOptions rotation{.width = width, .interleaved = interleaved};
         const Tensor heads = torch::randn({2, 5, 3, 16}, torch::kFloat64);
         const auto table = [&](const std::vector<int64_t>& shape) {
           return torch::randn(shape, torch::kFloat64);
@@ -118,20 +118,21 @@ TEST(FusedLayers, Rotate) {
         const auto whole = [&](const Tensors& t) {
           const auto wide =
               t[0].scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
-          return rotate(t[0], t[1].detach().to(wide), t[2].detach().to(wide), turn);
+          return rotate(t[0], t[1].detach().to(wide), t[2].detach().to(wide), rotation);
         };
-        // As a part of a wider projection, and packed.
+        // A strided part of a wider projection, and packed heads.
         const auto part = [&](const Tensors& t) {
           return whole({t[0].slice(2, 1, 3), t[1], t[2]});
         };
         const auto packed = [&](const Tensors& t) {
           return whole({t[0].flatten(0, 1), t[1], t[2]});
         };
-        const Tensor per_place = table({5, width / 2}), per_row = table({2, 5, width / 2});
+        const Tensor per_position = table({5, width / 2}), per_row = table({2, 5, width / 2});
         const Tensor per_token = table({10, width / 2});
-        expect_like_float64(whole, {heads, per_place, per_place.cos()}, 1, options, tolerance, "N");
+        expect_like_float64(whole, {heads, per_position, per_position.cos()}, 1, options, tolerance,
+                            "N");
         expect_like_float64(whole, {heads, per_row, per_row.cos()}, 1, options, tolerance, "B, N");
-        expect_like_float64(part, {heads, per_place, per_place.cos()}, 1, options, tolerance,
+        expect_like_float64(part, {heads, per_position, per_position.cos()}, 1, options, tolerance,
                             "strided");
         expect_like_float64(packed, {heads, per_token, per_token.cos()}, 1, options, tolerance,
                             "packed");
@@ -145,7 +146,7 @@ TEST(FusedLayers, LinearOfAFewRows) {
   const torch::NoGradGuard no_grad;
   for (const auto& [type, tolerance] :
        {std::pair(torch::kFloat32, 2e-6), {torch::kBFloat16, 4e-3}}) {
-    for (const int64_t rows : {1, 2, 4, 5}) {  // 5: torch's
+    for (const int64_t rows : {1, 2, 4, 5}) {  // torch computes 5
       const Tensor x = torch::randn({rows, 1, 70}).to(type), w = torch::randn({90, 70}).to(type);
       const Tensor bias = torch::randn({90}).to(type);
       const auto wide = [](const Tensor& t) { return t.to(torch::kFloat64); };
@@ -162,12 +163,12 @@ TEST(FusedLayers, LinearOfAFewRows) {
 TEST(FusedLayers, ThreadsChangeNothing) {
   torch::manual_seed(4);
   const Tensor x = torch::randn({600, 65}).requires_grad_(true), w = torch::randn({65});
-  const Tensor table = torch::randn({600, 6});  // several blocks of every loop
+  const Tensor table = torch::randn({600, 6});  // every loop has several blocks
   const auto bits = [&](int threads) {
     torch::set_num_threads(threads);
     const Tensor weight = w.clone().requires_grad_(true);
-    const Tensor turned = rotate(x.view({600, 5, 13}), table, table, {.width = 12});
-    const Tensor y = swiglu(rms_norm(x, weight, 1e-5), turned.view({600, 65}));
+    const Tensor rotated = rotate(x.view({600, 5, 13}), table, table, {.width = 12});
+    const Tensor y = swiglu(rms_norm(x, weight, 1e-5), rotated.view({600, 65}));
     const auto grads = torch::autograd::grad({y.sum()}, {x, weight});
     return Tensors{y.detach(), grads[0], grads[1]};
   };
@@ -177,7 +178,7 @@ TEST(FusedLayers, ThreadsChangeNothing) {
   for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(torch::equal(one[i], three[i])) << i;
 }
 
-TEST(FusedLayers, RefuseSecondDerivativesInsteadOfForgettingThem) {
+TEST(FusedLayers, RefuseSecondDerivatives) {
   const Tensor x = torch::randn({4, 8}).requires_grad_(true);
   const Tensor y = rms_norm(x, Tensor(), 1e-5).square().sum();
   EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true), c10::Error);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What claims to need no whole map is held to it: peak memory of a forward and backward pass at a
-// length where one map takes 36 MiB.
+// Peak memory of operations that must not store whole maps: forward and backward pass at a length
+// where one map takes 36 MiB.
 
 #include <fstream>
 
@@ -18,7 +18,8 @@ using namespace diffattn::nn;
 
 constexpr int64_t kLength = 3072, kHeads = 1, kMiB = 1 << 20;
 
-/// The largest resident size since the last reset, in bytes; -1 where the system does not say.
+/// Returns the peak resident size since the last reset, in bytes; -1 if the system does not report
+/// it.
 int64_t peak_memory() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
@@ -34,7 +35,7 @@ bool reset_peak_memory() {
   return file.good() && peak_memory() >= 0;
 }
 
-/// What `compute` and its gradients take beyond what was there before, at the peak.
+/// Expects that `compute` and its gradients add less than `limit` bytes to the peak memory.
 void expect_peak_below(int64_t limit, const std::vector<Tensor>& leaves, const char* what,
                        const std::function<Tensor()>& compute) {
   if (!reset_peak_memory()) GTEST_SKIP() << "skipped: this system does not report peak memory";
@@ -56,7 +57,7 @@ TEST(Memory, NoWholeMaps) {
                 .v = v,
                 .lambda = torch::tensor(0.5f),
                 .options = AttentionOptions()};
-  // Blocks of 8 MiB, of which some twenty are alive at a time; whole maps would be 20 * 36 MiB.
+  // About twenty blocks of 8 MiB exist at a time; whole maps would take 20 * 36 MiB.
   expect_peak_below(300 * kMiB, {q1, k2}, "key weights",
                     [&] { return token_weights(h, TokenWeight::kKey); });
   expect_peak_below(300 * kMiB, {q1, k2, v}, "noise reduction",

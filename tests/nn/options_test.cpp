@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Options: what is refused and how, parameter names and counts as published, presets, rotary
+// Options: errors for invalid ones, published parameter names and counts, presets, and rotary
 // embeddings.
 
 #include <cmath>
@@ -42,7 +42,7 @@ TEST(WrongOptions, AreRefusedByName) {
   refused("embed_dim", Options(0, 4));
   refused("num_heads", Options(32, 0));
   refused("num_heads", Options(32, 5));
-  refused("num_heads", Options(20, 4));  // no pairs of equal sub-heads
+  refused("num_heads", Options(20, 4));  // does not divide into pairs of sub-heads
   refused("num_kv_heads", Options(32, 4).num_kv_heads(3));
   refused("num_kv_heads", Options(32, 4).num_kv_heads(0));
   refused("num_kv_heads", Options(32, 4).num_kv_heads(8).kind(AttentionKind::kV2));
@@ -118,7 +118,8 @@ TEST(WrongInput, IsRefusedByName) {
   expect_refused("context", [&] { cross->forward({.x = x, .context = x.narrow(2, 0, 8)}); });
 }
 
-/// Head counts of presets are the baseline's, twice those of the published differential layers.
+/// Head counts of presets are those of the baseline Transformer, twice those of the published
+/// differential layers.
 TEST(ParameterCounts, AreThePublishedOnes) {
   const auto count = [](const char* preset, std::optional<int64_t> kv) {
     return make_preset(preset, PresetOptions(1024, 16).num_kv_heads(kv))->parameter_count();
@@ -130,7 +131,7 @@ TEST(ParameterCounts, AreThePublishedOnes) {
   EXPECT_EQ(count("dint", {}), 4194688);
   EXPECT_EQ(count("diffllama", {}), 4194304 + 4 * 64);
   EXPECT_EQ(count("temperature", {}), 4194304);
-  // Twice the queries, and lambda_proj.
+  // Twice as many queries, and lambda_proj.
   EXPECT_EQ(count("microsoft_v2", {}), 4194304 + 1024 * 1024 + 16 * 1024);
   // Motif-2-12.7B: q 40 x 128, k and v 16 x 128, o from 32 heads of 256.
   const auto motif =
@@ -181,7 +182,6 @@ TEST(Presets, RunAndPrintTheirParameterCount) {
   }
 }
 
-/// One matrix for q, k and v holds their rows one after another.
 TEST(Presets, OneMatrixForQkvHoldsTheirRowsInOrder) {
   auto one = make_layer(nn::preset_options("phi4_flash", {32, 4}), torch::kFloat64);
   auto three = make_layer(Options(32, 2).qkv_bias(true).out_bias(true), torch::kFloat64);
@@ -206,7 +206,7 @@ TEST(Presets, OneMatrixForQkvHoldsTheirRowsInOrder) {
 
 class RotaryTest : public ::testing::Test {
  protected:
-  static Tensor turned(const RotaryOptions& options, const Tensor& x, int64_t offset = 0) {
+  static Tensor rotated(const RotaryOptions& options, const Tensor& x, int64_t offset = 0) {
     Rotary rotary(x.size(-1), options);
     return rotary->rotate(x, rotary->table(offset, x.size(1), x.options()));
   }
@@ -217,9 +217,9 @@ class RotaryTest : public ::testing::Test {
   }
 };
 
-TEST_F(RotaryTest, TurnsPairsByPositionTimesFrequency) {
+TEST_F(RotaryTest, RotatesPairsByPositionTimesFrequency) {
   const Tensor x = heads(4);
-  const Tensor y = turned(half_split().theta(100.0), x, 7);
+  const Tensor y = rotated(half_split().theta(100.0), x, 7);
   for (int64_t i = 0; i < 4; ++i) {  // pair (i, i + 4) of position 9
     const double angle = 9.0 * std::pow(100.0, -static_cast<double>(i) / 4.0);
     const double a = x[1][2][1][i].item<double>(), b = x[1][2][1][i + 4].item<double>();
@@ -231,17 +231,17 @@ TEST_F(RotaryTest, TurnsPairsByPositionTimesFrequency) {
 TEST_F(RotaryTest, StylesDifferByTheOrderOfElements) {
   const Tensor x = heads(6);
   const Tensor order = torch::tensor({0, 2, 4, 6, 1, 3, 5, 7});
-  const Tensor interleaved = turned(RotaryOptions().style(RotaryStyle::kInterleaved), x);
-  expect_close(turned(half_split(), x.index_select(-1, order)), interleaved.index_select(-1, order),
-               1e-14, "styles");
-  EXPECT_TRUE(torch::equal(turned(RotaryOptions(), x), x));
+  const Tensor interleaved = rotated(RotaryOptions().style(RotaryStyle::kInterleaved), x);
+  expect_close(rotated(half_split(), x.index_select(-1, order)),
+               interleaved.index_select(-1, order), 1e-14, "styles");
+  EXPECT_TRUE(torch::equal(rotated(RotaryOptions(), x), x));
 }
 
 TEST_F(RotaryTest, PartOfTheWidthLeavesTheRest) {
   const Tensor x = heads(6);
-  const Tensor y = turned(half_split().width(4), x);
+  const Tensor y = rotated(half_split().width(4), x);
   EXPECT_TRUE(torch::equal(y.slice(-1, 4), x.slice(-1, 4)));
-  expect_close(y.slice(-1, 0, 4), turned(half_split(), x.slice(-1, 0, 4).contiguous()), 1e-14,
+  expect_close(y.slice(-1, 0, 4), rotated(half_split(), x.slice(-1, 0, 4).contiguous()), 1e-14,
                "front");
 }
 
@@ -250,25 +250,25 @@ TEST_F(RotaryTest, PositionsMayDifferByRow) {
   Rotary rotary(8, half_split());
   const Tensor positions = torch::tensor({{0, 1, 2, 3, 4}, {0, 0, 0, 1, 2}});
   const Tensor y = rotary->rotate(x, rotary->table(positions, x.options()));
-  expect_close(y[0], turned(half_split(), x)[0], 1e-14, "row 0");
-  expect_close(y[1].narrow(0, 2, 3), turned(half_split(), x.narrow(1, 2, 3))[1], 1e-14, "row 1");
+  expect_close(y[0], rotated(half_split(), x)[0], 1e-14, "row 0");
+  expect_close(y[1].narrow(0, 2, 3), rotated(half_split(), x.narrow(1, 2, 3))[1], 1e-14, "row 1");
 }
 
 TEST_F(RotaryTest, LinearScalingSlowsPositionsDown) {
   const Tensor x = heads(1);
   const auto scaled = half_split().scaling(RotaryScaling::kLinear).factor(4.0);
-  expect_close(turned(scaled, x, 12), turned(half_split(), x, 3), 1e-12, "12 / 4");
+  expect_close(rotated(scaled, x, 12), rotated(half_split(), x, 3), 1e-12, "12 / 4");
 }
 
 TEST_F(RotaryTest, DynamicScalingStartsBeyondTheTrainingLength) {
   const auto scaled =
       half_split().scaling(RotaryScaling::kDynamic).factor(2.0).original_max_position(16);
   const Tensor x = heads(16);
-  expect_close(turned(scaled, x), turned(half_split(), x), 1e-14, "16 of 16");
+  expect_close(rotated(scaled, x), rotated(half_split(), x), 1e-14, "16 of 16");
   const Tensor longer = heads(32);
   // theta (factor N / L - factor + 1)^(w / (w - 2)) = 10000 * 3^(8 / 6)
   const auto stretched = half_split().theta(10000.0 * std::pow(3.0, 8.0 / 6.0));
-  expect_close(turned(scaled, longer), turned(stretched, longer), 1e-12, "32 of 16");
+  expect_close(rotated(scaled, longer), rotated(stretched, longer), 1e-12, "32 of 16");
 }
 
 TEST_F(RotaryTest, Llama3StretchesLongWavesOnly) {
@@ -278,7 +278,7 @@ TEST_F(RotaryTest, Llama3StretchesLongWavesOnly) {
   const Tensor one = torch::ones({1}, torch::kLong);
   const auto table = rotary->table(one, torch::dtype(torch::kFloat64));
   const Tensor angle = torch::atan2(table.sin, table.cos)[0];
-  // Waves of 6.28, 62.8, 628 and 6283 positions; kept below 16, divided by 8 above 64.
+  // Wavelengths of 6.28, 62.8, 628 and 6283 positions: unchanged below 16, stretched by 8 above 64.
   EXPECT_NEAR(angle[0].item<double>(), 1.0, 1e-12);
   const double smooth = (64.0 / (2.0 * M_PI * 10.0) - 1.0) / 3.0;
   EXPECT_NEAR(angle[1].item<double>(), (1.0 - smooth) * 0.1 / 8.0 + smooth * 0.1, 1e-12);
@@ -288,9 +288,9 @@ TEST_F(RotaryTest, Llama3StretchesLongWavesOnly) {
 
 TEST_F(RotaryTest, KeepsTheTypeOfTheHeads) {
   const Tensor x = heads(600).to(torch::kBFloat16);
-  const Tensor y = turned(half_split(), x);
+  const Tensor y = rotated(half_split(), x);
   EXPECT_EQ(y.scalar_type(), torch::kBFloat16);
-  expect_close(y, turned(half_split(), x.to(torch::kFloat64)), 0.02, "bfloat16");
+  expect_close(y, rotated(half_split(), x.to(torch::kFloat64)), 0.02, "bfloat16");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of a block, each by what it is for: sums, order, causality, gradients.
+// The parts of a block: formulas, sums, order, causality and gradients.
 
 #include "diffattn/nn/block.h"
 #include "diffattn/nn/introspective_attention.h"
@@ -32,7 +32,7 @@ std::vector<std::pair<std::string, Tensor>> named(const HeadTensors& h) {
   return {{"q1", h.q1}, {"q2", h.q2}, {"k1", h.k1}, {"k2", h.k2}, {"lambda", h.lambda}};
 }
 
-/// The difference map itself, [B, H, M, N].
+/// Returns the difference map, [B, H, M, N].
 Tensor map_of(const HeadTensors& h) {
   return attention_map(h.q1, h.q2, h.k1, h.k2, h.lambda, h.options).select(2, 2);
 }
@@ -105,7 +105,7 @@ TEST(TokenWeights, KeysAddUpToOneMinusLambda) {
   const HeadTensors padded = random_heads(2, 12, AttentionOptions().key_lengths(lengths));
   const Tensor p = token_weights(padded, TokenWeight::kKey).squeeze(-1);
   expect_close(p.sum(1) / lengths, torch::full({2}, 0.4, kDouble), "sum over real tokens");
-  EXPECT_EQ(p[1].narrow(0, 5, 7).abs().max().item<double>(), 0.0) << "padding is not looked at";
+  EXPECT_EQ(p[1].narrow(0, 5, 7).abs().max().item<double>(), 0.0) << "padding gets no attention";
 }
 
 TEST(TokenWeights, QueriesTakeTheLargestEntryOfTheirOwnRow) {
@@ -166,7 +166,7 @@ TEST(TokenFeatureEnhancer, FormulaGradientsAndRefusal) {
   EXPECT_REFUSAL(TokenFeatureEnhancer(TokenFeatureEnhancerOptions(8).reduction(9)), "reduction");
 }
 
-/// A' itself: the values are unit vectors.
+/// Returns A' by using unit vectors as values.
 Tensor thresholded_map(HeadTensors h, double threshold, ThresholdMode mode) {
   const int64_t n = h.k1.size(1);
   h.v = torch::eye(n, kDouble).view({1, n, 1, n}).expand({h.k1.size(0), n, h.k1.size(2), n});
@@ -189,7 +189,7 @@ TEST(NoiseReduction, ThresholdFollowsTheRow) {
   for (const ThresholdMode mode : {ThresholdMode::kHard, ThresholdMode::kSoft}) {
     expect_close(thresholded_map(h, 0.0, mode), a, "threshold 0");
   }
-  // Long even rows: a fixed threshold of 0.1 would remove them all.
+  // Long uniform rows: a fixed threshold of 0.1 would remove all entries.
   HeadTensors even = random_heads(1, 40, {});
   even.q1 = torch::zeros_like(even.q1), even.q2 = torch::zeros_like(even.q2);
   EXPECT_TRUE((thresholded_map(even, 0.9, ThresholdMode::kHard) != 0).all().item<bool>());
@@ -208,7 +208,7 @@ TEST(NoiseReduction, HardThresholdPassesGradientsStraightThrough) {
   for (size_t i = 0; i < 5; ++i) {
     expect_close(hard[i], whole[i], "as if nothing were removed, " + std::to_string(i), 1e-11);
   }
-  const Tensor a = thresholded_map(h, 0.4, ThresholdMode::kHard);  // values see what was kept
+  const Tensor a = thresholded_map(h, 0.4, ThresholdMode::kHard);  // dv uses the remaining entries
   const Tensor dv = a.transpose(-1, -2).matmul(weights.transpose(1, 2)).transpose(1, 2);
   expect_close(hard[5], dv.unflatten(2, {2, 2}).sum(3), "values");
 }

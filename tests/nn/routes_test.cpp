@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every route gives the same output and the same gradients, in double to 1e-12, for every kind of
-// attention and every kind of mask.
+// Every route gives the same output and the same gradients within 1e-12 in float64, for every kind
+// of attention and every kind of mask.
 
 #include "diffattn/nn/route.h"
 
 #include <ATen/Context.h>
+
+#include <algorithm>
 
 #include "tests/nn/layers.h"
 
@@ -15,19 +17,19 @@ namespace {
 using nn::Route;
 using torch::Tensor;
 
-// Each route against the fused one: any two are then within 1e-12.
+// We compare each route with the fused one, so that any two agree within 1e-12.
 constexpr double kHalfTolerance = 5e-13;
 constexpr int64_t kBatch = 2, kLength = 9, kWidth = 32, kHeads = 4;
 
 struct Case {
   std::string name;
   AttentionInput input;
-  std::vector<Tensor> leaves;  // beside the parameters
+  std::vector<Tensor> leaves;  // in addition to the parameters
 };
 
 Tensor integers(std::vector<int64_t> values) { return torch::tensor(values, torch::kLong); }
 
-/// Every kind of mask; each case has tensors of its own.
+/// Returns a case for every kind of mask. Cases share no tensors.
 std::vector<Case> every_mask() {
   torch::manual_seed(3);
   const auto random = [](std::vector<int64_t> sizes) {
@@ -104,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Routes, ::testing::Range<size_t>(0, every_kind()
                            return name;
                          });
 
-/// Steps of several tokens on a filled cache: rows align with the end of the keys on every route.
+/// Steps of several tokens on a filled cache: every route aligns the rows with the end of the keys.
 TEST(RoutesOnACache, AgreeWithTheFullForward) {
   const torch::NoGradGuard no_grad;
   for (const NamedOptions& kind : every_kind()) {
@@ -128,7 +130,7 @@ TEST(RoutesOnACache, AgreeWithTheFullForward) {
   }
 }
 
-/// Rows that may see nothing are 0 and pass no gradient, on every route.
+/// Rows that see no column are 0 and have no gradient, on every route.
 TEST(RoutesOfEmptyRows, GiveZero) {
   for (const NamedOptions& kind : every_kind()) {
     auto layer = make_layer(kind.options, torch::kFloat64);
@@ -144,8 +146,8 @@ TEST(RoutesOfEmptyRows, GiveZero) {
   }
 }
 
-/// With each kind of torch's kernels alone. Calls of equal shapes follow each other here, and each
-/// must give the gradients of its own operands.
+/// Runs each family of torch's kernels alone. Consecutive calls have equal shapes, and each must
+/// give the gradients of its own operands.
 TEST(RoutesOnCuda, GiveTheGradientsOfTheFusedRoute) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no GPU";
   torch::manual_seed(5);
@@ -174,7 +176,7 @@ TEST(RoutesOnCuda, GiveTheGradientsOfTheFusedRoute) {
       try {
         other = gradients(route);
       } catch (const c10::Error&) {
-        continue;  // not every kind takes every shape
+        continue;  // not every family supports every shape
       }
       ++computed;
       for (size_t i = 0; i < fused.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sequences in pieces: what came before, padding, packing and caches do not change the numbers.
+// Causality, padding, packing and KV caches: they do not change the result of a sequence.
 
 #include <algorithm>
 #include <functional>
@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "diffattn/nn/block.h"
+#include "ops/layers/token_layer.h"
 #include "tests/nn/layers.h"
 
 namespace diffattn::testing::sequences_test {
@@ -53,7 +54,8 @@ TEST(Padding, LeftAndRightEqualTheSequenceAlone) {
       const Tensor right = layer->forward(
           {.x = x, .mask = AttentionMask().causal(causal).key_lengths(integers({12, 7}))});
       expect_close(right.narrow(0, 1, 1).narrow(1, 0, 7), alone, kRounding, kind.name + ", right");
-      // The same tokens at the end of the row; positions count from the first real token.
+      // Left padding: the same tokens at the end of the row, with positions from the first real
+      // token.
       Tensor shifted = x.clone();
       shifted[1].narrow(0, 5, 7).copy_(x[1].narrow(0, 0, 7));
       const Tensor positions =
@@ -81,7 +83,7 @@ TEST(Packing, EqualsTheSequencesAlone) {
   }
 }
 
-/// Prompt, single tokens and several at once; then back, and other tokens from there.
+/// Runs a prompt, single tokens and several tokens at once; then rewinds and continues with others.
 TEST(Cache, DecodingEqualsTheFullForward) {
   const torch::NoGradGuard no_grad;
   for (const NamedOptions& kind : every_kind()) {
@@ -110,7 +112,7 @@ TEST(Cache, DecodingEqualsTheFullForward) {
   }
 }
 
-/// A layer that counts the tokens which a block computes by `token_layer`.
+/// An attention layer that counts the tokens that a block computes with `token_layer`.
 class CountedAttention : public nn::AttentionLayer {
  public:
   explicit CountedAttention(const Options& options)
@@ -136,8 +138,8 @@ nn::DiffBlock make_block(std::shared_ptr<nn::AttentionLayer> attention) {
   return nn::DiffBlock(nn::DiffBlockOptions(32, 40).mlp_bias(true), std::move(attention));
 }
 
-/// `rows` rows, all but the first with padding on their left: six tokens, then one at a time.
-/// Returns how many of those went through `token_layer`.
+/// Compares a block that reads six tokens and then one at a time with a full run. All rows but the
+/// first have left padding. Returns the number of tokens that `token_layer` computed.
 int expect_token_by_token(const NamedOptions& kind, int64_t rows, std::optional<int64_t> window) {
   torch::manual_seed(7);
   const auto attention = std::make_shared<CountedAttention>(kind.options);
@@ -147,17 +149,17 @@ int expect_token_by_token(const NamedOptions& kind, int64_t rows, std::optional<
   all.mask.window(window);
   const Tensor starts = integers({0, 2, 5}).narrow(0, 0, rows);
   if (rows > 1) all.mask.key_starts(starts);
-  const Tensor places = (torch::arange(length) - starts.unsqueeze(1)).clamp_min(0);
-  all.positions = places;
+  const Tensor positions = (torch::arange(length) - starts.unsqueeze(1)).clamp_min(0);
+  all.positions = positions;
   const Tensor want = block->forward(all);
   KvCache cache;
   for (int64_t at = 0; at < length; at = at == 0 ? 6 : at + 1) {
     const int64_t count = at == 0 ? 6 : 1;
     AttentionInput next{.x = all.x.narrow(1, at, count).contiguous(), .mask = all.mask};
-    next.positions = places.narrow(1, at, count);
+    next.positions = positions.narrow(1, at, count);
     next.cache = &cache;
     const Tensor got = block->forward(next), part = want.narrow(1, at, count);
-    for (int64_t row = 0; row < rows; ++row) {  // padding is nobody's business
+    for (int64_t row = 0; row < rows; ++row) {  // results for padding tokens are meaningless
       const int64_t from = std::clamp<int64_t>(starts[row].item<int64_t>() - at, 0, count);
       expect_close(got[row].slice(0, from), part[row].slice(0, from), 5e-6,
                    kind.name + ", from token " + std::to_string(at));
@@ -194,7 +196,7 @@ TEST(Cache, BlocksRefuseForOneTokenWhatTheyRefuseForMany) {
   nn::DiffBlock block =
       make_block(std::make_shared<nn::MultiheadDiffAttentionImpl>(every_kind()[0].options));
   const Tensor x = torch::randn({3, 1, 32});
-  const auto complaint = [&](const std::function<void(AttentionInput&)>& change) {
+  const auto error_of = [&](const std::function<void(AttentionInput&)>& change) {
     KvCache cache;
     block->forward({.x = torch::randn({3, 4, 32}), .cache = &cache});
     AttentionInput next{.x = x, .cache = &cache};
@@ -205,23 +207,23 @@ TEST(Cache, BlocksRefuseForOneTokenWhatTheyRefuseForMany) {
     } catch (const std::exception& error) {
       return std::string(error.what());
     }
-    return std::string("nothing");
+    return std::string("no error");
   };
   const auto expect = [](const std::string& got, const std::string& name) {
     EXPECT_NE(got.find(name), std::string::npos) << got;
   };
-  expect(complaint([](auto& next) { next.mask.key_starts(integers({0, 1})); }), "key_starts");
-  expect(complaint([](auto& next) { next.mask.key_starts(torch::zeros({3})); }), "key_starts");
-  expect(complaint([](auto& next) { next.mask.window(-1); }), "window");
-  expect(complaint([&](auto& next) { next.context = x; }), "context");
-  expect(complaint([](auto& next) { next.positions = integers({4, 4}); }), "cos");
+  expect(error_of([](auto& next) { next.mask.key_starts(integers({0, 1})); }), "key_starts");
+  expect(error_of([](auto& next) { next.mask.key_starts(torch::zeros({3})); }), "key_starts");
+  expect(error_of([](auto& next) { next.mask.window(-1); }), "window");
+  expect(error_of([&](auto& next) { next.context = x; }), "context");
+  expect(error_of([](auto& next) { next.positions = integers({4, 4}); }), "cos");
 
   KvCache cache;
   block->forward({.x = torch::randn({3, 4, 32}), .cache = &cache});
   AttentionInput next{.x = x, .cache = &cache};
   next.angles = nn::RotaryTable{torch::ones({2, 1, 2}), torch::ones({2, 1, 2})};
   EXPECT_THROW(block->forward(next), c10::Error);
-  EXPECT_EQ(cache.length(), 4);  // as it was
+  EXPECT_EQ(cache.length(), 4);  // unchanged
 }
 
 TEST(Cache, FollowsItsRows) {
@@ -258,7 +260,7 @@ TEST(Cache, RefusesWhatItCannotHold) {
   EXPECT_TRUE(cache.empty());
 }
 
-/// Keys and values of the context: padded, and read once into a cache.
+/// Cross-attention to a padded context, and with a cache that is filled once.
 TEST(CrossAttention, ReadsItsContext) {
   const torch::NoGradGuard no_grad;
   for (NamedOptions kind : every_kind()) {
@@ -294,7 +296,7 @@ TEST(Trace, HandsOutWhatWasComputed) {
   EXPECT_GT(x.grad().abs().max().item<float>(), 0.0F);
 }
 
-/// The same numbers on a GPU, forward and backward.
+/// A GPU gives the same forward and backward results as the CPU.
 TEST(Cuda, GivesWhatTheCpuGives) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no GPU";
   for (const NamedOptions& kind : every_kind()) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every backend, through the operators, against the reference in double: outputs, gradients,
-// decoding, statistics and maps, over random calls. The composed backend's gradients are
-// autograd's, so this also holds the reference's hand-written backward to autograd.
+// Compares every backend, through the operators, with the reference in float64: outputs, gradients,
+// decoding, statistics and maps of random calls. The composed backend gets its gradients from
+// autograd, so this also checks the hand-written backward of the reference.
 
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
-#include "tests/ops/backends.h"
 #include "diffattn/ops.h"
+#include "tests/ops/backends.h"
 #include "tests/ops/random_case.h"
 
 namespace diffattn::testing::agreement_test {
@@ -17,10 +17,10 @@ namespace {
 
 using torch::Tensor;
 
-// Of the largest magnitude, in double.
+// Relative to the largest magnitude, in float64.
 constexpr double kTolerance = 1e-12;
-// The gradient of the entropy has log |A|, and entries of A that cancel to a rounding error have
-// nothing but rounding in their logarithm.
+// The gradient of the entropy contains log |A|. Entries of A that cancel to a rounding error have a
+// logarithm of that error.
 constexpr double kStatsTolerance = 1e-8;
 constexpr int kCases = 250;
 
@@ -40,7 +40,8 @@ void expect_close(const Tensor& got, const Tensor& want, double tolerance,
                   const std::string& what) {
   ASSERT_EQ(got.sizes(), want.sizes()) << what;
   if (want.numel() == 0) return;
-  ASSERT_TRUE(torch::isfinite(got).equal(torch::isfinite(want))) << what << ": finite elsewhere";
+  ASSERT_TRUE(torch::isfinite(got).equal(torch::isfinite(want)))
+      << what << ": other elements are finite";
   const Tensor a = torch::nan_to_num(got, 0, 0, 0), b = torch::nan_to_num(want, 0, 0, 0);
   const double scale = std::max(1.0, b.abs().max().item<double>());
   const Tensor error = (a - b).abs().flatten();
@@ -54,7 +55,7 @@ class AgreementTest : public ::testing::TestWithParam<CpuBackend> {
  protected:
   void TearDown() override { limit_backend(""); }
 
-  /// `compute` on the reference and on the backend under test.
+  /// Compares `compute` on the reference and on the backend under test.
   template <class Compute>
   void expect_agreement(const RandomCase& c, const char* name, Compute compute,
                         double tolerance = kTolerance) {
@@ -74,7 +75,7 @@ std::vector<Tensor> fresh_leaves(const RandomCase& c) {
   return leaves;
 }
 
-/// `out` and its gradients at a fixed cotangent; those that do not exist are left out.
+/// Returns `out` and those of its gradients that exist, at a fixed cotangent.
 std::vector<Tensor> with_gradients(const Tensor& out, const std::vector<Tensor>& leaves) {
   std::vector<Tensor> result{out.detach()};
   if (!out.requires_grad()) return result;
@@ -106,7 +107,7 @@ TEST_P(AgreementTest, StatisticsAndGradients) {
           auto t = fresh_leaves(c);
           const Tensor out =
               attention_stats(t[0], t[1], t[2], t[3], t[5], c.options_with(t), /*threshold=*/0.05);
-          t.erase(t.begin() + 4);  // v has no part in it
+          t.erase(t.begin() + 4);  // statistics do not depend on v
           return with_gradients(out, t);
         },
         kStatsTolerance);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention in two runs, with what the first one keeps.
+// Attention under activation checkpointing: a run that saves a checkpoint, and one that starts from
+// it.
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
@@ -14,7 +15,7 @@
 #include "tests/ops/operator_calls.h"
 #include "tests/ops/random_case.h"
 
-namespace diffattn::testing::again_test {
+namespace diffattn::testing::attention_checkpoint_test {
 namespace {
 
 using torch::Tensor;
@@ -29,20 +30,21 @@ struct Call {
   std::vector<Tensor> leaves;
   AttentionOptions options;
 
-  Tensor once() const {
+  Tensor run() const {
     const auto& t = leaves;
     return attention(t[0], t[1], t[2], t[3], t[4], t[5], options);
   }
-  FirstAttention first(KeepAttention keep) const {
+  CheckpointedAttention run_with_checkpoint(KeepAttention keep) const {
     const auto& t = leaves;
-    return attention_first(t[0], t[1], t[2], t[3], t[4], t[5], options, keep);
+    return attention_with_checkpoint(t[0], t[1], t[2], t[3], t[4], t[5], options, keep);
   }
-  Tensor again(const KeptAttention& kept) const {
+  Tensor run_from(const AttentionCheckpoint& checkpoint) const {
     const auto& t = leaves;
-    return attention_again(t[0], t[1], t[2], t[3], t[4], t[5], options, kept);
+    return attention_from_checkpoint(t[0], t[1], t[2], t[3], t[4], t[5], options, checkpoint);
   }
 
-  /// A result and the gradients of all leaves at a fixed cotangent, the same number in any type.
+  /// Returns a result and the gradients of all leaves at a fixed cotangent, which every type can
+  /// represent.
   std::vector<Tensor> with_gradients(const Tensor& out) const {
     const Tensor cotangent =
         torch::arange(out.numel()).mul(0.37).cos().view(out.sizes()).to(torch::kBFloat16);
@@ -63,52 +65,53 @@ Call random_call(uint64_t seed, torch::ScalarType dtype) {
   return call;
 }
 
-TEST(TorchAgain, TwoRunsGiveTheBitsOfOne) {
+TEST(TorchCheckpoint, GivesTheBitsOfOneRun) {
   for (const auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kFloat64}) {
     for (uint64_t seed = 700; seed < 730; ++seed) {
       const Call call = random_call(seed, dtype);
-      const auto want = call.with_gradients(call.once());
+      const auto want = call.with_gradients(call.run());
       for (const KeepAttention keep : kKeeps) {
         const std::string what =
             "seed " + std::to_string(seed) + ", keep " + std::to_string(static_cast<int>(keep));
-        const FirstAttention first = call.first(keep);
+        const CheckpointedAttention first = call.run_with_checkpoint(keep);
         ASSERT_FALSE(first.out.requires_grad());
         ASSERT_TRUE(torch::equal(first.out, want[0])) << what;
-        ASSERT_EQ(first.kept.out.defined(), keep == KeepAttention::kResults);
-        ASSERT_EQ(first.kept.lse1.defined(), keep == KeepAttention::kResults);  // on a CPU
-        for (int run = 0; run < 2; ++run) {  // a graph may be gone through twice
-          expect_same_bits(call.with_gradients(call.again(first.kept)), want, what);
+        ASSERT_EQ(first.checkpoint.out.defined(), keep == KeepAttention::kResults);
+        ASSERT_EQ(first.checkpoint.lse1.defined(), keep == KeepAttention::kResults);  // on a CPU
+        for (int run = 0; run < 2; ++run) {  // two graphs may start from one checkpoint
+          expect_same_bits(call.with_gradients(call.run_from(first.checkpoint)), want, what);
         }
-        ASSERT_FALSE(first.kept.out.defined() && first.kept.out.requires_grad()) << what;
+        ASSERT_FALSE(first.checkpoint.out.defined() && first.checkpoint.out.requires_grad())
+            << what;
       }
     }
   }
 }
 
-TEST(TorchAgain, KeptResultsAreNotComputedAgain) {
+TEST(TorchCheckpoint, SavedResultsNeedNoForward) {
   const Call call = random_call(701, torch::kFloat32);
   for (const KeepAttention keep : kKeeps) {
-    const FirstAttention first = call.first(keep);
+    const CheckpointedAttention first = call.run_with_checkpoint(keep);
     const OperatorCalls calls;
-    const Tensor out = call.again(first.kept);
+    const Tensor out = call.run_from(first.checkpoint);
     EXPECT_EQ(calls.of(kForward) == 0, keep == KeepAttention::kResults);
-    EXPECT_EQ(calls.of(kRecompute), 0);  // no such kernel on a CPU
+    EXPECT_EQ(calls.of(kRecompute), 0);  // CPUs have no such kernel
     EXPECT_TRUE(out.requires_grad());
     const torch::NoGradGuard no_grad;
-    EXPECT_TRUE(torch::equal(call.again(first.kept), out));
-    EXPECT_FALSE(call.again(first.kept).requires_grad());
+    EXPECT_TRUE(torch::equal(call.run_from(first.checkpoint), out));
+    EXPECT_FALSE(call.run_from(first.checkpoint).requires_grad());
   }
 }
 
-TEST(TorchAgain, AutocastInBothRuns) {
+TEST(TorchCheckpoint, AutocastInBothRuns) {
   Call call = random_call(702, torch::kFloat32);
   at::autocast::set_autocast_enabled(at::kCPU, true);
   at::autocast::set_autocast_dtype(at::kCPU, torch::kBFloat16);
-  const auto want = call.with_gradients(call.once());
+  const auto want = call.with_gradients(call.run());
   for (const KeepAttention keep : kKeeps) {
-    const FirstAttention first = call.first(keep);
+    const CheckpointedAttention first = call.run_with_checkpoint(keep);
     EXPECT_EQ(first.out.scalar_type(), torch::kBFloat16);
-    expect_same_bits(call.with_gradients(call.again(first.kept)), want, "autocast");
+    expect_same_bits(call.with_gradients(call.run_from(first.checkpoint)), want, "autocast");
   }
   at::autocast::set_autocast_enabled(at::kCPU, false);
   at::autocast::clear_cache();
@@ -123,30 +126,31 @@ std::string message_of(const std::function<void()>& run) {
   return "";
 }
 
-TEST(TorchAgain, ErrorsNameWhatIsWrong) {
+TEST(TorchCheckpoint, ErrorsNameTheTensor) {
   const Call call = random_call(703, torch::kFloat32);
-  const KeptAttention kept = call.first(KeepAttention::kResults).kept;
-  const auto expect_error = [&](const char* name, const std::function<void(KeptAttention&)>& harm) {
-    KeptAttention wrong = kept;
+  const AttentionCheckpoint saved = call.run_with_checkpoint(KeepAttention::kResults).checkpoint;
+  const auto expect_error = [&](const char* name,
+                                const std::function<void(AttentionCheckpoint&)>& harm) {
+    AttentionCheckpoint wrong = saved;
     harm(wrong);
-    const std::string message = message_of([&] { call.again(wrong); });
+    const std::string message = message_of([&] { call.run_from(wrong); });
     EXPECT_EQ(message.find(name) != std::string::npos, true) << name << ": '" << message << "'";
   };
-  expect_error("lse1", [](KeptAttention& k) { k.lse1 = k.lse1.to(torch::kFloat64); });
-  expect_error("lse2", [](KeptAttention& k) { k.lse2 = torch::zeros({1, 1, 1}); });
-  expect_error("out", [](KeptAttention& k) { k.out = k.out.to(torch::kBFloat16); });
-  expect_error("o2", [](KeptAttention& k) { k.o2 = torch::zeros({1, 1, 1, 1}); });
-  expect_error("kept", [](KeptAttention& k) { k.lse2 = Tensor(); });
-  expect_error("kept", [](KeptAttention& k) { k.o = Tensor(); });
+  expect_error("lse1", [](AttentionCheckpoint& c) { c.lse1 = c.lse1.to(torch::kFloat64); });
+  expect_error("lse2", [](AttentionCheckpoint& c) { c.lse2 = torch::zeros({1, 1, 1}); });
+  expect_error("out", [](AttentionCheckpoint& c) { c.out = c.out.to(torch::kBFloat16); });
+  expect_error("o2", [](AttentionCheckpoint& c) { c.o2 = torch::zeros({1, 1, 1, 1}); });
+  expect_error("checkpoint", [](AttentionCheckpoint& c) { c.lse2 = Tensor(); });
+  expect_error("checkpoint", [](AttentionCheckpoint& c) { c.o = Tensor(); });
   Call wider = call;
   wider.leaves[1] = torch::zeros({1});
-  EXPECT_NE(message_of([&] { wider.first(KeepAttention::kResults); }).find("q2"),
+  EXPECT_NE(message_of([&] { wider.run_with_checkpoint(KeepAttention::kResults); }).find("q2"),
             std::string::npos);
 }
 
 const torch::Device kCuda(torch::kCUDA, 0);
 
-class CudaAgain : public ::testing::Test {
+class CudaCheckpoint : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no GPU";
@@ -163,8 +167,8 @@ struct Widths {
 };
 constexpr Widths kWidths[] = {{64, 128}, {64, 64}, {128, 128}, {128, 256}};
 
-/// Kinds of calls that the Hopper kernels take. `spread` of q: large ones make peaked rows, whose
-/// gradients need what rounding o and o2 lost.
+/// Returns a call that the sm90 kernels support. A large `spread` of q gives peaked rows, whose
+/// gradients need the rounding errors of o and o2.
 Call gpu_call(Widths widths, int kind, torch::ScalarType dtype, double spread) {
   torch::manual_seed(40 + kind);
   const bool packed = kind == 3;
@@ -192,7 +196,7 @@ Call gpu_call(Widths widths, int kind, torch::ScalarType dtype, double spread) {
   return call;
 }
 
-/// The same numbers elsewhere; activations in `dtype`.
+/// Copies a call to a device, with activations in `dtype`.
 Call moved(const Call& call, torch::Device device, torch::ScalarType dtype) {
   Call result;
   for (size_t i = 0; i < call.leaves.size(); ++i) {
@@ -213,26 +217,26 @@ Call moved(const Call& call, torch::Device device, torch::ScalarType dtype) {
 
 bool has_sm90() { return backend_for(kCuda, torch::kBFloat16) == "sm90"; }
 
-TEST_F(CudaAgain, KeptResultsGiveTheBitsOfOneRun) {
+TEST_F(CudaCheckpoint, SavedResultsGiveTheBitsOfOneRun) {
   for (const Widths& widths : kWidths) {
     for (int kind = 0; kind < 4; ++kind) {
       const Call call =
           moved(gpu_call(widths, kind, torch::kBFloat16, 1.0), kCuda, torch::kBFloat16);
-      const auto want = call.with_gradients(call.once());
-      const FirstAttention first = call.first(KeepAttention::kResults);
+      const auto want = call.with_gradients(call.run());
+      const CheckpointedAttention first = call.run_with_checkpoint(KeepAttention::kResults);
       EXPECT_TRUE(torch::equal(first.out, want[0]));
       const OperatorCalls calls;
-      const Tensor out = call.again(first.kept);
+      const Tensor out = call.run_from(first.checkpoint);
       EXPECT_EQ(calls.of(kForward) + calls.of(kRecompute), 0);
       expect_same_bits(call.with_gradients(out), want, "kind " + std::to_string(kind));
     }
   }
 }
 
-/// With known sums o is another sum of the same terms: no further from the truth than the forward's
-/// by more than a half, and a small share of its size. A larger one for lambda's gradient, a few
-/// sums over all rows of terms that cancel.
-TEST_F(CudaAgain, KnownSumsErrAsOneRunDoes) {
+/// With saved lse1 and lse2, o is a sum of the same terms in another order. Its error is at
+/// most 1.5 times that of the forward plus a small share of its norm. The share is larger for the
+/// gradient of lambda, which sums terms of all rows that cancel.
+TEST_F(CudaCheckpoint, SavedSumsErrAsOneRunDoes) {
   constexpr size_t kLambdaGradient = 6;
   double worst = 0.0;
   for (const auto dtype : {torch::kBFloat16, torch::kFloat16}) {
@@ -242,27 +246,27 @@ TEST_F(CudaAgain, KnownSumsErrAsOneRunDoes) {
         const Call given = gpu_call(widths, i % 4, dtype, i < 4 ? 1.0 : 8.0);
         limit_backend("reference");
         const Call exact = moved(given, torch::kCPU, torch::kFloat64);
-        const auto truth = exact.with_gradients(exact.once());
+        const auto truth = exact.with_gradients(exact.run());
         limit_backend("");
         const Call call = moved(given, kCuda, dtype);
-        const auto once = call.with_gradients(call.once());
-        const FirstAttention first = call.first(KeepAttention::kSums);
-        const bool known = has_sm90() && widths.value <= 128;
-        ASSERT_EQ(first.kept.lse1.defined(), known);
-        ASSERT_EQ(first.kept.o2.defined(), known);
-        ASSERT_FALSE(first.kept.out.defined() || first.kept.o.defined());
-        const auto again = call.with_gradients(call.again(first.kept));
+        const auto once = call.with_gradients(call.run());
+        const CheckpointedAttention first = call.run_with_checkpoint(KeepAttention::kSums);
+        const bool saves_sums = has_sm90() && widths.value <= 128;
+        ASSERT_EQ(first.checkpoint.lse1.defined(), saves_sums);
+        ASSERT_EQ(first.checkpoint.o2.defined(), saves_sums);
+        ASSERT_FALSE(first.checkpoint.out.defined() || first.checkpoint.o.defined());
+        const auto restored = call.with_gradients(call.run_from(first.checkpoint));
         for (size_t j = 0; j < truth.size(); ++j) {
           const auto error = [&](const Tensor& t) {
             return (t.to(torch::kCPU, torch::kFloat64) - truth[j]).norm().item<double>();
           };
           const double size = truth[j].norm().item<double>();
           const double share = j == kLambdaGradient ? 10 * small : small;
-          EXPECT_LE(error(again[j]), 1.5 * error(once[j]) + share * size)
+          EXPECT_LE(error(restored[j]), 1.5 * error(once[j]) + share * size)
               << dtype << ", D " << widths.head << ", Dv " << widths.value << ", case " << i
               << ", tensor " << j << ", size " << size;
           if (error(once[j]) > share * size)
-            worst = std::max(worst, error(again[j]) / error(once[j]));
+            worst = std::max(worst, error(restored[j]) / error(once[j]));
         }
       }
     }
@@ -270,7 +274,7 @@ TEST_F(CudaAgain, KnownSumsErrAsOneRunDoes) {
   std::printf("worst error of two runs / of one %.2f\n", worst);
 }
 
-/// Names of the kernels that `run` starts.
+/// Returns the names of the kernels that `run` launches.
 std::set<std::string> kernels_of(const std::function<void()>& run) {
   namespace profiler = torch::autograd::profiler;
   namespace impl = torch::profiler::impl;
@@ -288,27 +292,27 @@ std::set<std::string> kernels_of(const std::function<void()>& run) {
   return names;
 }
 
-TEST_F(CudaAgain, TheKernelForKnownSumsRuns) {
+TEST_F(CudaCheckpoint, SavedSumsRunTheRecomputeKernel) {
   if (!has_sm90()) GTEST_SKIP() << "skipped: no GPU of compute capability 9.0";
   const Call call = moved(gpu_call({64, 128}, 0, torch::kBFloat16, 1.0), kCuda, torch::kBFloat16);
-  const FirstAttention first = call.first(KeepAttention::kSums);
-  const auto ran = [&](const char* part, const KeptAttention& kept) {
-    for (const std::string& name : kernels_of([&] { call.again(kept); })) {
+  const CheckpointedAttention first = call.run_with_checkpoint(KeepAttention::kSums);
+  const auto ran = [&](const char* part, const AttentionCheckpoint& saved) {
+    for (const std::string& name : kernels_of([&] { call.run_from(saved); })) {
       if (name.find(part) != std::string::npos) return true;
     }
     return false;
   };
-  EXPECT_TRUE(ran("recompute_kernel", first.kept));
-  EXPECT_FALSE(ran("forward_kernel", first.kept));
+  EXPECT_TRUE(ran("recompute_kernel", first.checkpoint));
+  EXPECT_FALSE(ran("forward_kernel", first.checkpoint));
   EXPECT_TRUE(ran("forward_kernel", {}));
-  limit_backend("mma");  // the portable kernels have none: nothing is kept
-  EXPECT_FALSE(call.first(KeepAttention::kSums).kept.lse1.defined());
-  const auto want = call.with_gradients(call.once());
-  const auto got = call.with_gradients(call.again(first.kept));  // kept by other kernels
+  limit_backend("sm80");  // no recompute kernel, so nothing is saved
+  EXPECT_FALSE(call.run_with_checkpoint(KeepAttention::kSums).checkpoint.lse1.defined());
+  const auto want = call.with_gradients(call.run());
+  const auto got = call.with_gradients(call.run_from(first.checkpoint));  // saved by sm90 kernels
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_LT((got[i] - want[i]).norm().item<double>(), 0.02 * want[i].norm().item<double>()) << i;
   }
 }
 
 }  // namespace
-}  // namespace diffattn::testing::again_test
+}  // namespace diffattn::testing::attention_checkpoint_test

@@ -10,7 +10,7 @@
 
 namespace diffattn::testing {
 
-/// A backend that computes CPU tensors here: tests run once for each.
+/// A CPU backend that this machine supports. Parameterised tests run once for each.
 struct CpuBackend {
   std::string name;
 };

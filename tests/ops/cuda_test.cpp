@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CUDA tensors through the operators, in the types that the fused kernels take, against the
-// reference in double on the same numbers. Everything here says "skipped: no GPU" without one.
+// Compares the operators on CUDA tensors, in the types of the fused kernels, with the reference in
+// float64 on the same values. Without a GPU these tests print "skipped: no GPU".
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -30,9 +30,9 @@ class CudaOps : public ::testing::Test {
   void TearDown() override { limit_backend(""); }
 };
 
-/// Of the largest magnitude: sums of a few roundings of probabilities and outputs. Where terms
-/// cancel (dlambda under a norm), the naive code errs by more, and so may kernels that round
-/// probabilities: by no more than kNaiveShare of that in addition.
+/// Tolerance relative to the largest magnitude: a few roundings of probabilities and outputs. If
+/// terms cancel (dlambda under a norm), the naive code has a larger error, and so may kernels that
+/// round probabilities. We add kNaiveShare times the naive error.
 constexpr double kNaiveShare = 1.25;
 double tolerance(torch::ScalarType dtype) {
   return dtype == torch::kFloat32 ? 2e-5 : dtype == torch::kFloat16 ? 8e-3 : 6e-2;
@@ -55,7 +55,7 @@ AttentionOptions moved(const AttentionOptions& options, torch::Device device) {
 using Compute =
     std::function<Tensor(const std::vector<Tensor>& tensors, const AttentionOptions& options)>;
 
-/// What a test computes; statistics have an entry without a bounded slope.
+/// The operation under test. The gradient of one statistic, the entropy, is unbounded.
 struct Operation {
   const char* name;
   Compute compute;
@@ -68,8 +68,8 @@ struct Named {
   Tensor value;
 };
 
-/// The result and its gradients at a fixed cotangent, which is a number of `rounding` for every
-/// `dtype`; all in double on the CPU.
+/// Returns the result and its gradients at a fixed cotangent, rounded to the type `rounding`. All
+/// are float64 on the CPU.
 std::vector<Named> evaluate(const RandomCase& c, torch::Device device, torch::ScalarType dtype,
                             torch::ScalarType rounding, const Operation& operation,
                             const Compute& compute) {
@@ -135,7 +135,7 @@ TEST_F(CudaOps, AttentionAndGradients) {
   expect_agreement({"attention", attention_of, naive_attention});
 }
 
-/// Needs no GPU: the yardstick of the tests here.
+/// The naive code equals the reference in float64. Needs no GPU.
 TEST(CudaYardstick, IsTheReferenceInDouble) {
   limit_backend("reference");
   for (int i = 0; i < kCases; ++i) {
@@ -177,7 +177,7 @@ TEST_F(CudaOps, Maps) {
                     }});
 }
 
-/// Both maps of 20,000 rows would be 9.6 GB; their statistics, gradients and picture take
+/// Both maps of 20,000 rows would take 9.6 GB. Statistics, gradients and downsampled maps take
 /// megabytes.
 TEST_F(CudaOps, MapsAreNeverStored) {
   const auto options = torch::dtype(torch::kBFloat16).device(kCuda);
@@ -194,7 +194,7 @@ TEST_F(CudaOps, MapsAreNeverStored) {
   EXPECT_EQ(map[0][0][0][0][31].item<float>(), 0.0f);  // above the diagonal
 }
 
-/// The operator runs on the current stream, behind what was enqueued there.
+/// The operator runs on the current stream, after the work that was enqueued there.
 TEST_F(CudaOps, CurrentStream) {
   const auto options = torch::dtype(torch::kBFloat16).device(kCuda);
   const Tensor q = torch::randn({2, 300, 4, 64}, options),

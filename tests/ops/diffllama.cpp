@@ -13,7 +13,7 @@ namespace {
 
 using torch::Tensor;
 
-/// x [B, N, heads, d]: pairs (i, i + d/2).
+/// Rotates x [B, N, heads, d] in pairs (i, i + d/2).
 Tensor rotate_halves(const Tensor& x, double theta) {
   const int64_t half = x.size(-1) / 2;
   const auto options = torch::kFloat32;
@@ -54,7 +54,7 @@ Tensor DiffLlama::attend(const Tensor& x, int64_t layer, const Tensor& key_start
   const double init = 0.8 - 0.6 * std::exp(-0.3 * static_cast<double>(layer));
   const Tensor lambda = (vector("lambda_q1") * vector("lambda_k1")).sum().exp() -
                         (vector("lambda_q2") * vector("lambda_k2")).sum().exp() + init;
-  // Heads come in halves: map 1 is the first half, map 2 the second; so do the halves of v.
+  // Map 1 has the first half of the heads, map 2 the second half; v is split likewise.
   const auto halves = [](const Tensor& t) { return t.chunk(2, 2); };
   const Tensor wide = torch::cat(halves(v), -1);
   const Tensor out = attention(

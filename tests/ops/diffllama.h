@@ -10,20 +10,20 @@
 
 namespace diffattn::testing {
 
-/// Hugging Face DiffLlama written out around the operation, for parity with recorded runs.
+/// Hugging Face DiffLlama around the `attention` operator, for comparison with recorded runs.
 class DiffLlama {
  public:
   explicit DiffLlama(const std::string& folder);
 
   struct Result {
-    std::vector<torch::Tensor> hidden;  // embeddings, then after each layer; the last one normed
+    std::vector<torch::Tensor> hidden;  // embeddings, then each layer's output; the last one normed
     torch::Tensor logits;
   };
 
   /// ids [B, N]; mask [B, N], 0 at left padding. Positions count from the first column.
   Result forward(const torch::Tensor& ids, const torch::Tensor& mask) const;
 
-  /// ids [1, N] continued by `count` tokens, each the likeliest.
+  /// Continues ids [1, N] by `count` tokens, each the likeliest.
   torch::Tensor greedy(const torch::Tensor& ids, int64_t count) const;
 
  private:

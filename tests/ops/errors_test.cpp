@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every wrong call gets an error that names the argument, what was expected and what came.
+// Every wrong call throws an error that names the argument, what was expected and what came.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using torch::Tensor;
 
-/// A call that is right until a test changes one thing: B 2, M 3, N 5, H 4, Hkv 2, D 8, Dv 16.
+/// A valid call, of which each test changes one thing: B 2, M 3, N 5, H 4, Hkv 2, D 8, Dv 16.
 struct Call {
   Tensor q1 = torch::randn({2, 3, 4, 8}), q2 = torch::randn({2, 3, 4, 8});
   Tensor k1 = torch::randn({2, 5, 2, 8}), k2 = torch::randn({2, 5, 2, 8});
@@ -29,7 +29,7 @@ struct Call {
 struct Wrong {
   const char* name;
   std::function<void(Call&)> change;
-  std::vector<const char*> fragments;  // all of these are in the message
+  std::vector<const char*> fragments;  // the message must contain all of them
 };
 
 void make_packed(Call& c, std::vector<int> q, std::vector<int> k) {
@@ -236,7 +236,7 @@ TEST(Errors, MapRanges) {
   EXPECT_THROW(map(MapOptions().rows(0)), Error);
   EXPECT_THROW(map(MapOptions().cols(6)), Error);
   EXPECT_EQ(map(MapOptions()).sizes(), torch::IntArrayRef({2, 4, 3, 3, 5}));
-  // The defaults read shapes and offsets before they are checked.
+  // attention_map reads shapes and offsets for its defaults before the operator checks them.
   const auto one = AttentionOptions().cu_seqlens_q(torch::tensor({0, 3}));
   EXPECT_THROW(attention_map(c.q1, c.q2, c.k1, c.k2, c.lambda, one), Error);
   EXPECT_THROW(attention_map(c.q1.flatten(), c.q2, c.k1, c.k2, c.lambda), Error);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/ops/golden.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <stdexcept>
 
@@ -34,7 +36,7 @@ GoldenKind kind_of(const std::string& path) {
     if (has("param.lambda_proj.weight")) return GoldenKind::kMicrosoftV2;
     if (has("param.lambda_q1")) return GoldenKind::kMicrosoftV1;
   }
-  throw std::runtime_error(path + ": a recording of no known kind");
+  throw std::runtime_error(path + ": expected a recording of a known kind");
 }
 
 }  // namespace
@@ -61,7 +63,8 @@ std::vector<Golden> find_goldens() {
   }
   std::sort(found.begin(), found.end(),
             [](const Golden& a, const Golden& b) { return a.path < b.path; });
-  if (found.empty()) throw std::runtime_error(root.string() + ": no recordings");
+  if (found.empty())
+    throw std::runtime_error(root.string() + ": expected recordings (*.safetensors), found none");
   return found;
 }
 

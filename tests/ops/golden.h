@@ -7,9 +7,8 @@
 #include <string>
 #include <vector>
 
-/// Recorded outputs of other implementations: tests/fixtures/golden, or the folder that
-/// DIFFATTN_GOLDEN_DIR names. Files are told apart by metadata and tensor names, never by file
-/// name.
+/// Recorded outputs of other implementations, from tests/fixtures/golden or the folder in
+/// DIFFATTN_GOLDEN_DIR. Metadata and tensor names tell the kind of a file, its name does not.
 namespace diffattn::testing {
 
 using Tensors = std::map<std::string, torch::Tensor>;
@@ -25,7 +24,7 @@ struct GoldenFile {
 
 GoldenFile read_golden(const std::string& path);
 
-/// What a recording is of.
+/// The implementation that a recording comes from.
 enum class GoldenKind { kMicrosoftV1, kMicrosoftV2, kSdpa, kDiffLlama };
 
 /// One recording: a file, or a model folder with its io.safetensors.
@@ -34,7 +33,7 @@ struct Golden {
   std::string path;
 };
 
-/// Every recording below the golden folder; throws when a safetensors file is of no known kind.
+/// Returns every recording in the golden folder. Throws for a safetensors file of unknown kind.
 std::vector<Golden> find_goldens();
 
 }  // namespace diffattn::testing

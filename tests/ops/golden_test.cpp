@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operation, with the projections around it written out, gives what the published modules gave:
-// outputs and gradients within 2e-5 in float32, on every backend.
+// Compares the `attention` operator, with projections around it, with recordings of the published
+// modules: outputs and gradients agree within 2e-5 in float32, on every backend.
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "tests/ops/backends.h"
+#include "diffattn/gqa_pairing.h"
 #include "diffattn/ops.h"
+#include "tests/ops/backends.h"
 #include "tests/ops/diffllama.h"
 #include "tests/ops/golden.h"
 
@@ -17,14 +18,14 @@ namespace {
 
 using torch::Tensor;
 
-/// Absolute up to 1, relative above: the recordings are float32 sums, some of which reach 40.
+/// Absolute for values up to 1, relative above, since some recorded float32 sums reach 40.
 constexpr double kTolerance = 2e-5;
 
 double lambda_init(int64_t depth) {
   return 0.8 - 0.6 * std::exp(-0.3 * static_cast<double>(depth));
 }
 
-/// x [B, N, heads, d]; cos, sin [N, d/2]; pairs (0,1), (2,3), ...
+/// Rotates x [B, N, heads, d] by tables cos, sin [N, d/2] in pairs (0,1), (2,3), ...
 Tensor rotate_interleaved(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   const Tensor pairs = x.unflatten(-1, {-1, 2});
   const Tensor even = pairs.select(-1, 0), odd = pairs.select(-1, 1);
@@ -32,11 +33,7 @@ Tensor rotate_interleaved(const Tensor& x, const Tensor& cos, const Tensor& sin)
   return torch::stack({even * c - odd * s, odd * c + even * s}, -1).flatten(-2);
 }
 
-/// Which key sub-head meets which query sub-head when kv heads are shared: spec of the two
-/// families.
-enum class Pairing { kPaired, kLegacyNaive };
-
-/// Parameters as leaves that take gradients, and everything a module of the V1 family reads.
+/// A published attention module, with its recorded parameters as leaves.
 struct Module {
   const GoldenFile& file;
   Tensors leaves;
@@ -52,17 +49,17 @@ struct Module {
 
   const Tensor& leaf(const std::string& name) const { return leaves.at(name); }
 
-  /// x W^T as [B, N, heads, width], rotated when the recording has rotary tables.
+  /// Returns x W^T as [B, N, heads, width], rotated if the recording has rotary tables.
   Tensor project(const std::string& name, int64_t width, bool rotary) const {
     const Tensor y = linear(leaf("x"), leaf(name + ".weight")).unflatten(-1, {-1, width});
     if (!rotary || !file.has("rope.cos")) return y;
     return rotate_interleaved(y, file.tensors.at("rope.cos"), file.tensors.at("rope.sin"));
   }
 
-  Tensor v1(int64_t depth, int64_t heads, int64_t head_dim, Pairing pairing) const {
+  Tensor v1(int64_t depth, int64_t heads, int64_t head_dim, GqaPairing pairing) const {
     Tensor k = project("k_proj", head_dim, true);  // [B, N, 2g, d]
     Tensor v = project("v_proj", 2 * head_dim, false);
-    if (pairing == Pairing::kLegacyNaive) {  // sub-head i of q meets sub-head i / r of k
+    if (pairing == GqaPairing::kLegacyNaive) {  // sub-head i of q reads sub-head i / r of k
       const int64_t r = heads / v.size(2);
       k = k.repeat_interleave(r, 2);
       v = v.repeat_interleave(r, 2);
@@ -92,7 +89,7 @@ struct Module {
     return linear(out.flatten(2), leaf("o_proj.weight"));
   }
 
-  /// Gradients of sum(out g) against every recorded `grad.*`.
+  /// Compares the gradients of sum(out g) with every recorded `grad.*`.
   void expect_gradients(const Tensor& out) const {
     (out * file.tensors.at("g")).sum().backward();
     int compared = 0;
@@ -108,13 +105,13 @@ struct Module {
     ASSERT_EQ(got.sizes(), want.sizes()) << what;
     const Tensor error = ((got - want).abs() / want.abs().clamp_min(1.0)).flatten();
     const int64_t at = error.argmax().item<int64_t>();
-    // A NaN fails: the comparison below is then false.
+    // The comparison is false for NaN, so NaN fails.
     EXPECT_TRUE(error[at].item<double>() <= kTolerance)
         << what << ": element " << at << " is " << got.flatten()[at].item<double>() << ", expected "
         << want.flatten()[at].item<double>();
   }
 
-  /// `name` and every other recorded output that must equal it.
+  /// Compares with the recorded output "out" and with those that start with `prefix`.
   void expect_outputs(const Tensor& out, const std::string& prefix) const {
     for (const auto& [name, tensor] : file.tensors) {
       if (name == "out" || name.starts_with(prefix)) {
@@ -144,11 +141,11 @@ TEST_P(GoldenTest, MicrosoftV1) {
     const int64_t depth = file.number("depth"), heads = file.number("num_heads");
     const int64_t head_dim = file.number("head_dim");
     const Module module(file);
-    const Tensor out = module.v1(depth, heads, head_dim, Pairing::kPaired);
+    const Tensor out = module.v1(depth, heads, head_dim, GqaPairing::kPaired);
     module.expect_outputs(out, "out.flashdiff");
     module.expect_gradients(out);
     if (file.has("out.naive")) {
-      const Tensor naive = Module(file).v1(depth, heads, head_dim, Pairing::kLegacyNaive);
+      const Tensor naive = Module(file).v1(depth, heads, head_dim, GqaPairing::kLegacyNaive);
       Module::expect_close(naive, file.tensors.at("out.naive"), path + ": out.naive");
     }
   }
@@ -169,7 +166,7 @@ TEST_P(GoldenTest, SdpaFork) {
     const GoldenFile file = read_golden(path);
     const Module module(file);
     const Tensor out = module.v1(file.number("depth"), file.number("baseline_num_heads") / 2,
-                                 file.number("head_dim"), Pairing::kLegacyNaive);
+                                 file.number("head_dim"), GqaPairing::kLegacyNaive);
     module.expect_outputs(out, "out.");
     module.expect_gradients(out);
   }

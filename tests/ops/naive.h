@@ -8,12 +8,12 @@
 
 #include "diffattn/ops.h"
 
-/// The paper's code in the type of its inputs, every step rounded: what a kernel's errors are
-/// measured against where they depend on the numbers.
+/// The paper's code in the type of its inputs, with rounding in every step. Tests compare the
+/// errors of kernels with its errors.
 namespace diffattn::testing {
 
-/// One sequence: q [M, H, D], k [N, Hkv, D], v [N, Hkv, Dv], lambda [M, H] or broadcast to it, bias
-/// [H, M, N] (-inf: may not be seen). Returns [M, H, Dv].
+/// Computes one sequence: q [M, H, D], k [N, Hkv, D], v [N, Hkv, Dv], lambda [M, H] or broadcast to
+/// it, bias [H, M, N] (-inf = hidden). Returns [M, H, Dv].
 inline torch::Tensor naive_sequence(const std::vector<torch::Tensor>& qkv,
                                     const torch::Tensor& lambda, const torch::Tensor& bias,
                                     const AttentionOptions& options) {
@@ -41,7 +41,7 @@ inline torch::Tensor naive_sequence(const std::vector<torch::Tensor>& qkv,
   return out * options.out_scale();
 }
 
-/// `attention` of tensors on the CPU.
+/// Computes `attention` of CPU tensors.
 inline torch::Tensor naive_attention(const std::vector<torch::Tensor>& t,
                                      const AttentionOptions& options) {
   using torch::Tensor;

@@ -6,14 +6,15 @@
 #include <torch/torch.h>
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 namespace diffattn::testing {
 
-/// How often each operator of torch was entered, on any thread, while it lives. An operator with
-/// gradients is entered twice: with them and below.
+/// Counts the calls of each torch operator, on any thread, while the object lives. An operator with
+/// gradients counts twice: at the autograd key and below it.
 class OperatorCalls {
  public:
   OperatorCalls()
@@ -49,7 +50,7 @@ class OperatorCalls {
   at::CallbackHandle handle_;
 };
 
-/// What is not defined in one list is not in the other.
+/// Expects equal tensors; the same ones must be undefined.
 inline void expect_same_bits(const std::vector<torch::Tensor>& got,
                              const std::vector<torch::Tensor>& want, const std::string& what) {
   ASSERT_EQ(got.size(), want.size()) << what;

@@ -11,14 +11,14 @@
 
 namespace diffattn::testing {
 
-/// A random call of `attention`: shapes, layouts and options, all drawn from one seed.
+/// A random call of `attention`: one seed gives shapes, layouts and options.
 struct RandomCase {
   std::string text;                    // for failure messages
   std::vector<torch::Tensor> tensors;  // q1 q2 k1 k2 v lambda [norm_weight] [additive mask]
-  AttentionOptions options;            // its tensors are those above where they are differentiable
+  AttentionOptions options;            // without norm_weight and additive mask
   int64_t norm_weight_at = -1, mask_at = -1;
 
-  /// The same call with these tensors in place of its own.
+  /// Returns the options with norm_weight and additive mask taken from `leaves`.
   AttentionOptions options_with(const std::vector<torch::Tensor>& leaves) const {
     AttentionOptions result = options;
     if (norm_weight_at >= 0) result.norm_weight(leaves[norm_weight_at]);
@@ -58,7 +58,7 @@ inline RandomCase make_random_case(uint64_t seed, torch::ScalarType dtype) {
     lengths_k.assign(batch, columns);
   }
 
-  // A tensor [B, L, H, W] (packed [total, H, W]) that is a view into a larger one or permuted.
+  // Returns a tensor [B, L, H, W] (packed [total, H, W]); half of the time a strided view.
   const auto activation = [&](int64_t length, int64_t head_count, int64_t size) {
     const auto options = torch::TensorOptions().dtype(dtype);
     torch::Tensor t;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operators as citizens of torch: autocast, inference mode, meta tensors, partial gradients,
-// views without copies, empty sizes, refused double backward.
+// The operators with features of torch: autocast, inference mode, meta tensors, partial gradients,
+// strided views, empty sizes, and the error for double backward.
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
-#include "tests/ops/backends.h"
 #include "diffattn/kernels/error.h"
 #include "diffattn/ops.h"
+#include "tests/ops/backends.h"
 
 namespace diffattn::testing::torch_test {
 namespace {
@@ -103,7 +103,7 @@ TEST_P(TorchTest, LowPrecisionLambdaAndNormWeightKeepTheirTypes) {
 
 TEST_P(TorchTest, StridedViewsEqualContiguousTensors) {
   torch::manual_seed(3);
-  const Tensor qkv = torch::randn({2, 9, 3 * 64});  // one projection, cut into pieces
+  const Tensor qkv = torch::randn({2, 9, 3 * 64});  // one projection, of which q, k and v are views
   const auto piece = [&](int64_t i) { return qkv.narrow(2, 64 * i, 64).unflatten(2, {2, 2, 16}); };
   const Tensor q = piece(0), k = piece(1);
   const Tensor wide = qkv.narrow(2, 128, 64).unflatten(2, {2, 32});

@@ -7,19 +7,20 @@
 #include "diffattn/analysis/attention_statistics.h"
 #include "diffattn/analysis/report.h"
 
-// Maps of the first sequence of a batch. Packed sequences are for statistics alone.
+// These functions return maps of the first sequence of a batch. They throw std::invalid_argument
+// for packed sequences, which only have statistics.
 
 namespace diffattn::analysis {
 
-/// Row m may see columns [begin[m], end[m]); both empty: all of them. A mask with holes counts from
-/// its first to its last column.
+/// The columns [begin[m], end[m]) that row m may see; both empty if every row sees all columns. For
+/// a mask with holes, the range goes from its first to its last visible column.
 struct VisibleColumns {
   std::vector<int64_t> begin, end;  // [M]
 };
 VisibleColumns visible_columns(const nn::HeadTensors& call);
 
-/// The maps of one head, row by row in blocks, so that beside the result no more than a few rows
-/// exist. `difference` is left to whoever shows them: p1 - lambda p2. `layer` and `head` are set.
+/// Computes the maps of one head in blocks of rows, so that little memory is needed besides the
+/// result. Sets `layer` and `head`; leaves `difference` empty, which means p1 - lambda p2.
 HeadMaps head_maps(const LayerCalls& calls, int64_t layer, int64_t head);
 
 /// Columns [begin, end).
@@ -28,7 +29,7 @@ struct ColumnRange {
   int64_t end = 0;
 };
 
-/// What one row of every head gives to those columns: the sum of A there, [H].
+/// Returns the sum of A over those columns in one row, for every head: [H].
 std::vector<double> mass_on(const nn::HeadTensors& call, int64_t row,
                             const std::vector<ColumnRange>& columns);
 

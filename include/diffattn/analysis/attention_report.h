@@ -14,12 +14,12 @@
 
 namespace diffattn::analysis {
 
-/// One attention of one model on one text. A model with several (encoder, decoder, cross-attention;
-/// paths) is several of these.
+/// One kind of attention of a model on one text. A model with several kinds (encoder, decoder,
+/// cross-attention, paths) has several of these.
 struct ModelAttention {
   std::string name;
   std::string description;
-  Sequence sequence;  // its tokens and regions; what rows may see is filled in by `describe`
+  Sequence sequence;  // tokens and regions; describe() fills in visible_begin and visible_end
   LayerCalls calls;
   StatisticsTable statistics;
   std::vector<LambdaLayer> lambda;
@@ -28,39 +28,45 @@ struct ModelAttention {
   int64_t heads() const { return calls.front().q1.size(2); }
 };
 
-/// Fills in `sequence.visible_*` from the first layer's call, and statistics and lambda of this
-/// text alone where they are empty. Throws std::invalid_argument when the tokens are not those of
-/// the maps.
+/// Fills in `sequence.visible_*` from the call of the first layer. If there are no statistics, also
+/// fills in the statistics and lambda of this text. Throws std::invalid_argument if the numbers of
+/// tokens differ from the sizes of the maps.
 void describe(ModelAttention& model);
+
+/// Returns the tokens of one path of introspective attention, counted from 0. Path i sees i + 1
+/// keys of every token: the columns repeat with the number of the path, and the regions widen with
+/// them.
+Sequence path_sequence(Sequence tokens, int64_t path);
 
 struct HeadIndex {
   int64_t layer = 0;
   int64_t head = 0;
 };
 
-/// The head with the largest value of a statistic; of the next ones named where it has none.
+/// Returns the head with the largest value of the first statistic in `keys` that has a positive
+/// value. Returns layer 0, head 0 if none has.
 HeadIndex strongest_head(const StatisticsTable& table, const std::vector<std::string>& keys);
 
 struct ReportOptions {
-  /// For every model: the head that the page opens, whose maps are kept entry by entry up to
-  /// 512 MiB.
+  /// The head of each model that the page opens first. Its maps keep every entry, up to 512 MiB.
   std::vector<HeadIndex> shown;
-  /// All heads are kept entry by entry while the maps stay below this; beyond it, the others are
-  /// kept as 256 x 256 cells that keep extremes.
+  /// If the maps of all heads need more bytes than this, the other heads are downsampled to at most
+  /// 512 x 512 cells, each with its entry of largest magnitude.
   int64_t max_bytes = int64_t{64} << 20;
-  /// Called after every head: done, of all.
+  /// Called after every head with the heads done and the total.
   std::function<void(int64_t, int64_t)> progress;
 };
 
-/// Writes `report` with the maps of all heads of all models; its sequences and models are made from
-/// `models`. One head's maps are in memory at a time.
+/// Writes `report` with the maps of all heads of all models. Fills in its sequences and models from
+/// `models`. Only the maps of one head are in memory at a time.
 void write_report(const std::string& path, Report report, const std::vector<ModelAttention>& models,
                   const ReportOptions& options);
 
-/// Which maps a picture has.
+/// The maps that a picture shows.
 enum class Planes { kAll, kMap1, kMap2, kDifference };
 
-/// The maps of one head of each model side by side; the models must have the same tokens.
+/// Returns a picture of the maps of one head per model. The models must have the same tokens.
+/// Throws std::invalid_argument for Planes::kMap2 if no model is differential.
 Picture picture_of(const std::vector<ModelAttention>& models, const std::vector<HeadIndex>& heads,
                    Planes planes);
 

@@ -12,59 +12,60 @@
 
 namespace diffattn::analysis {
 
-/// One attention of a model, layer by layer: the arguments of each layer's `attention` call.
+/// The arguments of the `attention` call of each layer, for one kind of attention of a model.
 using LayerCalls = std::vector<nn::HeadTensors>;
 
-/// Traces, one per layer, as one list per call: ordinary attention makes one call in a layer,
-/// introspective attention one for each path. Throws std::invalid_argument when layers differ in
-/// their number of calls, and when there are none.
+/// Converts traces, one per layer, to one list of layers per call. Ordinary attention makes one
+/// call in a layer, introspective attention one per path. Throws std::invalid_argument if there are
+/// no calls or if layers differ in their number of calls.
 std::vector<LayerCalls> calls_of(const std::vector<nn::AttentionTrace>& traces);
 
-/// What |A| < threshold counts as nothing.
+/// Entries with |A| below this threshold count as zero for the sparsity.
 inline constexpr double kSparseThreshold = 1e-3;
 
-/// Statistics of every row of a call in double, [B, M, H, kStatCount] (packed [total, H, ...]).
-/// Rows of padding (`nn::text_rows`) are all 0, as rows that see nothing are.
+/// Returns the statistics of every row of a call in double precision, [B, M, H, kStatCount] (packed
+/// [total, H, ...]). They are 0 for rows of padding (`nn::text_rows`) and rows that see no column.
 torch::Tensor row_statistics(const nn::HeadTensors& call,
                              double sparse_threshold = kSparseThreshold,
                              const std::optional<torch::Tensor>& row_lengths = {});
 
-/// The statistics of `attention_statistics()` per layer and head, summed up over any number of
-/// sequences. A sequence costs memory linear in its length (`attention_stats`); sums are in double
-/// precision. Padding and rows that see nothing do not count.
+/// Accumulates the statistics of `attention_statistics()` per layer and head over any number of
+/// sequences. Memory is linear in the length of a sequence (`attention_stats`); sums are in double
+/// precision. Padding and rows that see no column do not count.
 class AttentionStatistics {
  public:
   explicit AttentionStatistics(double sparse_threshold = kSparseThreshold)
       : sparse_threshold_(sparse_threshold) {}
 
-  /// Batches [B, M, H, D] or packed sequences [total, H, D], on any device; no gradients. Throws
-  /// std::invalid_argument when layers or heads are not those of earlier calls.
+  /// Adds batches [B, M, H, D] or packed sequences [total, H, D] on any device; computes no
+  /// gradients. Throws std::invalid_argument if the number of layers or heads differs from earlier
+  /// calls.
   void add(const LayerCalls& calls);
-  /// The same with what `row_statistics` gave for each of the calls.
+  /// Like add(calls), with the results of row_statistics() for each of the calls.
   void add(const LayerCalls& calls, const std::vector<torch::Tensor>& rows);
 
-  /// Means so far. NaN: what a plain map does not have (lambda, likeness, noise cancelled), and
-  /// everything when no row saw anything.
+  /// Returns the means so far. They are NaN if no row sees a column; lambda, similarity and noise
+  /// cancelled are NaN for plain attention.
   StatisticsTable table() const;
 
-  /// lambda of every head of every layer over the tokens so far; one entry for a layer whose heads
-  /// share it, no layers for plain attention.
+  /// Returns lambda of every head of every layer over the tokens so far. A layer whose heads share
+  /// lambda has one entry; a layer of plain attention is left out.
   std::vector<LambdaLayer> lambda() const;
 
  private:
   struct Head {
     std::vector<double> sums;  // one per statistic
-    double rows = 0;           // that see something
-    double entries = 0;        // that may be seen
-    LambdaValue lambda{};      // mean: the sum so far
-    double lambdas = 0;        // in that sum
+    double rows = 0;           // rows that see at least one column
+    double entries = 0;        // visible entries
+    LambdaValue lambda{};      // its mean is the sum so far
+    double lambdas = 0;        // number of values in that sum
   };
   struct Layer {
     std::vector<Head> heads;
     bool plain = false;
-    bool shared_lambda = false;  // one number for all heads
+    bool shared_lambda = false;  // all heads share one number
   };
-  /// `visible` [R, H]: entries that each row may see.
+  /// `visible` is the number of visible entries of each row, [R, H].
   static void add_lambda(Layer& layer, const nn::HeadTensors& call, const torch::Tensor& visible);
 
   double sparse_threshold_;

@@ -13,10 +13,10 @@ namespace diffattn::analysis {
 struct PicturePanel {
   std::string title;
   std::vector<float> values;
-  bool starts_row = false;  // below those before it, not beside them
+  bool starts_row = false;  // true: below the previous panels, not beside them
 };
 
-/// Maps on one zero-centred scale, side by side unless one starts a row.
+/// Maps that share one zero-centred scale, side by side unless one starts a row.
 struct Picture {
   std::string title;
   int64_t rows = 0;
@@ -24,7 +24,7 @@ struct Picture {
   std::vector<PicturePanel> panels;
   std::vector<std::string> row_labels;     // [rows] or empty
   std::vector<std::string> column_labels;  // [columns] or empty
-  /// Row m may see the columns [visible_begin[m], visible_end[m]); both empty: all of them.
+  /// Row m may see the columns [visible_begin[m], visible_end[m]). Both empty: all columns.
   std::vector<int64_t> visible_begin;
   std::vector<int64_t> visible_end;
   std::vector<Region> regions;  // marked above the columns
@@ -33,26 +33,28 @@ struct Picture {
 struct PictureStyle {
   enum class Theme { kLight, kDark };
   Theme theme = Theme::kLight;
-  double range = 0;            // the weight of the strongest colour; 0: one that fits nearly all
-  bool root = false;           // colour by the signed square root, which lifts small weights
-  int64_t panel_pixels = 480;  // longer side of a panel; maps with more entries are downsampled
+  double range = 0;            // weight of the strongest colour; 0 fits 99.7 % of the weights
+  bool root = false;           // colour by the signed square root, which shows small weights
+  int64_t panel_pixels = 480;  // longer side of a panel; larger maps are downsampled
 };
 
-/// How a terminal may be drawn on.
+/// The colours that a terminal supports.
 enum class TerminalColours { kNone, k256 };
 
-/// A PNG file: title, panels, token labels where a cell has room for them, legend. The built-in
-/// font has ASCII, a Greek lambda and a minus sign; other characters appear as boxes.
+/// Returns a PNG file with title, panels, legend and, if the cells are large enough, token labels.
+/// The built-in font has ASCII, a Greek lambda, a minus sign and a middle dot; it shows other
+/// characters as boxes.
 ///
-/// These functions throw std::invalid_argument for a picture whose sizes contradict each other.
-/// Where several entries share a cell, the one of largest magnitude is shown.
+/// These functions throw std::invalid_argument for a picture whose sizes contradict each other. A
+/// cell of a downsampled map shows the entry of largest magnitude.
 std::string to_png(const Picture& picture, const PictureStyle& style = {});
 
-/// The same as an SVG document: cells as rectangles up to 64 x 64 entries, as an image beyond.
+/// Returns an SVG document. Maps of up to 64 x 64 entries are rectangles, larger ones are images.
 std::string to_svg(const Picture& picture, const PictureStyle& style = {});
 
-/// For a terminal of that many columns. kNone: `#` `+` `.` for positive and `=` `-` `,` for
-/// negative weights, strong to weak.
+/// Returns text for a terminal with that many columns. Without colours, positive weights are `#`
+/// `+`
+/// `.` and negative ones `=` `-` `,`, from strong to weak.
 std::string to_ascii(const Picture& picture, TerminalColours colours,
                      int64_t terminal_columns = 100, const PictureStyle& style = {});
 

@@ -12,22 +12,22 @@
 
 namespace diffattn::analysis {
 
-/// A half-open range of key positions that the task knows something about.
+/// A half-open range of key positions with a meaning in the task.
 struct Region {
   std::string name;
-  std::string kind;  // "answer", "noise" or "other": the colour it gets
+  std::string kind;  // "answer", "noise" or "other"; sets the colour
   int64_t begin = 0;
   int64_t end = 0;
 
   bool operator==(const Region&) const = default;
 };
 
-/// The tokens a set of maps belongs to: M queries (rows) and N keys (columns).
+/// The tokens of a set of maps: M queries (rows) and N keys (columns).
 struct Sequence {
   std::string name;
-  std::vector<std::string> rows;     // [M] any bytes; they are shown as text, never as markup
-  std::vector<std::string> columns;  // [N], or empty when keys and queries are the same tokens
-  /// Row m may see the columns [visible_begin[m], visible_end[m]). Both empty: all of them.
+  std::vector<std::string> rows;     // [M] any bytes; the page shows them as text, never as markup
+  std::vector<std::string> columns;  // [N], or empty if keys and queries are the same tokens
+  /// Row m may see the columns [visible_begin[m], visible_end[m]). Both empty: all columns.
   std::vector<int64_t> visible_begin;
   std::vector<int64_t> visible_end;
   std::vector<Region> regions;
@@ -39,7 +39,7 @@ struct Sequence {
   }
 };
 
-/// lambda of one head of one layer, over the tokens where it depends on them.
+/// lambda of one head, over all tokens if it depends on the token.
 struct LambdaValue {
   double mean = 0;
   double min = 0;
@@ -48,8 +48,8 @@ struct LambdaValue {
 
 struct LambdaLayer {
   int64_t layer = 0;
-  std::optional<double> init;      // lambda_init, where the variant has one
-  std::vector<LambdaValue> heads;  // one when the layer has one lambda for all of its heads
+  std::optional<double> init;      // lambda_init, if the variant has one
+  std::vector<LambdaValue> heads;  // one value if all heads share lambda
 };
 
 struct ReportModel {
@@ -65,7 +65,7 @@ struct Series {
   std::string name;
   std::vector<double> x;
   std::vector<double> y;
-  std::vector<double> low;  // with high: a band around y; both empty or both as long as y
+  std::vector<double> low;  // low and high: a band around y; both empty or as long as y
   std::vector<double> high;
 };
 
@@ -82,8 +82,8 @@ struct TableColumn {
   enum class Better { kNeither, kHigher, kLower };
   std::string label;
   bool number = true;
-  int digits = 4;                    // significant ones
-  Better better = Better::kNeither;  // marks the best of a column
+  int digits = 4;                    // significant digits
+  Better better = Better::kNeither;  // the page marks the best value of the column
 };
 
 struct Table {
@@ -93,7 +93,7 @@ struct Table {
   std::vector<std::vector<std::variant<std::string, double>>> rows;
 };
 
-/// Everything of a report but its maps. Only `title` has to be there.
+/// A report without its maps. Only `title` is required.
 struct Report {
   std::string title;
   std::string subtitle;
@@ -104,8 +104,8 @@ struct Report {
   std::vector<Table> tables;
 };
 
-/// How the entries of a map are stored. kAuto: kFloat32 up to 256 tokens, kFloat16 up to 1024,
-/// kByte beyond.
+/// The storage format of map entries. kAuto means kFloat32 up to 256 tokens, kFloat16 up to 1024
+/// and kByte for more.
 enum class Precision { kAuto, kFloat32, kFloat16, kByte };
 
 /// The maps of one head on one sequence, row-major [M, N].
@@ -116,21 +116,21 @@ struct HeadMaps {
   int64_t head = 0;
   std::vector<float> p1;
   std::vector<float> p2;          // empty for plain attention
-  std::vector<float> lambda;      // one number or [M]; empty with p2
-  std::vector<float> difference;  // empty: p1 - lambda p2, or p1 where there is no p2
-  bool full = true;               // false: only a downsampled map of at most 256 x 256 cells
+  std::vector<float> lambda;      // one number or [M]; empty if p2 is empty
+  std::vector<float> difference;  // empty: p1 - lambda p2, or p1 without p2
+  bool full = true;               // false: store only a downsampled map of at most 512 x 512 cells
   Precision precision = Precision::kAuto;
 };
 
-/// The map itself, row-major [M, N]: `difference`, or p1 - lambda p2, or p1 without p2.
+/// Returns the final map, row-major [M, N]: `difference`, or p1 - lambda p2, or p1 without p2.
 std::vector<float> difference_of(const HeadMaps& maps, int64_t columns);
 
-/// Writes one self-contained HTML file, map after map, so that no more than one map has to be in
-/// memory. The file appears under its name on commit() or not at all.
+/// Writes one self-contained HTML file. It takes one map at a time, so only one needs to be in
+/// memory. The file becomes visible at commit() (see io::AtomicFile).
 ///
-/// Constructor and add() throw std::invalid_argument for a Report or map that contradicts itself,
-/// with the member's name, what was expected and what came; io::Error for a path that cannot be
-/// written. The format is docs/report_format.md.
+/// The constructor and add() throw std::invalid_argument if sizes in a Report or map contradict
+/// each other; the message names the member, the expected size and the actual one. They throw
+/// io::Error if the path cannot be written. docs/report_format.md describes the format.
 class ReportWriter {
  public:
   ReportWriter(const std::string& path, const Report& report);

@@ -9,10 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "diffattn/gqa_pairing.h"
 #include "diffattn/io/safetensors.h"
 
-/// Model folders from one published layout to another, tensor by tensor: at no time is more than
-/// one tensor of the source in memory. Free of torch.
+/// Converts model folders between published layouts, one tensor at a time: memory never holds more
+/// than one tensor of the source. Does not need torch.
 namespace diffattn::convert {
 
 enum class Format {
@@ -20,30 +21,26 @@ enum class Format {
   kMicrosoftV2,  // "microsoft_v2": the same with "microsoft_v2"
   kDiffLlama,    // "diffllama": Hugging Face DiffLlama
   kLlama,        // "llama": Hugging Face Llama
-  kMotif,        // "motif": Motif 2.6B and 12.7B, to be read only
-  kPhi4Flash,    // "phi4_flash": Phi-4-mini-flash, to be read only
-  kDiffattn,     // "diffattn": what reads Motif and Phi-4-flash here, to be written only
+  kMotif,        // "motif": Motif 2.6B and 12.7B; source only
+  kPhi4Flash,    // "phi4_flash": Phi-4-mini-flash; source only
+  kDiffattn,     // "diffattn": our layout for Motif and Phi-4-flash; target only
 };
 
 const std::vector<std::string>& format_names();
 std::optional<Format> parse_format(std::string_view name);
 std::string_view format_name(Format format);
 
-/// Which keys met which queries when a Microsoft model with shared kv heads was trained.
-enum class GqaPairing {
-  kPaired,       // Microsoft's flash files
-  kLegacyNaive,  // Microsoft's naive file: becomes a model with a kv head for every head
-};
+using diffattn::GqaPairing;
 
 /// One tensor of the result.
 struct TensorReport {
   io::TensorSpec tensor;
-  std::string source;  // its name in the source; empty when it was made
+  std::string source;  // name in the source; empty if the tensor is new
   std::string what;    // "copied", "rows permuted", ...
-  bool exact = true;   // no number was rounded
+  bool exact = true;   // true if no number was rounded
 };
 
-/// Something of the source that the result does not have, and why.
+/// A tensor or file of the source that the result does not have, and the reason.
 struct Left {
   std::string name, why;
 };
@@ -51,37 +48,41 @@ struct Left {
 struct Report {
   Format from = Format::kDiffLlama, to = Format::kDiffLlama;
   std::vector<TensorReport> tensors;  // sorted by name
-  std::vector<Left> left;             // tensors and files
-  std::vector<std::string> files;     // carried over
+  std::vector<Left> left;             // tensors and files that the result does not have
+  std::vector<std::string> files;     // copied files
   std::vector<std::string> weights;   // file names of the weights; empty after a dry run
-  std::vector<std::string> notes;     // what the user should know before using the result
-  std::uint64_t bytes = 0;            // of tensors written
+  std::vector<std::string> notes;     // notes for the user of the result
+  uint64_t bytes = 0;                 // total size of the written tensors
 };
 
 struct Options {
-  std::optional<Format> from;  // default: what config.json says
+  std::optional<Format> from;  // default: the format that config.json names
   Format to = Format::kDiffLlama;
+  /// The rule that a Microsoft source with shared kv heads was trained with. kLegacyNaive gives a
+  /// model with one kv head per head.
   GqaPairing pairing = GqaPairing::kPaired;
-  /// Motif and Phi-4-flash have parts that do not exist here: keep the attention layers.
+  /// Keeps only the attention layers: this library lacks other parts of Motif and Phi-4-flash.
   bool attention_only = false;
-  bool force = false;    // replace a model folder that is there already
+  bool force = false;    // replace an existing model folder
   bool dry_run = false;  // check everything, write nothing
   io::Symlinks symlinks = io::Symlinks::kRefuse;
-  std::uint64_t max_shard_bytes = std::uint64_t{50} << 30;
-  std::uint64_t seed = 0;  // of the second maps that a Llama is given
-  /// (part of a source name, what stands there instead): one after another, each where it first
-  /// fits. One that fits no name is an error.
+  uint64_t max_shard_bytes = uint64_t{50} << 30;
+  uint64_t seed = 0;  // random seed for the new second maps of a Llama
+  /// Pairs (text, replacement), applied in order. Each replaces the first occurrence of the text in
+  /// every tensor name of the source. Throws if no name contains the text.
   std::vector<std::pair<std::string, std::string>> renames;
-  /// Called after each tensor with bytes done and in all. May throw: nothing is left behind then.
-  std::function<void(std::uint64_t, std::uint64_t)> progress;
+  /// Called after each tensor with the bytes done and the total. If it throws, convert() removes
+  /// the incomplete target.
+  std::function<void(uint64_t, uint64_t)> progress;
 };
 
-/// Reads the model folder `source`, writes the model folder `target`, which appears complete or not
-/// at all. Tokenizer and other files are carried over; weights in other formats and code are not.
+/// Converts the model folder `source` to the model folder `target`. The target appears when it is
+/// complete or not at all. Copies the tokenizer and other files, but no code and no weights in
+/// other formats.
 ///
-/// Throws io::Error: a pair of formats without a conversion; tensors that are missing, unknown or
-/// of another shape; a source whose function the target cannot have (see docs/convert.md); a target
-/// that exists; a full disk.
+/// Throws io::Error if there is no conversion between the two formats; if tensors are missing,
+/// unknown or of the wrong shape; if the target format cannot represent the source's function (see
+/// docs/convert.md); if the target exists; or if the disk is full.
 Report convert(const std::string& source, const std::string& target, const Options& options);
 
 }  // namespace diffattn::convert

@@ -7,47 +7,45 @@
 #include <string_view>
 #include <vector>
 
-// How good answers are: classes and summaries.
-
 namespace diffattn::data {
 
-/// Which classes were taken for which.
+/// A confusion matrix.
 class Confusion {
  public:
-  explicit Confusion(std::int64_t classes = 0);
+  explicit Confusion(int64_t classes = 0);
 
-  /// Throws std::out_of_range for a class that is not one.
-  void add(std::int64_t label, std::int64_t predicted);
-  std::int64_t classes() const noexcept { return classes_; }
-  std::int64_t total() const noexcept { return total_; }
-  /// How often `label` was taken for `predicted`.
-  std::int64_t count(std::int64_t label, std::int64_t predicted) const;
+  /// Adds one prediction. Throws std::out_of_range for a class outside [0, classes).
+  void add(int64_t label, int64_t predicted);
+  int64_t classes() const noexcept { return classes_; }
+  int64_t total() const noexcept { return total_; }
+  /// Returns how often the model predicted `predicted` for `label`.
+  int64_t count(int64_t label, int64_t predicted) const;
 
   double accuracy() const;
-  /// Harmonic mean of precision and recall; 0 where both are.
-  double f1(std::int64_t label) const;
-  /// Mean of f1 over the classes that occurred, as label or as prediction; 0 when nothing did.
+  /// Returns the harmonic mean of precision and recall, or 0 if both are 0.
+  double f1(int64_t label) const;
+  /// Returns the mean of f1 over the classes that occurred as label or prediction, or 0 without
+  /// any.
   double macro_f1() const;
 
  private:
-  std::int64_t classes_ = 0, total_ = 0;
-  std::vector<std::int64_t> counts_;  // [label, predicted]
+  int64_t classes_ = 0, total_ = 0;
+  std::vector<int64_t> counts_;  // [label, predicted]
 };
 
-/// F1 of n-grams (rouge1, rouge2) and of the longest common subsequence (rouge_l).
+/// F1 scores of unigrams, bigrams and the longest common subsequence.
 struct Rouge {
   double rouge1 = 0, rouge2 = 0, rouge_l = 0;
 
   Rouge& operator+=(const Rouge& other);
 };
 
-/// Matches are counted with multiplicity, at most as often as both sides have them. A side without
-/// n-grams gives 0 (rouge2 of a single word, also of the same one), but two empty summaries agree
-/// in all three: 1.
-Rouge rouge(std::span<const std::int64_t> summary, std::span<const std::int64_t> reference);
+/// Computes ROUGE over token ids. An n-gram matches as often as both texts contain it. The score is
+/// 0 if a text has no n-gram (rouge2 of a single word), but 1 for two empty texts.
+Rouge rouge(std::span<const int64_t> summary, std::span<const int64_t> reference);
 
-/// The same over words: runs of ASCII letters and digits, lower case, and of bytes beyond ASCII;
-/// no stemming.
+/// Computes ROUGE over words: runs of ASCII letters and digits, in lower case, and of other bytes
+/// from 0x80 on. There is no stemming.
 Rouge rouge(std::string_view summary, std::string_view reference);
 
 }  // namespace diffattn::data

@@ -11,75 +11,78 @@
 #include "diffattn/data/packed_rows.h"
 #include "diffattn/data/random.h"
 
-// Tasks that are generated, not read: endless, and a function of a seed alone. Example number i of
-// a split is drawn from its own stream of random numbers, so that any example can be made at once.
+// Generated tasks: endless data that depends only on a seed. Each example of a split has its own
+// stream of random numbers, so any example can be generated directly.
 
 namespace diffattn::data {
 
-enum class Split : std::uint64_t { kTrain = 0, kValidation = 1 };
+enum class Split : uint64_t { kTrain = 0, kValidation = 1 };
 
-/// A question in a sequence: what a model says at `asked` is right if it is the token at `answer`.
+/// A question in a sequence: the prediction at position `asked` should be the token at `answer`.
 struct Question {
-  std::int64_t asked = 0;
-  std::int64_t answer = 0;
+  int64_t asked = 0;
+  int64_t answer = 0;
 };
 
 struct TaskSequence {
-  std::vector<std::int64_t> ids;
-  std::vector<std::int64_t> labels;  // kIgnoredLabel but where an answer is asked for
+  std::vector<int64_t> ids;
+  std::vector<int64_t> labels;  // the answer at each question, kIgnoredLabel elsewhere
   std::vector<Question> questions;
 };
 
-/// A task for a causal model: sequences of one length, some tokens of which can be known from what
-/// stands before.
+/// Generates sequences of one length for a causal model. The model can infer some of their tokens
+/// from the tokens before.
 class SequenceTask {
  public:
   virtual ~SequenceTask() = default;
-  virtual std::int64_t vocab_size() const = 0;
-  virtual std::int64_t length() const = 0;
-  TaskSequence example(std::uint64_t seed, Split split, std::uint64_t index) const;
+  virtual int64_t vocab_size() const = 0;
+  virtual int64_t length() const = 0;
+  /// Returns sequence number `index` of a split.
+  TaskSequence example(uint64_t seed, Split split, uint64_t index) const;
 
  protected:
-  /// With room for length() tokens.
+  /// Returns an empty sequence with reserved memory for length() tokens.
   TaskSequence empty_sequence() const;
 
  private:
   virtual TaskSequence make(Random& random) const = 0;
 };
 
-/// Needles in a haystack: `needles` facts (a key and its value next to each other) somewhere among
-/// noise, then `questions` times a mark and the key of one of `asked` of them, whose value is the
-/// answer and follows. Up to `asked` questions differ; with more of them, each draws its needle.
+/// Needles in a haystack. `needles` facts, each a key and its value, lie in noise. Then come
+/// `questions` questions: a mark, the key of a needle, and its value, which is the answer. With at
+/// most `asked` questions, each is about another needle; else each draws one of `asked` needles.
 struct NeedleOptions {
-  std::int64_t length = 512;  // of the haystack
-  std::int64_t needles = 4;
-  std::int64_t asked = 2;  // different needles that questions are about
-  std::int64_t questions = 2;
-  /// Where the needle of the first question lies, from 0 (front) to 1; anywhere without it.
+  int64_t length = 512;  // tokens of the haystack
+  int64_t needles = 4;
+  int64_t asked = 2;  // number of different needles in questions
+  int64_t questions = 2;
+  /// Position of the needle of the first question, from 0 (front) to 1 (end); random if not set.
   std::optional<double> depth;
-  std::int64_t keys = 64, values = 64, noise = 128;  // kinds of tokens
-  /// Each sequence has between min_needles and needles of them; 0: always needles. Fewer needles
-  /// than `asked`: all are asked for.
-  std::int64_t min_needles = 0;
+  int64_t keys = 64, values = 64, noise = 128;  // numbers of different tokens
+  /// Each sequence has between min_needles and `needles` needles; 0: always `needles`. With fewer
+  /// than `asked` needles, questions may be about all of them.
+  int64_t min_needles = 0;
 };
+/// Throws io::Error that names an option out of range; so do the other generators below.
 std::unique_ptr<SequenceTask> needle_task(const NeedleOptions& options);
-/// A token of such a sequence as people read it: "key7", "val12", "n3" (noise), "?" (the mark).
-std::string needle_label(std::int64_t id, const NeedleOptions& options);
+/// Returns a readable name of a token: "key7", "val12", "n3" (noise), "?" (mark).
+std::string needle_label(int64_t id, const NeedleOptions& options);
 
-/// Pairs of two-token keys and values, one after the other; for each pair that is asked for there
-/// are `distractors` that share one half of its key. Then the questions, as above.
+/// Associative recall. A sequence is a list of pairs: a key of two tokens and its value. `pairs`
+/// groups of pairs share the first half of their key; a group has 1 + `distractors` pairs. Then
+/// come questions as in NeedleOptions, each about a random pair.
 struct RecallOptions {
-  std::int64_t pairs = 16;  // those that may be asked for; each brings its distractors
-  std::int64_t distractors = 1;
-  std::int64_t questions = 8;
-  std::int64_t key_parts = 32, values = 64;  // kinds of tokens
+  int64_t pairs = 16;       // different first halves of keys
+  int64_t distractors = 1;  // further pairs with the same first half
+  int64_t questions = 8;
+  int64_t key_parts = 32, values = 64;  // numbers of different tokens
 };
 std::unique_ptr<SequenceTask> recall_task(const RecallOptions& options);
 
-/// Batches of a SequenceTask; every row is one segment. Its position is the number of sequences.
+/// Batches of a SequenceTask, with one sequence per row. The position is the number of sequences.
 class TaskRows {
  public:
-  /// batch_size, seed, rank and world_size of options count.
+  /// Uses batch_size, seed, rank and world_size of `options`.
   TaskRows(std::shared_ptr<const SequenceTask> task, Split split, const RowOptions& options);
   RowBatch next();
   std::string position() const;
@@ -89,49 +92,48 @@ class TaskRows {
   std::shared_ptr<const SequenceTask> task_;
   Split split_;
   RowOptions options_;
-  std::uint64_t taken_ = 0;
+  uint64_t taken_ = 0;
 };
 
-/// A task of examples: a source with a class, or with a target.
+/// Generates examples: a source with a class, or with a target.
 class ExampleTask {
  public:
   virtual ~ExampleTask() = default;
-  virtual std::int64_t vocab_size() const = 0;
-  /// 0 for tasks with targets.
-  virtual std::int64_t classes() const = 0;
-  Example example(std::uint64_t seed, Split split, std::uint64_t index) const;
-  /// Examples first ... first + count - 1.
-  ExampleSet examples(std::uint64_t seed, Split split, std::uint64_t first,
-                      std::uint64_t count) const;
+  virtual int64_t vocab_size() const = 0;
+  /// Returns the number of classes, or 0 for examples with targets.
+  virtual int64_t classes() const = 0;
+  Example example(uint64_t seed, Split split, uint64_t index) const;
+  /// Returns the examples first ... first + count - 1.
+  ExampleSet examples(uint64_t seed, Split split, uint64_t first, uint64_t count) const;
 
  private:
   virtual Example make(Random& random) const = 0;
 };
 
-/// Texts of noise words with `signal` words of their class among them, and fewer of other classes.
+/// Texts of noise words with `signal` words of their class, and fewer words of other classes.
 struct NoisyTextOptions {
-  std::int64_t classes = 4;
-  std::int64_t length = 64;
-  std::int64_t signal = 4;
-  std::int64_t misleading = 2;  // words of other classes; below signal
-  std::int64_t words_per_class = 8, noise = 128;
+  int64_t classes = 4;
+  int64_t length = 64;
+  int64_t signal = 4;
+  int64_t misleading = 2;  // words of other classes; fewer than signal
+  int64_t words_per_class = 8, noise = 128;
 };
 std::unique_ptr<ExampleTask> noisy_text_task(const NoisyTextOptions& options);
 
-/// Documents of sentences, each behind a cue. Half of the cues mark what belongs into the summary:
-/// these sentences, in order, each with a stop; then the end.
+/// Documents of sentences, each of which begins with a cue. Half of the cues mark sentences of the
+/// summary. The summary has these sentences in order, each with a stop, and then the end token.
 struct SelectOptions {
-  std::int64_t sentences = 8;
-  std::int64_t selected = 2;
-  std::int64_t words = 6;  // of a sentence
-  std::int64_t cues = 8, vocabulary = 128;
+  int64_t sentences = 8;
+  int64_t selected = 2;
+  int64_t words = 6;  // per sentence
+  int64_t cues = 8, vocabulary = 128;
 };
 std::unique_ptr<ExampleTask> select_task(const SelectOptions& options);
 
-/// Batches of an ExampleTask. Its position is the number of examples.
+/// Batches of an ExampleTask. The position is the number of examples.
 class ExampleRows {
  public:
-  /// batch_size, seed, rank and world_size of options count.
+  /// Uses batch_size, seed, rank and world_size of `options`.
   ExampleRows(std::shared_ptr<const ExampleTask> task, Split split, const RowOptions& options);
   ExampleSet next();
   std::string position() const;
@@ -141,11 +143,11 @@ class ExampleRows {
   std::shared_ptr<const ExampleTask> task_;
   Split split_;
   RowOptions options_;
-  std::uint64_t taken_ = 0;
+  uint64_t taken_ = 0;
 };
 
-/// Tokens that every generated task has; kinds of its own follow.
-enum TaskToken : std::int64_t {
+/// Tokens that all generated tasks share. The tokens of a task follow from kTaskTokens on.
+enum TaskToken : int64_t {
   kTaskPad = 0,
   kTaskMark = 1,
   kTaskStop = 2,

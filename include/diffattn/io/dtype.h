@@ -10,8 +10,8 @@
 
 namespace diffattn::io {
 
-/// Element types of the safetensors format, in its order of growing alignment.
-enum class Dtype : std::uint8_t {
+/// Element types of the safetensors format, in the format's order of increasing alignment.
+enum class Dtype : uint8_t {
   kBool,
   kF4,
   kF6E2M3,
@@ -36,34 +36,34 @@ enum class Dtype : std::uint8_t {
   kU64,
 };
 
-inline constexpr std::size_t kDtypeCount = 22;
+inline constexpr size_t kDtypeCount = 22;
 
-/// Every dtype once, in enum order.
+/// Returns every dtype once, in enum order.
 const std::array<Dtype, kDtypeCount>& all_dtypes() noexcept;
 
-/// The name in the file: "F32", "BF16", "F8_E4M3", ...
+/// Returns the name used in files: "F32", "BF16", "F8_E4M3", ...
 std::string_view dtype_name(Dtype dtype) noexcept;
 
-/// Bits of one element; 4 and 6 for the packed sub-byte types.
-std::uint64_t dtype_bits(Dtype dtype) noexcept;
+/// Returns the bits of one element: 4 or 6 for the packed sub-byte types.
+uint64_t dtype_bits(Dtype dtype) noexcept;
 
-/// The dtype with that exact name (case matters), or nothing.
+/// Returns the dtype with that exact name (case matters), or nullopt.
 std::optional<Dtype> parse_dtype(std::string_view name) noexcept;
 
-/// `DtypeOf<T>::value` is the dtype whose elements are objects of type T. bool is left out on
-/// purpose: a BOOL byte in a file may be neither 0 nor 1, which no C++ bool may hold.
+/// `DtypeOf<T>::value` is the dtype whose elements are objects of type T. There is none for bool:
+/// a BOOL byte in a file may be neither 0 nor 1, and a C++ bool may hold nothing else.
 template <typename T>
 struct DtypeOf;
 
 // clang-format off
-template <> struct DtypeOf<std::uint8_t> { static constexpr Dtype value = Dtype::kU8; };
-template <> struct DtypeOf<std::int8_t> { static constexpr Dtype value = Dtype::kI8; };
-template <> struct DtypeOf<std::uint16_t> { static constexpr Dtype value = Dtype::kU16; };
-template <> struct DtypeOf<std::int16_t> { static constexpr Dtype value = Dtype::kI16; };
-template <> struct DtypeOf<std::uint32_t> { static constexpr Dtype value = Dtype::kU32; };
-template <> struct DtypeOf<std::int32_t> { static constexpr Dtype value = Dtype::kI32; };
-template <> struct DtypeOf<std::uint64_t> { static constexpr Dtype value = Dtype::kU64; };
-template <> struct DtypeOf<std::int64_t> { static constexpr Dtype value = Dtype::kI64; };
+template <> struct DtypeOf<uint8_t> { static constexpr Dtype value = Dtype::kU8; };
+template <> struct DtypeOf<int8_t> { static constexpr Dtype value = Dtype::kI8; };
+template <> struct DtypeOf<uint16_t> { static constexpr Dtype value = Dtype::kU16; };
+template <> struct DtypeOf<int16_t> { static constexpr Dtype value = Dtype::kI16; };
+template <> struct DtypeOf<uint32_t> { static constexpr Dtype value = Dtype::kU32; };
+template <> struct DtypeOf<int32_t> { static constexpr Dtype value = Dtype::kI32; };
+template <> struct DtypeOf<uint64_t> { static constexpr Dtype value = Dtype::kU64; };
+template <> struct DtypeOf<int64_t> { static constexpr Dtype value = Dtype::kI64; };
 template <> struct DtypeOf<float> { static constexpr Dtype value = Dtype::kF32; };
 template <> struct DtypeOf<double> { static constexpr Dtype value = Dtype::kF64; };
 template <> struct DtypeOf<std::complex<float>> { static constexpr Dtype value = Dtype::kC64; };

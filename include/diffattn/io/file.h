@@ -12,11 +12,11 @@ namespace diffattn::io {
 
 enum class Symlinks { kFollow, kRefuse };
 
-/// An open directory; files inside it are opened relative to it, so that a rename or a swapped
-/// symbolic link further up cannot redirect them.
+/// An open directory. Files are opened relative to it, so renaming a parent folder or replacing it
+/// with a symbolic link cannot redirect them.
 class Directory {
  public:
-  /// Throws Error when path is not a directory that can be opened.
+  /// Throws Error if path is not a directory or cannot be opened.
   static Directory open(const std::string& path);
   Directory(Directory&& other) noexcept;
   Directory& operator=(Directory&& other) noexcept;
@@ -24,9 +24,9 @@ class Directory {
 
   int fd() const noexcept { return fd_; }
   const std::string& path() const noexcept { return path_; }
-  /// path() joined with a bare name, for messages.
+  /// Joins path() and a bare name, for messages.
   std::string join(std::string_view name) const;
-  /// True when an entry of that name exists, of whatever kind.
+  /// True if an entry of that name exists: a file, a folder or anything else.
   bool contains(const std::string& name) const;
 
  private:
@@ -35,13 +35,13 @@ class Directory {
   std::string path_;
 };
 
-/// A regular file open for reading. Reads go through pread and not a mapping: a mapped file that
-/// shrinks kills the process with SIGBUS, a short read is an Error.
+/// A regular file open for reading. It uses pread instead of a memory mapping: if the file shrinks,
+/// pread reports a short read, whereas a mapping kills the process with SIGBUS.
 ///
-/// read() may be called from several threads at once.
+/// Several threads may call read() at once.
 class File {
  public:
-  /// Refuses directories, FIFOs, sockets and devices without blocking on them.
+  /// Throws Error for directories, FIFOs, sockets and devices, and never blocks on them.
   static File open(const std::string& path, Symlinks symlinks = Symlinks::kFollow);
   /// Opens a bare name (no '/') inside an open directory.
   static File open_in(const Directory& directory, const std::string& name, Symlinks symlinks);
@@ -50,32 +50,31 @@ class File {
   ~File();
 
   /// Size when the file was opened.
-  std::uint64_t size() const noexcept { return size_; }
+  uint64_t size() const noexcept { return size_; }
   const std::string& name() const noexcept { return name_; }
   int fd() const noexcept { return fd_; }
-  /// Fills out with the bytes from offset on; throws Error unless all of them are there.
-  void read(std::uint64_t offset, std::span<std::byte> out) const;
+  /// Fills out with the bytes from offset on. Throws Error if the file has fewer.
+  void read(uint64_t offset, std::span<std::byte> out) const;
 
  private:
-  File(int fd, std::uint64_t size, std::string name)
-      : fd_(fd), size_(size), name_(std::move(name)) {}
+  File(int fd, uint64_t size, std::string name) : fd_(fd), size_(size), name_(std::move(name)) {}
   static File adopt(int fd, std::string name);
   int fd_ = -1;
-  std::uint64_t size_ = 0;
+  uint64_t size_ = 0;
   std::string name_;
 };
 
-/// The whole file as text; throws Error when it has more than max_bytes bytes.
-std::string read_text(const File& file, std::uint64_t max_bytes);
-std::string read_text(const std::string& path, std::uint64_t max_bytes);
+/// Returns the whole file as text. Throws Error if it has more than max_bytes bytes.
+std::string read_text(const File& file, uint64_t max_bytes);
+std::string read_text(const std::string& path, uint64_t max_bytes);
 
-/// A file that appears under its name complete or not at all.
+/// A file that is written completely or not at all.
 ///
-/// Data goes to a hidden sibling; commit() syncs it, renames it over the target and syncs the
-/// directory. Until commit() returns from the rename the old file stays as it was, also for those
-/// who have it open. Destroyed before that, the sibling is removed. A symbolic link at the target
-/// is replaced, not followed; any other non-file there is refused. The file gets mode 0666 less
-/// the umask. Not for use by several threads at once.
+/// Data goes to a hidden temporary file in the same folder. commit() syncs it, renames it over the
+/// target and syncs the directory. Until the rename, the old file stays unchanged. The destructor
+/// removes the temporary file if commit() was not called. commit() replaces a symbolic link at the
+/// target instead of following it; the constructor throws Error for directories and devices. The
+/// file gets mode 0666 less the umask. Not thread-safe.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -83,13 +82,14 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile();
 
-  /// Appends after the last append.
+  /// Appends data after the previous append.
   void append(std::span<const std::byte> data);
   void append(std::string_view text);
-  /// Writes at an offset of its own, in any order, without moving the append position.
-  void write_at(std::uint64_t offset, std::span<const std::byte> data);
-  /// Makes the file visible. Nothing may be written afterwards. An Error from the last step, the
-  /// directory's sync, says that the new file is in place but may not survive a power cut.
+  /// Writes at the given offset; the append position stays the same.
+  void write_at(uint64_t offset, std::span<const std::byte> data);
+  /// Makes the file visible. No writes are allowed afterwards. If only the last step fails, the
+  /// sync of the directory, the Error says that the file is in place: a power cut may still undo
+  /// it.
   void commit();
 
   const std::string& path() const noexcept { return path_; }
@@ -103,7 +103,7 @@ class AtomicFile {
   std::string temporary_name_;
   Directory directory_;
   int fd_ = -1;
-  std::uint64_t position_ = 0;
+  uint64_t position_ = 0;
 };
 
 /// Writes text to path through an AtomicFile.

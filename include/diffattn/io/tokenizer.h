@@ -14,90 +14,87 @@
 
 namespace diffattn::io {
 
-using TokenId = std::uint32_t;
+using TokenId = uint32_t;
 
-inline constexpr std::uint64_t kMaxTokenizerBytes = std::uint64_t{256} << 20;
-inline constexpr std::size_t kMaxVocabulary = std::size_t{1} << 24;
-inline constexpr std::size_t kMaxTokenBytes = 4096;
-inline constexpr std::size_t kMaxAddedTokens = std::size_t{1} << 16;
+inline constexpr uint64_t kMaxTokenizerBytes = uint64_t{256} << 20;
+inline constexpr size_t kMaxVocabulary = size_t{1} << 24;
+inline constexpr size_t kMaxTokenBytes = 4096;
+inline constexpr size_t kMaxAddedTokens = size_t{1} << 16;
 inline constexpr char kTokenizerFile[] = "tokenizer.json";
 inline constexpr char kEndOfText[] = "<|endoftext|>";
 
-/// A token found in the text before anything else looks at it.
+/// A token that the tokenizer finds in the text before any other step.
 struct AddedToken {
   std::string content;
   TokenId id = 0;
-  bool special = false;      // left out by decoding on request
-  bool single_word = false;  // only where no word character touches it
-  bool lstrip = false;       // takes the white space before it along
-  bool rstrip = false;       // and behind it
-  bool normalized = false;   // looked for in the normalised text
+  bool special = false;      // decode() can omit it
+  bool single_word = false;  // matches only if no word character touches it
+  bool lstrip = false;       // the match includes the white space before it
+  bool rstrip = false;       // the match includes the white space after it
+  bool normalized = false;   // matches in the normalised text
 };
 
 struct EncodeOptions {
-  /// What the post-processor puts around a text (begin and end of sequence).
+  /// Adds the tokens of the post-processor (begin and end of sequence).
   bool add_special_tokens = true;
-  /// Whether special tokens written out in the text count as such. Off for untrusted text.
+  /// Recognises special tokens that are written out in the text. Turn this off for untrusted text.
   bool special_from_text = true;
 };
 
-/// Text to ids and back. Immutable and cheap to copy; every member may be called from several
-/// threads at once.
+/// Converts text to ids and back. Immutable, cheap to copy and thread-safe.
 ///
-/// Takes any bytes as text: what is not valid UTF-8 keeps its bytes, each a character that is
-/// neither letter, number nor space, and a byte-level tokenizer gives them back unchanged.
-/// Ids are those of the `tokenizers` library for every text that is valid UTF-8, except that NFC
-/// follows Unicode 16.0. Encoding takes time linear in the text, but for words beyond some thousand
-/// bytes, which take n log n.
+/// Text may be any bytes. Each byte that is not valid UTF-8 counts as a character that is neither
+/// letter, number nor space; byte-level tokenizers decode it unchanged. For valid UTF-8 the ids are
+/// those of the `tokenizers` library, except that NFC follows Unicode 16.0. Encoding takes time
+/// linear in the text, and n log n for words beyond some thousand bytes.
 class Tokenizer {
  public:
   struct Impl;  // opaque
-  /// Bytes as ids 0 to 255 and kEndOfText as 256.
+  /// Returns a tokenizer with the bytes as ids 0 to 255 and kEndOfText as 256.
   static Tokenizer bytes();
-  /// Reads a tokenizer.json, or tokenizer.json in a folder. Refuses with Error what it does not
-  /// know: other models than BPE, other steps than those below, patterns it has no matcher for.
+  /// Reads a tokenizer.json, or the tokenizer.json in a folder. Throws Error for models other than
+  /// BPE, steps that are not listed below, and unknown patterns.
   ///   normalizer      NFC, Replace (of a string), Prepend, Sequence
-  ///   pre_tokenizer   ByteLevel, Split (GPT-2, Llama 3, Qwen 2, o200k patterns), Digits,
-  ///   Metaspace,
-  ///                   Sequence
+  ///   pre_tokenizer   ByteLevel, Split (GPT-2, Llama 3, Qwen 2 and o200k patterns),
+  ///                   Digits, Metaspace, Sequence
   ///   post_processor  TemplateProcessing, ByteLevel, RobertaProcessing, BertProcessing, Sequence
   ///   decoder         ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, Sequence
-  /// `truncation` and `padding` are kept but not applied: rows are the caller's business.
+  /// to_json() keeps `truncation` and `padding`, but encode() ignores them.
   static Tokenizer read(const std::string& path);
-  /// The same from text; file is for messages.
+  /// Like read(), but parses text; file is only used for messages.
   static Tokenizer parse(std::string_view json, const std::string& file);
 
   std::vector<TokenId> encode(std::string_view text, const EncodeOptions& options = {}) const;
-  /// Appends to ids instead.
+  /// Appends the ids to `ids`.
   void encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids) const;
 
-  /// The bytes that ids stand for. Ids without a token are left out, as are special tokens on
-  /// request.
+  /// Returns the bytes that ids stand for. Omits ids without a token and, if skip_special_tokens is
+  /// true, special tokens.
   std::string decode_bytes(std::span<const TokenId> ids, bool skip_special_tokens = true) const;
-  /// The same as valid UTF-8: ill-formed parts become U+FFFD.
+  /// Like decode_bytes(), but replaces ill-formed UTF-8 with U+FFFD.
   std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = true) const;
 
   /// One more than the largest id.
-  std::size_t vocab_size() const noexcept;
-  /// The id of a token as it stands in the file (in byte-level files a space is U+0120).
+  size_t vocab_size() const noexcept;
+  /// Returns the id of a token, spelled as in the file (byte-level files write a space as U+0120).
   std::optional<TokenId> token_to_id(std::string_view token) const;
-  /// The token as it stands in the file, or nothing.
+  /// Returns the token as the file spells it, or nullopt.
   std::optional<std::string_view> id_to_token(TokenId id) const;
   bool is_special(TokenId id) const;
   const std::vector<AddedToken>& added_tokens() const noexcept;
-  /// What the post-processor puts before and behind a text.
+  /// The tokens that the post-processor adds before and after a text.
   std::span<const TokenId> prefix() const noexcept;
   std::span<const TokenId> suffix() const noexcept;
-  /// The token that ends a document: the last of suffix(), else the first special token with a
-  /// name in use for it (kEndOfText, </s>, <|end_of_text|>, <|im_end|>, <eos>, ...), else nothing.
+  /// Returns the token that ends a document: the last of suffix(), else the first special token
+  /// with a usual name (kEndOfText, </s>, <|end_of_text|>, <|im_end|>, <eos>, ...), else nullopt.
   std::optional<TokenId> end_of_text() const;
 
-  /// The tokenizer.json, a function of content alone: the vocabulary ordered by id.
+  /// Returns the tokenizer.json. Equal tokenizers give equal text: the vocabulary is ordered by id.
   std::string to_json() const;
   /// Writes to_json() through an AtomicFile.
   void write(const std::string& path) const;
-  /// Of to_json(); token files carry it.
-  std::uint64_t hash() const;
+  /// Returns the hash of to_json(), which token files store.
+  uint64_t hash() const;
 
  private:
   friend class StreamDecoder;
@@ -105,26 +102,26 @@ class Tokenizer {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// The tokenizer of a model folder, or nothing when it has none. Throws Error for a folder that
-/// cannot be opened, and as Tokenizer::read().
+/// Returns the tokenizer of a model folder, or nullopt if it has none. Throws Error if the folder
+/// cannot be opened, or if Tokenizer::read() throws.
 std::optional<Tokenizer> tokenizer_in(const std::string& folder);
 
-/// Decodes ids as they come. What a call returns is valid UTF-8: bytes of a character that is not
-/// complete yet are held back. All returned pieces together are decode() of all ids.
+/// Decodes a stream of ids. Each call returns valid UTF-8 and keeps the bytes of an incomplete
+/// character for the next call. All pieces together equal decode() of all ids.
 class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true);
   std::string push(TokenId id);
-  /// What is still held back, as U+FFFD. The next push() begins a new text.
+  /// Ends the text: returns U+FFFD for an incomplete character. The next push() begins a new text.
   std::string finish();
 
  private:
   Tokenizer tokenizer_;
   bool skip_special_tokens_;
-  bool any_ = false;          // a token has come
-  bool at_begin_ = true;      // of the text: what the decoder strips there may still follow
-  std::size_t stripped_ = 0;  // so far
-  std::string held_;          // bytes of a character that is not complete
+  bool any_ = false;      // this text has had a token
+  bool at_begin_ = true;  // the decoder may still strip characters at the start
+  size_t stripped_ = 0;   // characters stripped so far
+  std::string held_;      // bytes of an incomplete character
 };
 
 }  // namespace diffattn::io

@@ -11,31 +11,31 @@
 
 namespace diffattn::io {
 
-/// How text is cut into words, inside which pairs are merged.
+/// The pattern that splits text into words. Merges never cross a word's end.
 enum class WordPattern { kGpt2, kLlama3, kQwen2 };
 
 struct TrainingOptions {
-  std::size_t vocab_size = 16384;   // special tokens and the 256 bytes included
-  std::uint64_t min_frequency = 2;  // of a pair that is merged
+  size_t vocab_size = 16384;   // includes the special tokens and the 256 bytes
+  uint64_t min_frequency = 2;  // rarer pairs are not merged
   WordPattern pattern = WordPattern::kLlama3;
   bool nfc = false;
-  std::vector<std::string> special_tokens = {kEndOfText};  // get the first ids
+  std::vector<std::string> special_tokens = {kEndOfText};  // they get the first ids
   unsigned threads = 0;                                    // 0: one per core
 };
 
-/// One call per step of work, from the calling thread.
+/// The argument of a ProgressCallback, which the trainer calls from the calling thread.
 struct TrainingProgress {
   enum class Phase { kCount, kMerge } phase = Phase::kCount;
-  std::uint64_t done = 0;  // bytes read; tokens in the vocabulary
-  std::uint64_t total = 0;
+  uint64_t done = 0;  // kCount: bytes read; kMerge: tokens in the vocabulary
+  uint64_t total = 0;
 };
 using ProgressCallback = std::function<void(const TrainingProgress&)>;
 
-/// Learns a byte-level BPE tokenizer. The result depends on the text alone, not on threads; it is
-/// that of the `tokenizers` library's BpeTrainer fed with the same texts.
+/// Trains a byte-level BPE tokenizer. The result depends only on the text and the options, not on
+/// the number of threads. It equals that of BpeTrainer in the `tokenizers` library.
 ///
-/// Words of a text never cross from one add_text() to the next. Special tokens written out in the
-/// text are text like any other.
+/// Words do not continue from one add_text() to the next. Special tokens that are written out in
+/// the text count as ordinary text.
 class TokenizerTrainer {
  public:
   explicit TokenizerTrainer(TrainingOptions options);
@@ -44,9 +44,9 @@ class TokenizerTrainer {
   TokenizerTrainer& operator=(TokenizerTrainer&&) noexcept;
 
   void add_text(std::string_view text);
-  /// Reads a file of any size in pieces that end at a line's end. Throws Error.
+  /// Reads a file of any size in chunks that end between words. Throws Error.
   void add_file(const std::string& path, const ProgressCallback& progress = {});
-  /// Throws Error when vocab_size has no room for bytes and special tokens.
+  /// Throws Error if vocab_size is too small for the 256 bytes and the special tokens.
   Tokenizer train(const ProgressCallback& progress = {}) const;
 
  private:

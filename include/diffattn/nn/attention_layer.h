@@ -17,84 +17,85 @@ struct TokenPast;
 
 namespace diffattn::nn {
 
-/// Who may see whom in one call. Everything given here combines with the layer's own `causal` and
-/// `window`, except that `causal` and `window`, when given, replace them.
+/// The masks of one call. `causal` and `window` replace those of the layer if given; the others
+/// combine with them.
 struct AttentionMask {
   TORCH_ARG(std::optional<bool>, causal);
   TORCH_ARG(std::optional<int64_t>, window);
-  /// Boolean (true = may see) or additive; broadcasts to [B, H, M, N].
+  /// Boolean (true = visible) or additive; broadcasts to [B, H, M, N].
   TORCH_ARG(std::optional<torch::Tensor>, mask);
-  /// [B] integers: keys before it are padding (left padding).
+  /// [B] integers: keys n < key_starts[b] are padding (left padding).
   TORCH_ARG(std::optional<torch::Tensor>, key_starts);
-  /// [B] integers: keys from it on are padding (right padding).
+  /// [B] integers: keys n >= key_lengths[b] are padding (right padding).
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
-  /// [S + 1] integers: x is packed [total, E], S sequences one after another. `cu_seqlens_k`
-  /// belongs to a packed context (default: as cu_seqlens_q).
+  /// [S + 1] integers: x is packed [total, E], and sequence s is rows [cu_seqlens_q[s],
+  /// cu_seqlens_q[s + 1]). `cu_seqlens_k` is for a packed context (default: cu_seqlens_q).
   TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens_q);
   TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens_k);
 };
 
-/// What an attention layer reads. Rows of x are the newest tokens: with a cache, row m stands at
-/// cache length + m and sees what the cache holds.
+/// The input of an attention layer. Rows of x are the newest tokens: with a cache, row m has the
+/// position cache length + m and also sees the tokens in the cache.
 struct AttentionInput {
   torch::Tensor x = {};                       // [B, M, E]; packed [total, E]
   std::optional<torch::Tensor> context = {};  // cross-attention: [B, N, C]; packed [total_k, C]
   AttentionMask mask = {};
-  /// [M] or [B, M] (packed [total]) integers for the rotary embedding. Default: cache length, ... ;
-  /// in packed sequences each counts from 0.
+  /// [M] or [B, M] (packed [total]) integers for the rotary embedding. Default: consecutive numbers
+  /// from the cache length on; packed sequences each start at 0.
   std::optional<torch::Tensor> positions = {};
-  /// What `AttentionLayer::angles` of a layer with the same rotary embedding gave for this input,
-  /// so that the layers of a model need not each work them out.
+  /// The result of `AttentionLayer::angles` for this input, from a layer with the same rotary
+  /// embedding. The layers of a model share it.
   std::optional<RotaryTable> angles = {};
-  /// Self-attention: x is appended. Cross-attention: filled from the context when empty, and then
-  /// the context may be left out.
+  /// Self-attention appends the keys and values of x. Cross-attention fills an empty cache from the
+  /// context; later calls may leave the context out.
   KvCache* cache = nullptr;
 };
 
-/// The arguments of one `attention` call: `attention_stats(q1, q2, k1, k2, lambda, options)` and
-/// `attention_map(...)` of them describe the map that the layer used.
+/// The arguments of one `attention` call. Passed to `attention_stats` or `attention_map`, they
+/// describe the map that the layer used.
 struct HeadTensors {
   torch::Tensor q1 = {}, q2 = {};  // [B, M, H, D]; packed [total, H, D]
   torch::Tensor k1 = {}, k2 = {};  // [B, N, Hkv, D]
   torch::Tensor v = {};            // [B, N, Hkv, Dv]
   torch::Tensor lambda = {};       // one number, [H] or [B, M, H]
   AttentionOptions options = {};
-  /// An ordinary softmax map: q2 = q1, k2 = k1, lambda = 0, and routes compute one map only.
+  /// True for an ordinary softmax map: q2 = q1, k2 = k1, lambda = 0. Routes then compute one map.
   bool single_map = false;
 };
 
-/// What a layer computed on the way, with its graph: one entry per `attention` call of the layer.
+/// The `attention` calls of a layer, in order, with their graph.
 struct AttentionTrace {
   std::vector<HeadTensors> calls;
 };
 
-/// Any attention of the family, so that models hold one type.
+/// Base class of all attention layers.
 class AttentionLayer : public torch::nn::Module {
  public:
-  /// Returns [B, M, E] (packed [total, E]). Fills `trace` when there is one.
+  /// Returns [B, M, E] (packed [total, E]). Appends to `trace` if it is not null.
   virtual torch::Tensor forward(const AttentionInput& input, AttentionTrace* trace = nullptr) = 0;
 
-  /// Whether `forward` already adds its input: a block must then not add it again.
+  /// True if `forward` adds its input to the result, so that a block must not.
   virtual bool adds_residual() const { return false; }
 
-  /// The angles by which the rows of x turn; none without a rotary embedding.
+  /// Returns the rotary angles of the rows of x; none without a rotary embedding.
   virtual std::optional<RotaryTable> angles(const AttentionInput& /*input*/) { return {}; }
 
-  /// What `token_layer` needs to compute this layer for one new token per row behind those of the
-  /// cache; none where it cannot.
+  /// Returns the parameters with which `token_layer` computes this layer for one new token per row;
+  /// none if it cannot.
   virtual std::optional<TokenAttention> token_attention(const AttentionInput& input) const;
-  /// Makes room for these tokens in the cache. Only after `token_attention` gave something.
+  /// Makes room for these tokens in the cache and returns the state before them. Call it only if
+  /// `token_attention` returned a value.
   virtual TokenPast token_past(const AttentionInput& input);
 
-  /// From now on lambda is `factor` times what the parameters say; 1 at first. Nothing for layers
-  /// without a lambda between two maps (plain, introspective).
+  /// Multiplies lambda by `factor` in all later calls; initially 1. Layers without a second map
+  /// (plain, introspective) ignore it.
   virtual void scale_lambda(double /*factor*/) {}
 
-  /// Number of parameters, all of them.
+  /// Returns the number of elements of all parameters.
   int64_t parameter_count() const;
 };
 
-/// `AttentionLayer::scale_lambda` of every attention layer inside a model.
+/// Calls `AttentionLayer::scale_lambda` for every attention layer of a model.
 void scale_lambda(torch::nn::Module& model, double factor);
 
 }  // namespace diffattn::nn

@@ -10,17 +10,19 @@
 
 namespace diffattn::nn {
 
-/// Two numbers in [0, 1] that a loss may add, with A the map, i its rows, j what row i may see:
-///   sparsity = mean_i sum_j |A_ij| / (1 + |lambda|)   small when map 2 cancels much of map 1
-///   focus    = 1 - mean_i sum_j A_ij^2 / (sum_j |A_ij|)^2   small when rows look at few tokens
-/// Means are over rows that see something and are no padding (`text_rows`), over heads and over all
-/// calls in the traces.
+/// Two penalties in [0, 1] for a loss. A is the map, j runs over the columns that row i sees:
+///   sparsity = mean_i sum_j |A_ij| / (1 + |lambda|)         small if map 2 cancels much of map 1
+///   focus    = 1 - mean_i sum_j A_ij^2 / (sum_j |A_ij|)^2   small if rows attend to few tokens
+/// The means run over heads, over all calls in the traces, and over the rows that see a column and
+/// are not padding.
 struct AttentionPenalty {
   torch::Tensor sparsity, focus;  // scalars, float32
 };
 
-/// Through `attention_stats`: memory linear in the sequence, gradients for everything in the
-/// traces. `row_lengths`: one for each trace, as `text_rows` has them, or none at all.
+/// Computes the penalties from `attention_stats`: memory is linear in the sequence, and everything
+/// in the traces gets gradients. `row_lengths`: for each trace, the number [B] of rows that are not
+/// padding, or none at all. Without it, a call with as many rows as columns counts as
+/// self-attention, whose padding `key_starts` and `key_lengths` give.
 AttentionPenalty attention_penalty(
     const std::vector<AttentionTrace>& traces,
     const std::vector<std::optional<torch::Tensor>>& row_lengths = {});

@@ -20,38 +20,39 @@ struct DiffBlockOptions {
   TORCH_ARG(int64_t, dim);
   /// Width of the feed-forward layer.
   TORCH_ARG(int64_t, hidden);
-  /// Whether the feed-forward layer's projections have biases.
+  /// Gives the projections of the feed-forward layer biases.
   TORCH_ARG(bool, mlp_bias) = false;
   TORCH_ARG(double, norm_eps) = 1e-5;
   TORCH_ARG(NormRounding, norm_rounding) = NormRounding::kOnce;
-  /// Whether the block adds x to the attention's result. Default: unless the attention does.
+  /// Adds x to the attention's result. Default: true unless the attention adds it.
   TORCH_ARG(std::optional<bool>, attention_residual);
 
-  /// The token feature enhancer on the attention's result.
+  /// Token feature enhancer on the attention's result.
   TORCH_ARG(std::optional<TokenFeatureEnhancerOptions>, enhancer);
   /// Noise reduction on the attention's result, after the enhancer.
   TORCH_ARG(std::optional<NoiseReductionOptions>, noise_reduction);
-  /// The gate between what comes out of the block and what went in.
+  /// Gate between the output and the input of the block.
   TORCH_ARG(std::optional<InformationFlowGateOptions>, gate);
-  /// The attention weight of a token that the enhancer and the gate read.
+  /// The attention weight m of a token, which the enhancer and the gate read.
   TORCH_ARG(TokenWeight, token_weight) = TokenWeight::kQuery;
 };
 
-/// A pre-norm block around any attention of the family:
+/// A pre-norm block around any attention layer:
 ///
-///   a = attention(norm(x));  a = enhancer(a, m);  a = noise_reduction(a, map)      each optional
-///   h = x + a;  y = h + mlp(norm(h));  y = gate(y, x, m)                           optional
+///   a = attention(norm(x));  a = enhancer(a, m);  a = noise_reduction(a, map)
+///   h = x + a;  y = h + mlp(norm(h));  y = gate(y, x, m)
 ///
-/// with Llama's names for what Llama has. Without options it is a Llama layer. With a
-/// cross-attention, h = h + cross(norm(h), context) comes before the feed-forward layer.
+/// enhancer, noise_reduction and gate are optional; without them the block is a Llama layer, with
+/// Llama's parameter names. A cross-attention adds h = h + cross(norm(h), context) before the
+/// feed-forward layer.
 class DiffBlockImpl : public torch::nn::Module {
  public:
   DiffBlockImpl(const DiffBlockOptions& options, std::shared_ptr<AttentionLayer> attention,
                 std::shared_ptr<AttentionLayer> cross_attention = nullptr);
 
-  /// input.x [B, M, dim] (packed [total, dim]) -> the same shape. Fills `trace` when there is one.
+  /// input.x [B, M, dim] (packed [total, dim]) -> the same shape. Appends to `trace` if not null.
   torch::Tensor forward(const AttentionInput& input, AttentionTrace* trace = nullptr);
-  /// With cross-attention: `cross` says what it looks at; its x is not read.
+  /// For a block with cross-attention: `cross` is its input, without x.
   torch::Tensor forward(const AttentionInput& input, const AttentionInput& cross,
                         AttentionTrace* trace = nullptr, AttentionTrace* cross_trace = nullptr);
   torch::Tensor forward(const torch::Tensor& x);

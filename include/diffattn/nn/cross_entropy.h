@@ -9,35 +9,36 @@ namespace diffattn::nn {
 struct CrossEntropyOptions {
   /// Rows with this label add nothing to the loss and get no gradient.
   TORCH_ARG(int64_t, ignore_index) = -100;
-  /// Part of the target that is spread evenly over the vocabulary, in [0, 1).
+  /// Share of the target distribution that is uniform over the vocabulary, in [0, 1).
   TORCH_ARG(double, label_smoothing) = 0.0;
-  /// Adds z_loss * logsumexp(logits)^2 per row: keeps the logits from drifting.
+  /// Adds z_loss * logsumexp(logits)^2 per row, which keeps the logits from drifting.
   TORCH_ARG(double, z_loss) = 0.0;
-  /// Bytes of float32 logits that may exist at a time (with their softmax beside them, except for
-  /// float32 on the CPU); 0: `default_chunk_bytes`.
+  /// Bytes of float32 logits in memory at a time; 0: `default_chunk_bytes`. Their softmax needs
+  /// the same amount, except for float32 on the CPU.
   TORCH_ARG(int64_t, chunk_bytes) = 0;
 };
 
-/// 16 MiB on the CPU, where a chunk should not push everything else out of the caches; 512 MiB on a
-/// GPU, where small products are slow.
+/// Returns 16 MiB on the CPU, so that a chunk stays in the caches, and 512 MiB on a GPU, where
+/// small products are slow.
 int64_t default_chunk_bytes(torch::Device device);
 
 struct TokenLoss {
-  torch::Tensor mean;   // scalar, differentiable; 0 when every label is ignored
-  torch::Tensor count;  // scalar int64: labels that were not ignored
+  torch::Tensor mean;   // scalar, differentiable; 0 if every label is ignored
+  torch::Tensor count;  // scalar int64: number of labels that are not ignored
 };
 
-/// Cross-entropy of logits = hidden weight^T without the logits: rows go through in chunks, and
-/// their gradients are formed while a chunk's logits are at hand.
+/// Computes the cross-entropy of logits = hidden weight^T without all logits in memory: it works in
+/// chunks of rows and computes the gradients of a chunk while its logits exist.
 ///
 /// hidden [..., E], weight [V, E], labels [...] (int64 in [0, V), or ignore_index). Logits, softmax
 /// and sums are at least float32; inside autocast the products run in its type. Memory: one chunk
-/// of logits, and with gradients one [V, E] and one hidden in float32.
+/// of logits; with gradients also one weight and one hidden in float32.
 TokenLoss linear_cross_entropy(const torch::Tensor& hidden, const torch::Tensor& weight,
                                const torch::Tensor& labels,
                                const CrossEntropyOptions& options = {});
 
-/// How many labels (other than ignore_index) are the likeliest token of their row, in chunks too.
+/// Counts the labels (other than ignore_index) that are the likeliest token of their row, also in
+/// chunks.
 int64_t count_correct(const torch::Tensor& hidden, const torch::Tensor& weight,
                       const torch::Tensor& labels, const CrossEntropyOptions& options = {});
 

@@ -11,7 +11,7 @@ namespace diffattn::nn {
 using DecoderInput = ModelInput;
 using DecoderOutput = ModelOutput;
 
-/// Embedding, causal blocks, norm.
+/// Embedding, causal blocks and a final norm.
 class DecoderImpl : public StackImpl {
  public:
   explicit DecoderImpl(const ModelConfig& config)
@@ -19,24 +19,24 @@ class DecoderImpl : public StackImpl {
 };
 TORCH_MODULE(Decoder);
 
-/// A decoder with a head over the vocabulary. With the attention "diffllama" it is Hugging Face's
-/// DiffLlama, with "transformer" its Llama: same parameter names and numbers.
+/// A decoder with a language-model head. With the attention "diffllama" it is Hugging Face's
+/// DiffLlama, with "transformer" its Llama: the same parameter names and the same results.
 class CausalLMImpl : public torch::nn::Module {
  public:
-  /// Parameters are drawn from torch's default generator: N(0, initializer_range^2) for matrices
-  /// and embeddings (0 for the padding token), N(0, lambda_std_dev^2) for lambda vectors, 1 for
-  /// norms, 0 for biases.
+  /// Draws parameters from torch's default generator: N(0, initializer_range^2) for matrices and
+  /// embeddings (0 for the padding token), N(0, lambda_std_dev^2) for lambda vectors, 1 for norms,
+  /// 0 for biases.
   explicit CausalLMImpl(const ModelConfig& config);
 
   DecoderOutput forward(const DecoderInput& input) { return model->forward(input); }
-  /// [..., E] -> [..., V].
+  /// hidden [..., E] -> [..., V].
   torch::Tensor logits(const torch::Tensor& hidden);
-  /// [V, E]: the head's weight, the embedding's when tied.
+  /// Returns the weight of the head, [V, E]; the embedding's weight if tied.
   torch::Tensor head_weight() const;
 
   const ModelConfig config;
   Decoder model{nullptr};
-  torch::nn::Linear lm_head{nullptr};  // null when tied
+  torch::nn::Linear lm_head{nullptr};  // null if tied
 };
 TORCH_MODULE(CausalLM);
 

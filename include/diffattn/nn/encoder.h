@@ -8,12 +8,12 @@
 
 namespace diffattn::nn {
 
-/// Embedding, bidirectional blocks, norm: every token sees all tokens of its sequence. Padding is
-/// told by `mask.key_lengths` (right) or `mask.key_starts` (left), packed sequences by
-/// `mask.cu_seqlens_q`; what the model gives for padding tokens means nothing.
+/// Embedding, bidirectional blocks and a final norm: every token sees all tokens of its sequence.
+/// `mask.key_lengths` marks right padding, `mask.key_starts` left padding, `mask.cu_seqlens_q`
+/// packed sequences. Results for padding tokens are meaningless.
 class EncoderImpl : public StackImpl {
  public:
-  /// Parameters are drawn as CausalLM's. `config.num_hidden_layers` blocks.
+  /// Makes `config.num_hidden_layers` blocks and draws parameters as CausalLM does.
   explicit EncoderImpl(const ModelConfig& config);
 
   const ModelConfig config;

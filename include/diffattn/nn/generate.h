@@ -11,28 +11,28 @@
 
 namespace diffattn::nn {
 
-/// How the next token is chosen.
+/// Rules for choosing the next token.
 struct SamplingOptions {
   TORCH_ARG(int64_t, max_new_tokens) = 64;
-  /// 0: the likeliest token, always the same.
+  /// 0: always the likeliest token.
   TORCH_ARG(double, temperature) = 0.0;
-  /// Only the k likeliest tokens; 0: all.
+  /// Samples only from the k likeliest tokens; 0: from all.
   TORCH_ARG(int64_t, top_k) = 0;
-  /// Only the likeliest tokens that together have this probability; 1: all.
+  /// Samples only from the likeliest tokens that together have this probability; 1: from all.
   TORCH_ARG(double, top_p) = 1.0;
-  /// Divides positive and multiplies negative logits of tokens that occurred; 1: off.
+  /// Divides positive and multiplies negative logits of tokens that have occurred; 1: off.
   TORCH_ARG(double, repetition_penalty) = 1.0;
   TORCH_ARG(uint64_t, seed) = 0;
-  /// A row ends with one of these; the token itself is part of the result.
+  /// Tokens that end a row. The result includes them.
   TORCH_ARG(std::vector<int64_t>, stop_tokens);
 };
 
-/// Called with every new token of every row; false ends that row.
+/// Callback for every new token of every row. Returning false ends that row.
 using OnToken = std::function<bool(size_t row, int64_t token)>;
 
-/// Continues each prompt (at least one token each) with a KV cache; prompts of different lengths
-/// are padded on the left and do not see the padding. Returns the new tokens of each row. Throws
-/// c10::Error for an empty prompt, a token beyond the vocabulary, or options out of range.
+/// Continues each prompt, of at least one token, with a KV cache. Pads shorter prompts on the left
+/// and masks the padding. Returns the new tokens of each row. Throws c10::Error for an empty
+/// prompt, a token outside the vocabulary, or an option out of range.
 std::vector<std::vector<int64_t>> generate(CausalLMImpl& model,
                                            const std::vector<std::vector<int64_t>>& prompts,
                                            const SamplingOptions& options,

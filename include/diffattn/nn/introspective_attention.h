@@ -12,18 +12,18 @@
 
 namespace diffattn::nn {
 
-/// How a path attends to its bank of (i + 1) N keys. All give the same numbers.
+/// The attention of path i to its bank of (i + 1) N keys. All schedules compute the same function.
 enum class BankSchedule {
-  kNaive,   // all scores [B, H, N, (i + 1) N] in memory, one softmax
+  kNaive,   // one softmax over all scores, [B, H, N, (i + 1) N] in memory
   kFlash1,  // one fused call per block of 256 rows over the concatenated bank, (token, path) order;
             // masks of 256 (i + 1) N bytes
   kFlash2,  // one fused call per path of the bank, no copies and no masks, merged by log-sum-exp
 };
 
-/// How path weights w become lambda [P].
+/// The function from path weights w to lambda [P].
 enum class PathWeights {
-  kLayerNorm,  // LayerNorm(sigmoid(w)) across paths, gain 1 and offset 1 / P at first: a mean
-  kLayerNormLiteral,  // without gain and offset: sums to 0, and is 0 while all w are equal (warns)
+  kLayerNorm,         // LayerNorm(sigmoid(w)) over paths; initial gain 1, offset 1 / P, so a mean
+  kLayerNormLiteral,  // without gain and offset: sums to 0, and is 0 if all w are equal (warns)
   kSigmoid,
   kSoftmax,
 };
@@ -35,33 +35,34 @@ struct IntrospectiveAttentionOptions {
   TORCH_ARG(int64_t, num_heads);
   /// Default: num_heads.
   TORCH_ARG(std::optional<int64_t>, num_kv_heads);
-  /// P, at least 2.
+  /// Number of paths P, at least 2.
   TORCH_ARG(int64_t, paths) = 3;
   TORCH_ARG(BankSchedule, schedule) = BankSchedule::kFlash2;
   TORCH_ARG(PathWeights, path_weights) = PathWeights::kLayerNorm;
-  /// Norm of each head's output instead of all heads' together.
+  /// Normalises each head's output separately instead of all heads together.
   TORCH_ARG(bool, per_head_norm) = false;
   TORCH_ARG(double, norm_eps) = 1e-5;
   TORCH_ARG(bool, out_proj) = true;
   TORCH_ARG(bool, causal) = true;
-  /// Each token sees only the last `window` ones, in every path; causal attention only.
+  /// Each token sees only the last `window` tokens, in every path; causal attention only.
   TORCH_ARG(std::optional<int64_t>, window);
   TORCH_ARG(RotaryOptions, rotary) = RotaryOptions().style(RotaryStyle::kHalfSplit);
 };
 
-/// softmax over all keys of all paths of the bank at once: q [B, M, H, D], each of ks [B, N, Hkv,
-/// D] and vs [B, N, Hkv, Dv] one path; `options` say who may see whom, the same for every path.
-/// With packed sequences the tensors are [total, H, D]. Returns [B, M, H, Dv], with gradients.
+/// Computes attention with one softmax over the keys of all paths: q [B, M, H, D], one
+/// ks[i] [B, N, Hkv, D] and vs[i] [B, N, Hkv, Dv] for each path. `options` holds the masks, which
+/// are the same for every path. Packed tensors are [total, H, D]. Returns [B, M, H, Dv], with
+/// gradients.
 torch::Tensor bank_attention(BankSchedule schedule, const torch::Tensor& q,
                              const std::vector<torch::Tensor>& ks,
                              const std::vector<torch::Tensor>& vs, const AttentionOptions& options);
 
-/// The same as one call of `attention`: keys in (token, path) order, and a mask of (i + 1) M N
-/// bytes. Not for packed sequences.
+/// Returns the same as the arguments of one `attention` call, with keys in (token, path) order and
+/// a mask of (i + 1) M N bytes. Not for packed sequences.
 HeadTensors bank_call(const torch::Tensor& q, const std::vector<torch::Tensor>& ks,
                       const std::vector<torch::Tensor>& vs, const AttentionOptions& options);
 
-/// One path: its projections and the norm of its result.
+/// The projections of one path and the norm of its result.
 class IntrospectivePathImpl : public torch::nn::Module {
  public:
   explicit IntrospectivePathImpl(const IntrospectiveAttentionOptions& options);
@@ -70,18 +71,18 @@ class IntrospectivePathImpl : public torch::nn::Module {
 };
 TORCH_MODULE(IntrospectivePath);
 
-/// Introspective attention: P paths, of which path i attends to the keys and values of paths
-/// 0 ... i in one softmax,
+/// Introspective attention: P paths. Path i attends to the keys and values of paths 0 ... i in one
+/// softmax,
 ///
 ///   A_i = norm_i(softmax(Q_i [K_0 .. K_i]^T / sqrt(d)) [V_0 .. V_i])
 ///   y   = out_proj(norm(sum_i lambda_i A_i + alpha x))
 ///
-/// Keys of every path stand at their token's position, for the rotary embedding and for the mask.
-/// The layer adds x itself. A cache keeps keys and values of all paths: slots 2i and 2i + 1. Traces
-/// have one entry per path (`bank_call`); packed sequences cannot be traced.
+/// Keys of every path have their token's position, for the rotary embedding and for the mask. The
+/// layer adds x itself. A cache holds keys and values of path i in slots 2i and 2i + 1. Traces have
+/// one entry per path (`bank_call`); packed sequences cannot be traced.
 class IntrospectiveAttentionImpl : public AttentionLayer {
  public:
-  /// Throws naming the option: fewer than 2 paths, heads that do not divide, ...
+  /// Throws `diffattn::Error` naming an option out of range.
   explicit IntrospectiveAttentionImpl(const IntrospectiveAttentionOptions& options);
 
   torch::Tensor forward(const AttentionInput& input, AttentionTrace* trace = nullptr) override;
@@ -94,9 +95,9 @@ class IntrospectiveAttentionImpl : public AttentionLayer {
 
   IntrospectiveAttentionOptions options;
   std::vector<IntrospectivePath> paths;            // P_layers.i
-  std::vector<torch::Tensor> lambda_weights;       // lambda_weights.i [1], at first 0
-  torch::Tensor path_norm_gain, path_norm_offset;  // [P], of PathWeights::kLayerNorm
-  torch::Tensor alpha;                             // [1], at first 1
+  std::vector<torch::Tensor> lambda_weights;       // lambda_weights.i [1], initially 0
+  torch::Tensor path_norm_gain, path_norm_offset;  // [P], for PathWeights::kLayerNorm
+  torch::Tensor alpha;                             // [1], initially 1
   RMSNorm final_layer_norm{nullptr};
   torch::nn::Linear out_proj{nullptr};
 

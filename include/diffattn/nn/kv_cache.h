@@ -7,50 +7,50 @@
 
 namespace diffattn::nn {
 
-/// What one attention layer remembers of the tokens it has seen: numbered buffers [B, length, ...]
-/// that grow along the sequence. Multi-head attention keeps keys in slot 0 and values in slot 1;
-/// other layers use as many slots as they have things to keep (one pair per path, say), appending
-/// the same number of rows to each of them in a step.
+/// The KV cache of one attention layer: numbered buffers ("slots") [B, length, ...] that grow along
+/// the sequence. Multi-head attention stores keys in slot 0 and values in slot 1. Other layers use
+/// more slots, for example one pair per path. A step appends the same number of rows to each slot.
 ///
-/// Memory is taken in chunks of `chunk` rows, at least doubling, so that a step costs no allocation
-/// and no copy most of the time. Rows of a batch have one common length: pad prompts on the left
-/// and give `key_starts` with every step. Not for training: rows that require gradients are
-/// refused.
+/// A slot that is full at least doubles, to a multiple of `chunk` rows, so that most steps need no
+/// allocation and no copy. All rows of a batch have the same length: pad prompts on the left and
+/// pass `key_starts` in every step. Not for training: `append` throws for rows that require
+/// gradients.
 class KvCache {
  public:
   explicit KvCache(int64_t chunk = 256);
   KvCache(KvCache&&) = default;
   KvCache& operator=(KvCache&&) = default;
 
-  /// Rows that every slot in use holds; 0 when empty.
+  /// Returns the number of rows in each slot; 0 if empty.
   int64_t length() const;
   bool empty() const { return length() == 0; }
 
-  /// Adds rows [B, n, ...] to a slot and returns all of it, [B, length + n, ...]: a view that stays
-  /// valid (and keeps its values) until the cache is rewound and overwritten.
+  /// Appends rows [B, n, ...] to a slot and returns a view of all its rows, [B, length + n, ...].
+  /// The view keeps its values until the cache is rewound and overwritten.
   torch::Tensor append(size_t slot, const torch::Tensor& rows);
 
-  /// Rows [begin, begin + n) of a slot's memory [B, capacity, ...].
+  /// The memory of a slot, [B, capacity, ...], and the first row to write.
   struct Room {
     torch::Tensor buffer;
     int64_t begin;
   };
-  /// Adds rows of `sizes` [B, n, ...] to a slot and leaves it to the caller to write them.
+  /// Appends uninitialised rows of `sizes` [B, n, ...] to a slot, for the caller to write.
   Room extend(size_t slot, torch::IntArrayRef sizes, const torch::TensorOptions& options);
 
-  /// What a slot holds, [B, length, ...]; undefined when nothing was appended.
+  /// Returns the rows of a slot, [B, length, ...]; undefined if nothing was appended.
   torch::Tensor filled(size_t slot) const;
 
-  /// Forgets all rows from `length` on, in every slot. Memory is kept.
+  /// Drops the rows from `length` on, in every slot. Does not free memory.
   void rewind(int64_t length);
 
-  /// Row b becomes what row `rows[b]` was (beam search, dropping finished rows). `rows`: integers.
+  /// Replaces batch row b by the old row `rows[b]` (beam search, dropping finished rows). `rows`:
+  /// integers.
   void select_rows(const torch::Tensor& rows);
 
-  /// Empties the cache and gives its memory back.
+  /// Empties the cache and frees its memory.
   void clear() { slots_.clear(); }
 
-  /// A copy with memory of its own.
+  /// Returns a deep copy.
   KvCache clone() const;
 
  private:

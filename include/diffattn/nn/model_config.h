@@ -12,19 +12,19 @@
 
 namespace diffattn::nn {
 
-/// Which way a model reads.
+/// The architecture of a model.
 enum class ModelKind {
   kDecoder,         // causal language model; model_type "diffllama", "llama" or "diffattn"
   kEncoder,         // bidirectional; model_type "diff_encoder"
-  kEncoderDecoder,  // one text from another; model_type "diff_encoder_decoder"
+  kEncoderDecoder,  // text to text; model_type "diff_encoder_decoder"
 };
 
-/// What decides a model's parameters and numbers: the keys of Hugging Face's config.json for
-/// DiffLlama and Llama, under their names, and `attention`, which they say by `model_type`.
-/// Head counts are those of the equal-size Transformer: sub-heads of a differential layer.
+/// The configuration of a model: the keys of Hugging Face's config.json for DiffLlama and Llama,
+/// and `attention`, which stands for their `model_type`. Head counts are those of the Transformer
+/// of the same size, that is, sub-heads of a differential layer.
 struct ModelConfig {
   ModelKind kind = ModelKind::kDecoder;
-  std::string attention = "diffllama";  // a preset of the family; "transformer" is Llama
+  std::string attention = "diffllama";  // name of a preset; "transformer" is Llama
   int64_t vocab_size = 32000;
   int64_t hidden_size = 2048;
   int64_t intermediate_size = 8192;
@@ -42,33 +42,33 @@ struct ModelConfig {
   RotaryOptions rotary = RotaryOptions().style(RotaryStyle::kHalfSplit);
   std::optional<int64_t> pad_token_id, bos_token_id, eos_token_id;
 
-  /// Ablations of the attention, for those that are points of MultiheadDiffAttentionOptions and
-  /// have two maps: without the head norm; one lambda_init for all layers.
+  /// Ablations: no head norm; one lambda_init for all layers. Only for presets with two maps that
+  /// `preset_options` supports.
   bool head_norm = true;
   std::optional<double> lambda_init;
   bool ablated() const { return !head_norm || lambda_init.has_value(); }
 
-  /// Encoder-decoder only: blocks of the encoder; 0: as num_hidden_layers, the decoder's.
+  /// Encoder-decoder only: blocks of the encoder; 0: num_hidden_layers, as the decoder.
   int64_t num_encoder_layers = 0;
-  /// Encoder-decoder only: what a text begins with.
+  /// Encoder-decoder only: the first token of every text.
   std::optional<int64_t> decoder_start_token_id;
 
-  /// Names of the classes, in the order of a classifier's outputs (`id2label`); none: no
-  /// classifier.
+  /// Names of the classes, in the order of a classifier's outputs (`id2label`). Empty: the model
+  /// has no classifier.
   std::vector<std::string> labels;
-  /// What a classifier reads of the hidden states: "cls" (the first token), "last" (the last that
-  /// is not padding) or "mean" (of those that are not padding).
+  /// The hidden state that a classifier reads: "cls" (first token), "last" (last token that is not
+  /// padding) or "mean" (over tokens that are not padding).
   std::string classifier_pooling = "mean";
   double classifier_dropout = 0.1;
   /// Width of the classifier's hidden layer; 0: half of hidden_size.
   int64_t classifier_hidden_size = 0;
 };
 
-/// What a block's attention looks at.
+/// The tokens that a block's attention sees.
 enum class AttentionRole { kCausal, kBidirectional, kCross };
 
-/// The attention of layer `layer` (counted from 0) of a model. Throws c10::Error naming the option
-/// that cannot be.
+/// Makes the attention of a model's layer; the first layer has index 0. Throws c10::Error naming an
+/// option that the preset does not support.
 std::shared_ptr<AttentionLayer> make_attention(const ModelConfig& config, int64_t layer,
                                                AttentionRole role = AttentionRole::kCausal);
 

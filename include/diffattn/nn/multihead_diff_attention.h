@@ -10,30 +10,30 @@
 
 namespace diffattn::nn {
 
-/// Differential attention with its projections: x -> q, k, v -> heads -> out. `options` is a point
-/// in the space of published models.
+/// Differential attention with its projections: x -> q, k, v -> heads -> out. The options cover the
+/// published variants.
 ///
 /// Parameters, with the names of `options.names()` (here the defaults): q_proj.weight
 /// [query_heads d, E], k_proj.weight [key_heads d, C], v_proj.weight [Hkv Dv, C], out_proj.weight
 /// [E, H Dv] and their biases; lambda_q1, lambda_k1, lambda_q2, lambda_k2 [d], or
-/// lambda_proj.weight [H, E], or lambda []; subln.weight [Dv]. Projections start as torch's Linear
-/// does, lambda vectors as N(0, lambda_std^2), the norm's weight as 1.
+/// lambda_proj.weight [H, E], or lambda []; subln.weight [Dv]. Initial values: projections as in
+/// torch's Linear, lambda vectors N(0, lambda_std^2), the weight of the norm 1.
 class MultiheadDiffAttentionImpl : public AttentionLayer {
  public:
-  /// Throws for options that contradict each other, naming the option.
+  /// Throws `diffattn::Error` naming the option if options contradict each other.
   explicit MultiheadDiffAttentionImpl(MultiheadDiffAttentionOptions options);
 
   /// See AttentionInput for shapes.
   torch::Tensor forward(const AttentionInput& input, AttentionTrace* trace = nullptr) override;
 
-  /// Self-attention over x [B, M, E] with the layer's own mask.
+  /// Computes self-attention over x [B, M, E] with the masks of the options.
   torch::Tensor forward(const torch::Tensor& x) { return forward(AttentionInput{.x = x}); }
 
-  /// The arguments of the one operation for this input. Appends to the input's cache.
+  /// Returns the arguments of the `attention` call for this input. Appends to the input's cache.
   HeadTensors head_tensors(const AttentionInput& input);
 
-  /// lambda as `forward` uses it: one number, or [..., H] for LambdaKind::kToken. `activations`:
-  /// the type that LambdaPrecision::kReference rounds to.
+  /// Returns lambda as `forward` uses it: one number, or [..., H] for LambdaKind::kToken.
+  /// LambdaPrecision::kReference rounds to the type `activations`.
   torch::Tensor lambda(const torch::Tensor& x, torch::ScalarType activations);
 
   std::optional<RotaryTable> angles(const AttentionInput& input) override;
@@ -44,7 +44,7 @@ class MultiheadDiffAttentionImpl : public AttentionLayer {
   /// Draws new parameters.
   void reset_parameters();
 
-  /// How to compute it from now on; the numbers stay the same.
+  /// Changes how later calls compute the attention, but not the function they compute.
   void set_route(Route route) { options.route(route); }
 
   void pretty_print(std::ostream& stream) const override;
@@ -57,7 +57,7 @@ class MultiheadDiffAttentionImpl : public AttentionLayer {
     torch::Tensor k, v;  // [B, N, key_heads, D], [B, N, Hkv, Dv]
   };
 
-  // Variants project in their own way (Shared-DIFF) or combine heads in their own way (DINT).
+  // Shared-DIFF overrides both.
   virtual torch::Tensor query(const torch::Tensor& x);
   virtual KeysAndValues project_keys_and_values(const torch::Tensor& source);
 

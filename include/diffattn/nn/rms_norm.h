@@ -5,12 +5,12 @@
 
 namespace diffattn::nn {
 
-/// Where a norm of low-precision activations rounds; in float32 and float64 both are the same.
+/// Rounding in a norm of 16-bit activations. In float32 and float64 both modes are the same.
 enum class NormRounding {
-  /// weight and all are multiplied in float32: one rounding, to the type of x.
+  /// Multiplies by the weight in float32 and rounds once, to the type of x.
   kOnce,
-  /// As published Llama and Microsoft code: x / rms is rounded to the type of x, then multiplied by
-  /// the weight, so that a float32 weight makes the result float32.
+  /// Rounds x / rms to the type of x, then multiplies by the weight, as the published Llama and
+  /// Microsoft code does. A float32 weight makes the result float32.
   kBeforeWeight,
 };
 
@@ -19,13 +19,13 @@ struct RMSNormOptions {
   /// Width of the last axis.
   TORCH_ARG(int64_t, dim);
   TORCH_ARG(double, eps) = 1e-5;
-  /// Whether there is a learned `weight` [dim], at first all ones.
+  /// Adds a learned `weight` [dim], initially ones.
   TORCH_ARG(bool, elementwise_affine) = true;
   TORCH_ARG(NormRounding, rounding) = NormRounding::kOnce;
 };
 
-/// y = weight x / sqrt(mean(x^2) + eps) over the last axis; arithmetic in float32 (float64 for
-/// float64).
+/// y = weight x / sqrt(mean(x^2) + eps) over the last axis. The arithmetic is in float32 (float64
+/// for float64).
 class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
   explicit RMSNormImpl(const RMSNormOptions& options);
@@ -37,7 +37,7 @@ class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
   torch::Tensor forward(const torch::Tensor& x);
 
   RMSNormOptions options;
-  torch::Tensor weight;  // [dim]; undefined when not affine
+  torch::Tensor weight;  // [dim]; undefined if not affine
 };
 
 TORCH_MODULE(RMSNorm);

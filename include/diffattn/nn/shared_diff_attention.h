@@ -17,14 +17,14 @@ class LowRankImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LowRank);
 
-/// Shared-DIFF: the two maps share a base projection and differ by matrices of low rank,
-/// W_Q1 = W_Q + U1 V1^T, W_Q2 = W_Q + U2 V2^T, the same for keys; all else as V1.
+/// Shared-DIFF: the two maps share a base projection and differ by low-rank matrices,
+/// W_Q1 = W_Q + U1 V1^T, W_Q2 = W_Q + U2 V2^T, and likewise for keys. Everything else is as in V1.
 ///
 /// Parameters: q_proj.weight [H d, E], k_proj.weight [Hkv d, E] (half of V1's), and
-/// {q1,q2,k1,k2}_delta.{down,up}.weight; the rest has V1's names.
+/// {q1,q2,k1,k2}_delta.{down,up}.weight; the others have V1's names.
 class SharedDiffAttentionImpl : public MultiheadDiffAttentionImpl {
  public:
-  /// Throws for kinds other than V1, one matrix for q, k and v, and a rank that is not in
+  /// Throws for kinds other than V1, for a merged matrix of q, k and v, and for a rank outside
   /// [1, min(E, Hkv d)].
   SharedDiffAttentionImpl(const MultiheadDiffAttentionOptions& options, int64_t rank);
 
@@ -36,7 +36,7 @@ class SharedDiffAttentionImpl : public MultiheadDiffAttentionImpl {
   KeysAndValues project_keys_and_values(const torch::Tensor& source) override;
 
  private:
-  /// Both maps' heads [..., count, d], in the order of the layer's layout: [..., 2 count, d].
+  /// Joins the heads of both maps, [..., count d] each, to [..., 2 count, d] in the layer's layout.
   torch::Tensor arrange(const torch::Tensor& first, const torch::Tensor& second,
                         int64_t count) const;
 };

@@ -17,50 +17,51 @@ namespace diffattn::nn {
 /// One cache per layer.
 using KvCaches = std::vector<KvCache>;
 
-/// What a stack of blocks reads and what it should keep on the way.
+/// The input of a stack of blocks, and the intermediate results that it should return.
 struct ModelInput {
   torch::Tensor ids = {};  // [B, N] int64; packed sequences [total] with mask.cu_seqlens_q
-  /// [B, N, E]; packed [total, E]: embedded tokens, in place of ids.
+  /// Embedded tokens [B, N, E] (packed [total, E]), instead of ids.
   std::optional<torch::Tensor> embedded = {};
   AttentionMask mask = {};
   std::optional<torch::Tensor> positions = {};    // as AttentionInput::positions
-  KvCaches* caches = nullptr;                     // one per layer: ids are the newest tokens
-  std::vector<AttentionTrace>* traces = nullptr;  // gets one entry per layer
+  KvCaches* caches = nullptr;                     // one per layer; ids are then the newest tokens
+  std::vector<AttentionTrace>* traces = nullptr;  // receives one entry per layer
   bool keep_hidden = false;
 
-  // Of a stack with cross-attention only.
+  // Only for a stack with cross-attention.
   std::optional<torch::Tensor> context = {};  // [B, M, E]; packed [total_k, E]
-  AttentionMask context_mask = {};            // who may see which column of the context
-  KvCaches* cross_caches = nullptr;           // one per layer: filled from the context when empty
+  AttentionMask context_mask = {};            // masks of the cross-attention
+  KvCaches* cross_caches = nullptr;           // one per layer; filled from the context if empty
   std::vector<AttentionTrace>* cross_traces = nullptr;
 };
 
 struct ModelOutput {
   torch::Tensor last = {};  // [B, N, E] after the last norm
-  /// keep_hidden: embeddings, then after each layer (last: normed)
+  /// With keep_hidden: the embeddings, then the output of each layer; the last one after the norm.
   std::vector<torch::Tensor> hidden = {};
 };
 
 struct StackOptions {
   TORCH_ARG(int64_t, layers) = 1;
-  /// Whether a token sees only those before it.
+  /// Each token sees only itself and earlier tokens.
   TORCH_ARG(bool, causal) = true;
-  /// Whether each block also attends to a context.
+  /// Gives each block a cross-attention to a context.
   TORCH_ARG(bool, cross_attention) = false;
-  /// Whether it has `embed_tokens` of its own.
+  /// Gives the stack its own `embed_tokens`.
   TORCH_ARG(bool, embedding) = true;
 };
 
-/// Embedding, blocks, norm: what every model here is made of. Parameters have Llama's names:
-/// embed_tokens, layers.0, layers.1, ..., norm.
+/// Embedding, blocks and a final norm: the common part of all models. Parameters have Llama's
+/// names: embed_tokens, layers.0, layers.1, ..., norm.
 class StackImpl : public torch::nn::Module {
  public:
   StackImpl(const ModelConfig& config, const StackOptions& options);
   ModelOutput forward(const ModelInput& input);
 
-  /// Blocks keep only their inputs and, of their attention, what `keep` says for the backward pass
-  /// and compute the rest again there. Traces are then refused wherever gradients are recorded:
-  /// what they hold would not be the graph's.
+  /// Switches activation checkpointing on or off. Blocks then save only their inputs and the
+  /// attention tensors that `keep` asks for, and the backward pass runs each block a second time.
+  /// `forward` throws if it should record both traces and gradients: the tensors of a trace would
+  /// not belong to the graph.
   void checkpoint_activations(bool on, KeepAttention keep = KeepAttention::kResults) {
     checkpointed_ = on;
     keep_ = keep;
@@ -78,15 +79,15 @@ class StackImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Stack);
 
-/// The embedding of a model's tokens. As in transformers, the padding token's gets no gradient.
+/// Makes the token embedding of a model. As in transformers, the padding token gets no gradient.
 torch::nn::Embedding make_embedding(const ModelConfig& config);
 
-/// Draws every parameter of `module` anew by the rule of CausalLM, in the order of their names in
-/// the module.
+/// Draws every parameter of `module` as CausalLM does, in the order in which the module registers
+/// them.
 void initialize_parameters(torch::nn::Module& module, double initializer_range,
                            double lambda_std_dev);
 
-/// Row b of every cache becomes what row `rows[b]` was.
+/// Replaces row b of every cache by the old row `rows[b]`.
 void select_rows(KvCaches& caches, const torch::Tensor& rows);
 
 }  // namespace diffattn::nn

@@ -10,11 +10,11 @@ struct SwiGLUOptions {
   TORCH_ARG(int64_t, dim);
   TORCH_ARG(int64_t, hidden);
   TORCH_ARG(bool, bias) = false;
-  /// gate and up as one projection `gate_up_proj` (gate first): one larger product.
+  /// Merges gate and up into one projection `gate_up_proj` (gate first): one larger product.
   TORCH_ARG(bool, merged) = false;
 };
 
-/// The feed-forward layer of Llama: y = down(silu(gate(x)) * up(x)), with Llama's names.
+/// The feed-forward layer of Llama, with its parameter names: y = down(silu(gate(x)) * up(x)).
 class SwiGLUImpl : public torch::nn::Cloneable<SwiGLUImpl> {
  public:
   explicit SwiGLUImpl(const SwiGLUOptions& options);
@@ -25,7 +25,7 @@ class SwiGLUImpl : public torch::nn::Cloneable<SwiGLUImpl> {
 
   SwiGLUOptions options;
   torch::nn::Linear gate_proj{nullptr}, up_proj{nullptr};  // [hidden, dim]
-  torch::nn::Linear gate_up_proj{nullptr};                 // [2 hidden, dim], when merged
+  torch::nn::Linear gate_up_proj{nullptr};                 // [2 hidden, dim], if merged
   torch::nn::Linear down_proj{nullptr};                    // [dim, hidden]
 };
 

@@ -16,23 +16,25 @@ struct AdamWOptions {
   double weight_decay = 0.1;
 };
 
-/// AdamW by torch's fused operator, with the state in the open so that it can be saved as named
-/// tensors and restored bit for bit.
+/// AdamW on torch's fused operator. Its state can be saved as named tensors and restored bit for
+/// bit.
 class AdamW {
  public:
-  /// Takes the parameters that require gradients; a tied one counts once. Norms, biases, lambdas
-  /// and everything else with fewer than two dimensions are not decayed.
+  /// Takes the parameters that require gradients, each tied one once. Weight decay acts on those
+  /// for which is_decayed() is true.
   AdamW(const torch::nn::Module& model, const AdamWOptions& options);
 
-  /// Norm of all gradients as one vector, float32 on their device. Nothing waits for it.
+  /// Returns the norm of all gradients together, float32 on their device, without a
+  /// synchronisation.
   torch::Tensor gradient_norm() const;
   /// Multiplies every gradient by min(1, max_norm / norm).
   void clip_gradients(const torch::Tensor& norm, double max_norm);
-  /// One update. Parameters without a gradient are left as they are.
+  /// Updates all parameters that have a gradient.
   void step(double learning_rate);
   void zero_grad();
 
-  /// First and second moments and the step count, "<parameter>.exp_avg" and so on.
+  /// Returns the moments and step counts: "<parameter>.exp_avg", ".exp_avg_sq" and ".step". The
+  /// tensors share memory with the optimiser.
   std::vector<std::pair<std::string, torch::Tensor>> state() const;
 
  private:
@@ -47,7 +49,8 @@ class AdamW {
   std::vector<Group> groups_;
 };
 
-/// Does weight decay act on this parameter?
+/// True if weight decay acts on this parameter: at least two dimensions, and no lambda. Norms and
+/// biases are not decayed.
 bool is_decayed(const std::string& name, const torch::Tensor& parameter);
 
 }  // namespace diffattn::train

@@ -16,16 +16,18 @@ struct ClassifierOutput {
 };
 
 /// A causal decoder or a bidirectional encoder (`config.kind`), pooling over the tokens that are
-/// not padding, and a head of two layers: linear, ReLU, dropout, linear.
+/// not padding, and a head: linear, ReLU, dropout, linear.
 ///
-/// Parameters: model.* as those of the decoder or encoder, classifier.dense.{weight,bias},
-/// classifier.out_proj.{weight,bias}. Classes and pooling are in the config.
+/// Parameters: model.* as in the decoder or encoder, classifier.dense.{weight,bias} and
+/// classifier.out_proj.{weight,bias}. The config holds the classes and the pooling.
 class ClassifierImpl : public torch::nn::Module {
  public:
-  /// Parameters are drawn as CausalLM's. Throws c10::Error without labels or for another pooling.
+  /// Draws random parameters as CausalLM does. Throws c10::Error for fewer than two labels, an
+  /// unknown pooling or an encoder-decoder.
   explicit ClassifierImpl(const nn::ModelConfig& config);
 
-  /// ids [B, N], padded on the right up to mask.key_lengths [B].
+  /// ids [B, N]; row b has mask.key_lengths[b] tokens and then padding. Without key_lengths, no
+  /// token is padding.
   ClassifierOutput forward(const nn::ModelInput& input);
 
   const nn::ModelConfig config;
@@ -37,7 +39,8 @@ class ClassifierImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Classifier);
 
-/// A folder that `TaskModel::save` wrote; on the CPU. Throws io::Error for folders of other models.
+/// Loads a folder that TaskModel::save wrote, on the CPU and in evaluation mode. Throws io::Error
+/// if the folder holds another kind of model.
 Classifier load_classifier(const std::string& folder, torch::ScalarType dtype = torch::kFloat32);
 
 }  // namespace diffattn::train

@@ -17,27 +17,27 @@ class RunLock;
 
 enum class Outcome {
   kDone,
-  kStopped,    // a signal came: everything is saved
-  kNonFinite,  // too many updates in a row were not finite; the last checkpoint is intact
+  kStopped,    // RunEvents::stop returned true; a checkpoint is saved
+  kNonFinite,  // too many non-finite updates in a row; the last checkpoint is intact
 };
 
-/// What a run tells while it goes. Any may be empty.
+/// Callbacks of a run. Any may be empty.
 struct RunEvents {
-  std::function<void(const StepReport&, const Progress&)> on_step;
+  std::function<void(const StepReport&, const TrainingState&)> on_step;
   std::function<void(int64_t step, const Evaluation&, bool best)> on_evaluation;
   std::function<void(const std::string& folder)> on_checkpoint;
-  std::function<bool()> stop;  // asked after every update
+  std::function<bool()> stop;  // called after every update
 };
 
 /// A run folder in use: config.toml, metrics.jsonl, TensorBoard events, checkpoints/, model/.
 ///
-/// The same config gives the same bits, whether the run went through or was stopped and resumed at
-/// any moment (on the CPU, and on a GPU with torch's deterministic mode).
+/// The same config gives the same bits, whether or not the run was stopped and resumed, on the CPU
+/// and, with torch's deterministic mode, on a GPU.
 class Run {
  public:
-  /// Starts in a new folder, or one without a run in it. `seed` has been set and the model drawn
-  /// from it by the caller. `extra_files` (name, text) go into every model folder
-  /// and checkpoint, a tokenizer say.
+  /// Opens or creates the folder and locks it. Throws io::Error if another process holds the lock.
+  /// The config must be resolved and the model have its initial weights. `extra_files` (name,
+  /// text), for example a tokenizer, go into the model folder and every checkpoint.
   Run(const std::string& folder, const RunConfig& config, std::shared_ptr<TaskModel> model,
       std::vector<std::pair<std::string, std::string>> extra_files = {});
   Run(const std::string& folder, const RunConfig& config, nn::CausalLM model,
@@ -45,10 +45,11 @@ class Run {
 
   ~Run();
 
-  /// Goes to the newest checkpoint; false when there is none. Moves `train` there too.
+  /// Restores the newest checkpoint, including the position of `train`. Returns false if there is
+  /// none.
   bool resume(BatchSource& train);
 
-  /// Trains until config.train.steps. `valid` may be null.
+  /// Trains up to step config.train.steps. `valid` may be null.
   Outcome go(BatchSource& train, BatchSource* valid, const RunEvents& events = {});
 
   Trainer& trainer() { return trainer_; }
@@ -70,8 +71,8 @@ class Run {
   std::unique_ptr<MetricsLog> metrics_;
 };
 
-/// The resolved config of the run in a folder, as text of a run file; throws io::Error when there
-/// is none.
+/// Returns the run file of the run in a folder, with all settings resolved. Throws io::Error if
+/// there is none.
 std::string read_run_file(const std::string& folder);
 
 }  // namespace diffattn::train

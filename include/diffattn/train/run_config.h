@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,25 +17,35 @@ struct Setting;
 
 namespace diffattn::train {
 
-/// A value in a run file, or in `--set`, that cannot be: names the key.
+/// A value in a run file or in `--set` that is not valid. The message starts with the key.
 struct ConfigError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// Everything that decides a run. Keys in a run file are `task`, `seed`, `model.hidden_size` and so
-/// on; those of [model] have the names they have in config.json.
+/// What a run trains a model to do.
+enum class Task { kLanguageModel, kNeedle, kRecall, kClassify, kSummarize };
+
+/// Returns the name in run files: "lm", "needle", "recall", "classify" or "summarize".
+const std::string& task_name(Task task);
+/// Returns the task of that name, or nothing.
+std::optional<Task> find_task(std::string_view name);
+/// Returns the names of all tasks.
+const std::vector<std::string>& task_names();
+
+/// All settings of a run. The keys in a run file are `task`, `seed`, `model.hidden_size` and so on;
+/// those of [model] have the same names as in config.json.
 struct RunConfig {
-  std::string task = "lm";  // lm, needle, recall, classify, summarize
+  Task task = Task::kLanguageModel;
   int64_t seed = 11;
 
   struct Model {
-    std::string attention = "diffllama";  // a preset of the family
-    int64_t vocab_size = 0;               // 0: what the tokenizer has
+    std::string attention = "diffllama";  // name of a preset
+    int64_t vocab_size = 0;               // 0: the size of the tokenizer or of the generated task
     int64_t hidden_size = 512;
     int64_t intermediate_size = 0;  // 0: 8/3 hidden_size, rounded up to a multiple of 64
     int64_t num_hidden_layers = 8;
     int64_t num_attention_heads = 8;
-    int64_t num_key_value_heads = 0;      // 0: as num_attention_heads
+    int64_t num_key_value_heads = 0;      // 0: num_attention_heads
     int64_t head_dim = 0;                 // 0: hidden_size / num_attention_heads
     int64_t max_position_embeddings = 0;  // 0: train.seq_len
     double rms_norm_eps = 1e-5;
@@ -41,43 +53,45 @@ struct RunConfig {
     double initializer_range = 0.02;
     double lambda_std_dev = 0.1;
     bool tie_word_embeddings = false;
-    bool head_norm = true;      // false: an ablation
-    double lambda_init = -1.0;  // of every layer; -1: as the preset has it
+    bool head_norm = true;      // false: ablation without the norm of each head
+    double lambda_init = -1.0;  // for every layer; -1: the value of the preset
   } model;
 
   struct Data {
-    std::string train;  // text file, folder, JSONL or token file
-    std::string valid;  // empty: the last `valid_fraction` of train
+    std::string train;  // text file, folder, JSONL file or token file
+    std::string valid;  // the same; empty: split off from `train`
+    /// Share of `train` that becomes validation data if `valid` is empty. The seed chooses whole
+    /// documents or examples; with fewer than 20 documents, the end of each one is cut off.
     double valid_fraction = 0.01;
-    std::string tokenizer = "bytes";  // or a path to tokenizer.json
-    bool skip_bad = false;
+    std::string tokenizer = "bytes";  // or the path of a tokenizer.json or of its folder
+    bool skip_bad = false;            // skip and count bad lines of JSONL files
   } data;
 
-  data::NeedleOptions needle;  // generated: task = "needle"
-  data::RecallOptions recall;  // generated: task = "recall"
+  data::NeedleOptions needle;  // sequences of Task::kNeedle
+  data::RecallOptions recall;  // sequences of Task::kRecall
 
-  /// Needles only: the first `steps` updates see haystacks of `length` tokens, in larger batches of
-  /// as many tokens. Over the next `growth_steps` they double, again and again, until they have
-  /// needle.length.
+  /// Curriculum for Task::kNeedle. The first `steps` updates see haystacks of `length` tokens, in
+  /// batches with more rows and about as many tokens. Then the length doubles in equal stages over
+  /// `growth_steps` updates, until it reaches needle.length.
   struct Curriculum {
-    int64_t steps = 0;
+    int64_t steps = 0;  // 0: no curriculum
     int64_t length = 256;
     int64_t growth_steps = 0;
   } curriculum;
 
-  /// Without data.train the texts are generated.
+  /// Settings of Task::kClassify. Without data.train the texts are generated.
   struct Classify {
     std::string backbone = "decoder";  // or "encoder"
-    std::string pooling = "last";      // of valid tokens; "mean", "cls": the first
-    int64_t head_size = 0;             // of the hidden layer of the head; 0: half of hidden_size
+    std::string pooling = "last";      // last token, "mean", or "cls": first token
+    int64_t head_size = 0;             // hidden layer of the head; 0: half of hidden_size
     double dropout = 0.1;
     std::string class_weights = "none";  // "balanced": texts / (classes * texts of the class)
     data::NoisyTextOptions text;
   } classify;
 
-  /// Without data.train the documents are generated.
+  /// Settings of Task::kSummarize. Without data.train the documents are generated.
   struct Summarize {
-    int64_t decoder_layers = 0;  // 0: as num_hidden_layers, which the encoder has
+    int64_t decoder_layers = 0;  // 0: num_hidden_layers, which the encoder has
     int64_t max_summary = 256;   // tokens
     data::SelectOptions select;
   } summarize;
@@ -85,43 +99,44 @@ struct RunConfig {
   struct Train {
     int64_t steps = 2000;
     int64_t batch_size = 8;
-    int64_t accumulate = 1;  // micro-batches of batch_size per update
+    int64_t accumulate = 1;  // micro-batches of batch_size rows per update
     int64_t seq_len = 1024;
     double learning_rate = 6e-4;
-    double final_fraction = 0.1;
-    int64_t warmup_steps = -1;  // -1: a twentieth of steps, at most 100
+    double final_fraction = 0.1;  // of learning_rate, in the last update
+    int64_t warmup_steps = -1;    // -1: a twentieth of steps, at most 100
     std::string schedule = "cosine";
-    int64_t lambda_warmup_steps = 0;  // lambda grows from 0 to what it is over so many updates
+    int64_t lambda_warmup_steps = 0;  // updates in which lambda grows from 0 to its own value
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
-    double clip_norm = 1.0;
+    double clip_norm = 1.0;  // 0: no clipping
     double label_smoothing = 0.0, z_loss = 0.0;
-    double sparsity_weight = 0.0, focus_weight = 0.0;  // alpha and beta of the attention terms
-    std::string dtype = "float32";  // or "bfloat16": mixed precision, float32 master weights
+    double sparsity_weight = 0.0, focus_weight = 0.0;  // weights of the attention penalty
+    std::string dtype = "float32";  // or "bfloat16": mixed precision with float32 weights
     std::string device = "cpu";
     bool activation_checkpointing = false;
-    std::string keep_attention = "results";  // by activation checkpointing; or "sums", "nothing"
+    std::string keep_attention = "results";  // in checkpointed layers; or "sums", "nothing"
     int64_t eval_every = 200, eval_batches = 16;
     int64_t log_every = 10, stats_every = 0;
     int64_t checkpoint_every = 200, keep_checkpoints = 3;
-    double peak_tflops = 0.0;       // what utilisation refers to; 0: large products, measured
+    double peak_tflops = 0.0;       // reference of the utilisation; 0: measured
     int64_t max_skipped_steps = 8;  // non-finite updates in a row before the run stops
   } train;
 
-  /// Throws ConfigError naming the key: an unknown one (with the nearest known), text that is not
-  /// of its type, a number out of range.
+  /// Sets one key from text. Throws ConfigError for an unknown key (naming the nearest known one),
+  /// for text that is not of the key's type, and for a number out of range.
   void set(const std::string& key, const std::string& value);
-  /// The same of a run file, where a number in quotes is no number and a text needs them.
+  /// Sets one key from a run file. Throws ConfigError also if a number or boolean is in quotes, or
+  /// a text is not.
   void set(const io::Setting& setting);
   void set_all(const std::vector<std::pair<std::string, std::string>>& settings);
 
-  /// Checks what concerns several keys and fills in the values marked "0: ..." or "-1: ..." that
-  /// need no data.
+  /// Fills in the values that 0 or -1 leave open and that need no data. Throws ConfigError if keys
+  /// contradict each other.
   void resolve();
 
-  /// Whether a run with this task reads `key`; throws ConfigError for one that does not exist.
+  /// True if a run with this config reads `key`. Throws ConfigError for an unknown key.
   bool reads(const std::string& key) const;
 
-  /// A run file with every key that this run reads: loaded again it is the same run.
+  /// Returns a run file with every key that this run reads. Loading it gives the same run.
   std::string to_toml() const;
 };
 

@@ -15,39 +15,35 @@
 
 namespace diffattn::train {
 
-/// What a run learns from.
+/// The training and validation data of a run.
 class TaskData {
  public:
   virtual ~TaskData() = default;
   virtual std::unique_ptr<BatchSource> train_batches() const = 0;
-  /// Always in the same order; null when there is nothing to validate on.
+  /// Returns batches that always come in the same order, or null if there is no validation data.
   virtual std::unique_ptr<BatchSource> valid_batches() const = 0;
 
-  std::optional<io::Tokenizer> tokenizer;  // none: the task is generated, in ids
-  std::optional<int64_t> train_tokens;     // none: endless
-  uint64_t skipped_lines = 0;              // bad ones that data.skip_bad passed over
-  uint64_t truncated = 0;                  // texts that were longer than train.seq_len
-  std::vector<std::string> labels;         // of a classification
-  torch::Tensor class_weights;             // [classes] float32 or undefined
-  int64_t begin_token = 0;                 // of summaries
+  std::optional<io::Tokenizer> tokenizer;  // none if the task generates token ids
+  std::optional<int64_t> train_tokens;     // none if the task generates data without end
+  uint64_t skipped_lines = 0;              // bad lines, skipped because of data.skip_bad
+  /// Examples of which the source was longer than train.seq_len or the summary longer than
+  /// summarize.max_summary.
+  uint64_t truncated = 0;
+  std::vector<std::string> labels;  // names of the classes
+  torch::Tensor class_weights;      // [classes] float32, or undefined
+  int64_t begin_token = 0;          // first input of the decoder of a summariser
   std::optional<int64_t> end_token;
 };
 
-/// Reads or generates what config.task names, fills in config.model.vocab_size and resolves the
-/// config. Throws io::Error, and ConfigError when data.train is missing.
-std::unique_ptr<TaskData> open_task(RunConfig& config);
+/// Reads or generates the data of config.task, fills in config.model.vocab_size and resolves the
+/// config. Throws io::Error, and ConfigError if data.train is missing.
+std::unique_ptr<TaskData> open_task_data(RunConfig& config);
 
-/// The task of a config that generates sequences (needle, recall); null for others.
+/// Returns the generator of sequences for Task::kNeedle and Task::kRecall, null for other tasks.
 std::shared_ptr<const data::SequenceTask> sequence_task(const RunConfig& config);
 
-/// A model for the task, drawn from the config's seed: the same config gives the same bits.
+/// Returns a model for config.task with random weights from config.seed. The same config gives the
+/// same bits.
 std::shared_ptr<TaskModel> new_task_model(const RunConfig& config, const TaskData& data);
-
-/// Sequences of a task, one per row, [B, N].
-Batch batch_of(const data::RowBatch& rows);
-/// Texts and classes, padded on the right.
-Batch classification_batch(const data::ExampleSet& set);
-/// Documents and summaries, padded on the right; summaries begin with `begin_token`.
-Batch summarization_batch(const data::ExampleSet& set, int64_t begin_token);
 
 }  // namespace diffattn::train

@@ -16,17 +16,17 @@
 
 namespace diffattn::train {
 
-/// What a model says where a label counts: n labels.
+/// The predictions of a model for the n labels that count.
 struct Predictions {
   torch::Tensor loss;       // [n] float32: cross-entropy, without smoothing and class weights
   torch::Tensor predicted;  // [n] int64
   torch::Tensor labels;     // [n] int64
-  /// [n] int64: tokens there were to look at: up to this one in its sequence; a classifier's text;
-  /// a summary's document.
+  /// [n] int64: number of tokens that the prediction depends on. Language models: the context of
+  /// the token; classifiers: the text; summarisers: the document.
   torch::Tensor lengths;
 };
 
-/// A model together with what it learns: how a batch becomes a loss, and how it is saved.
+/// A model with the loss of its task.
 class TaskModel {
  public:
   using Traces = std::vector<nn::AttentionTrace>;
@@ -35,31 +35,32 @@ class TaskModel {
   virtual std::shared_ptr<torch::nn::Module> module() const = 0;
   virtual const nn::ModelConfig& config() const = 0;
   virtual void checkpoint_activations(bool on, KeepAttention keep) = 0;
-  /// The loss that is differentiated. `traces`, when given, gets every attention layer of the model
-  /// (an encoder-decoder's: encoder, decoder, cross-attention).
+  /// Computes the training loss. If `traces` is not null, it receives every attention layer of the
+  /// model; for an encoder-decoder: encoder, decoder, cross-attention.
   virtual nn::TokenLoss loss(const Batch& batch, const nn::CrossEntropyOptions& options,
                              Traces* traces) = 0;
-  /// No gradients; the model should be in evaluation mode.
+  /// Predicts without gradients. The model should be in evaluation mode.
   virtual Predictions predict(const Batch& batch, Traces* traces = nullptr) = 0;
 
+  /// Writes the model folder, see models::save_model.
   void save(const std::string& folder) const;
   torch::Device device() const;
   int64_t parameter_count() const;
 };
 
-/// The causal model on next tokens, or on the labels that a task has.
+/// Trains a causal model on the next token, or on the labels that count.
 std::shared_ptr<TaskModel> language_model(nn::CausalLM model);
 /// `class_weights` [classes] float32, or undefined.
 std::shared_ptr<TaskModel> classifier_model(Classifier model, torch::Tensor class_weights = {});
 std::shared_ptr<TaskModel> summarizer_model(nn::EncoderDecoder model);
 
-/// For each of the `layers` layers that `model` traced on `batch`: [B], how many rows of each
-/// sequence are no padding; none where the batch does not say.
+/// Returns for each of the `layers` layers that `model` traced on `batch`: [B], the number of rows
+/// of each sequence that are not padding, or nothing if the batch has no lengths.
 std::vector<std::optional<torch::Tensor>> traced_row_lengths(const TaskModel& model,
                                                              const Batch& batch, size_t layers);
 
-/// Loss and likeliest class of each row [n, E] of `hidden` for labels [n] (none ignored), logits in
-/// chunks as `linear_cross_entropy`. Only `loss`, `predicted` and `labels` are set.
+/// Computes the loss and the likeliest token of each row of `hidden` [n, E] for labels [n], of
+/// which none is ignored. It computes the logits in chunks. `lengths` stays undefined.
 Predictions predict_tokens(const torch::Tensor& hidden, const torch::Tensor& weight,
                            const torch::Tensor& labels);
 

@@ -18,47 +18,47 @@ namespace diffattn::train {
 class FlopCounter;
 struct Schedule;
 
-/// How far a run is. Saved with every checkpoint.
-struct Progress {
+/// How far the training has come. Saved with every checkpoint.
+struct TrainingState {
   int64_t step = 0;     // updates done or skipped
   int64_t tokens = 0;   // labels that counted
-  int64_t skipped = 0;  // updates left out because something was not finite
+  int64_t skipped = 0;  // updates skipped because the loss or the gradient was not finite
   int64_t skipped_in_row = 0;
   double best_valid_loss = std::numeric_limits<double>::infinity();
 };
 
-/// What one update did.
+/// The result of one update.
 struct StepReport {
-  int64_t step = 0;  // after it
+  int64_t step = 0;  // TrainingState::step after the update
   double loss = 0, gradient_norm = 0, learning_rate = 0;
   bool skipped = false;
-  int64_t tokens = 0;  // of this update
+  int64_t tokens = 0;  // labels that counted in this update
   double seconds = 0;
-  double flops = 0;        // that the model needs for it, see FlopCounter
-  double utilisation = 0;  // share of what the device can do that went into these
+  double flops = 0;        // floating-point operations of the model, without recomputation
+  double utilisation = 0;  // flops / seconds, as a share of train.peak_tflops
 };
 
-/// Model, optimiser and schedule: one update at a time, on the device and in the type the config
-/// names. Knows nothing of files and terminals.
+/// Trains a model one update at a time, on the device and in the dtype of the config. It does not
+/// touch files or the terminal.
 class Trainer {
  public:
-  /// The model is moved to the config's device. The config is resolved.
+  /// Moves the model to the config's device. The config must be resolved.
   Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config);
   Trainer(nn::CausalLM model, const RunConfig& config);
   ~Trainer();
 
-  /// config.train.accumulate micro-batches and one update. When the loss or the gradient is not
-  /// finite, parameters and optimiser stay as they were and the report says `skipped`.
+  /// Runs config.train.accumulate micro-batches and one update. If the loss or the gradient is not
+  /// finite, it skips the update: parameters and optimiser do not change.
   StepReport step(BatchSource& source);
 
-  TaskModel& task() { return *model_; }
+  TaskModel& task_model() { return *model_; }
   std::shared_ptr<torch::nn::Module> model() { return model_->module(); }
   AdamW& optimizer() { return optimizer_; }
-  Progress progress;
+  TrainingState state;
 
  private:
   struct Loss {
-    torch::Tensor value;  // what is differentiated
+    torch::Tensor value;  // with the attention penalty; backward() starts here
     torch::Tensor count;  // labels that counted
   };
   Loss loss_of(const Batch& batch);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Refuses options that contradict each other and works out what they leave open.
-
-#include <cmath>
+// Throws for options that contradict each other, and computes the sizes that follow from them.
 
 #include "diffattn/nn/attention_options.h"
+
+#include <cmath>
 
 namespace diffattn::nn {
 namespace {
@@ -13,7 +13,8 @@ using Options = MultiheadDiffAttentionOptions;
 
 std::string text(int64_t value) { return std::to_string(value); }
 
-bool has_pairs(const Options& o) {  // two keys per kv head, V twice as wide
+/// True if a kv head has two keys and a V of twice the width.
+bool has_pairs(const Options& o) {
   return o.kind() == AttentionKind::kV1 || o.kind() == AttentionKind::kGrouped;
 }
 
@@ -38,7 +39,7 @@ void check_noise_heads(const Options& o) {
 
 int64_t check_kv_heads(const Options& o) {
   const bool grouped = o.kind() == AttentionKind::kGrouped;
-  // Every head of a group, signal and noise, must meet the same kv head.
+  // All heads of a group, signal and noise, must share a kv head.
   const int64_t groups = grouped ? *o.noise_heads() : o.num_heads();
   const int64_t kv_heads = o.num_kv_heads().value_or(groups);
   at_least("num_kv_heads", kv_heads, 1);
@@ -61,7 +62,7 @@ int64_t check_head_dim(const Options& o) {
     throw_argument_error("num_heads",
                          std::string("a number that divides embed_dim ") + text(o.embed_dim()) +
                              (has_pairs(o) ? " into pairs of sub-heads" : "") +
-                             ", or head_dim beside it",
+                             ", or head_dim to be given",
                          text(o.num_heads()));
   }
   return o.embed_dim() / parts;
@@ -118,7 +119,8 @@ void check_cross_attention(const Options& o) {
     throw_argument_error("rotary", "none with cross_attention", "a rotary embedding");
   }
   if (!o.names().qkv.empty()) {
-    throw_argument_error("names.qkv", "empty with cross_attention: q has another source",
+    throw_argument_error("names.qkv",
+                         "empty with cross_attention, since q has another source than k and v",
                          "'" + o.names().qkv + "'");
   }
 }

@@ -6,8 +6,8 @@ namespace {
 
 using torch::Tensor;
 
-/// Each token's place in its own sequence, [total].
-Tensor places_in_sequences(const Tensor& cu_seqlens, int64_t total) {
+/// Returns the position of each token in its packed sequence, [total].
+Tensor positions_in_sequences(const Tensor& cu_seqlens, int64_t total) {
   const Tensor offsets = cu_seqlens.to(torch::kLong);
   const Tensor starts = offsets.slice(0, 0, -1).repeat_interleave(offsets.diff(), 0, total);
   return torch::arange(total, offsets.options()) - starts;
@@ -21,7 +21,7 @@ RotaryTable rotary_table(RotaryImpl& rotary, const AttentionInput& input) {
   const auto like = input.x.options();
   if (input.positions) return rotary.table(*input.positions, like);
   if (const auto& offsets = input.mask.cu_seqlens_q()) {
-    return rotary.table(places_in_sequences(*offsets, input.x.size(0)), like);
+    return rotary.table(positions_in_sequences(*offsets, input.x.size(0)), like);
   }
   const int64_t offset = input.cache != nullptr ? input.cache->length() : 0;
   return rotary.table(offset, input.x.size(1), like);
@@ -29,14 +29,14 @@ RotaryTable rotary_table(RotaryImpl& rotary, const AttentionInput& input) {
 
 AttentionOptions mask_options(const AttentionMask& mask, bool causal,
                               std::optional<int64_t> window) {
-  const bool backward_only = mask.causal().value_or(causal);
+  const bool is_causal = mask.causal().value_or(causal);
   const auto width = mask.window() ? mask.window() : window;
-  if (width && !backward_only) {
+  if (width && !is_causal) {
     throw_argument_error("mask.window", "none with bidirectional attention",
                          std::to_string(*width));
   }
   return AttentionOptions()
-      .causal(backward_only)
+      .causal(is_causal)
       .window(width)
       .mask(mask.mask())
       .key_starts(mask.key_starts())

@@ -8,12 +8,12 @@
 
 namespace diffattn::nn {
 
-/// The angles of the rows of `input.x`: those the input brings, else of its positions, of each
-/// token's place in its packed sequence, or of what follows the cache.
+/// Returns the rotary angles of the rows of `input.x`: `input.angles` if given, else the angles of
+/// `input.positions`, of the positions within packed sequences, or of those after the cache.
 RotaryTable rotary_table(RotaryImpl& rotary, const AttentionInput& input);
 
-/// Who may see whom, in the terms of the operation: `mask`, and a layer's `causal` and `window`
-/// where the mask leaves them open. Throws for a window without causal.
+/// Returns the masks as options of `attention`. A layer's `causal` and `window` apply unless `mask`
+/// sets them. Throws for a window without causal.
 AttentionOptions mask_options(const AttentionMask& mask, bool causal,
                               std::optional<int64_t> window);
 

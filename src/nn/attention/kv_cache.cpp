@@ -34,11 +34,12 @@ void KvCache::reserve(Slot& slot, torch::IntArrayRef sizes,
   if (slot.buffer.defined()) {
     const torch::IntArrayRef held = slot.buffer.sizes();
     if (held.size() != sizes.size() || held[0] != sizes[0] || held.slice(2) != sizes.slice(2)) {
-      throw_argument_error("cache", "rows like those it holds, " + text(held),
+      throw_argument_error("cache", "rows like those in the cache, " + text(held),
                            "shape " + text(sizes));
     }
     if (slot.buffer.dtype() != options.dtype() || slot.buffer.device() != options.device()) {
-      throw_argument_error("cache", "rows of type and device like those it holds", text(options));
+      throw_argument_error("cache", "rows with the type and device of those in the cache",
+                           text(options));
     }
     if (needed <= held[1]) return;
   }
@@ -67,8 +68,9 @@ KvCache::Room KvCache::extend(size_t slot, torch::IntArrayRef sizes,
 
 torch::Tensor KvCache::append(size_t slot, const torch::Tensor& rows) {
   if (at::GradMode::is_enabled() && rows.requires_grad()) {
-    throw_argument_error("cache", "no gradients (torch::NoGradGuard): it is for inference",
-                         "rows that require them");
+    throw_argument_error("cache",
+                         "rows without gradients (torch::NoGradGuard), since it is for inference",
+                         "rows that require gradients");
   }
   const torch::NoGradGuard no_grad;
   const Room room = extend(slot, rows.sizes(), rows.options());
@@ -83,7 +85,7 @@ torch::Tensor KvCache::filled(size_t slot) const {
 
 void KvCache::rewind(int64_t length) {
   if (length < 0 || length > this->length()) {
-    throw_argument_error("length", "0 to " + std::to_string(this->length()) + ", what is held",
+    throw_argument_error("length", "0 to the current length " + std::to_string(this->length()),
                          std::to_string(length));
   }
   for (Slot& slot : slots_) slot.length = std::min(slot.length, length);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// lambda and the head norm: the parameters that make two maps one differential head.
+// The parameters of lambda and of the head norm.
 
 #include "diffattn/nn/multihead_diff_attention.h"
 

@@ -6,7 +6,7 @@ namespace {
 
 using torch::Tensor;
 
-/// x [..., 2n, D] -> [..., n, D] twice, as views.
+/// Splits x [..., 2n, D] into two views [..., n, D].
 Pair split(const Tensor& x, HeadLayout layout) {
   if (layout == HeadLayout::kHalves) {
     const auto halves = x.chunk(2, -2);
@@ -16,8 +16,8 @@ Pair split(const Tensor& x, HeadLayout layout) {
   return {pairs.select(-2, 0), pairs.select(-2, 1)};
 }
 
-/// q [..., G (signal + 1), D], noise last in its group -> signal heads, and noise heads repeated
-/// for each of them.
+/// Splits q [..., G (signal + 1), D], with the noise head last in its group, into the signal heads
+/// and a copy of the noise head for each of them.
 Pair split_groups(const Tensor& q, int64_t noise_heads) {
   const Tensor groups = q.unflatten(-2, {noise_heads, -1});
   const int64_t signal = groups.size(-2) - 1;

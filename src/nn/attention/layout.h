@@ -5,26 +5,28 @@
 
 namespace diffattn::nn {
 
-/// Of a KvCache.
+/// Slots of a KvCache.
 inline constexpr size_t kKeySlot = 0, kValueSlot = 1;
 
-/// Tensors of the two maps; for one tensor per head the two are the same.
+/// The tensors of map 1 and map 2; they may be the same.
 struct Pair {
   torch::Tensor first, second;
 };
 
-/// q [..., query_heads, D] -> q1, q2 [..., H, D].
+/// Splits q [..., query_heads, D] into q1, q2 [..., H, D].
 Pair split_queries(const torch::Tensor& q, const MultiheadDiffAttentionOptions& options);
 
-/// k [..., key_heads, D] -> k1, k2 [..., Hkv, D], views (legacy pairing: copies [..., H, D]).
+/// Splits k [..., key_heads, D] into views k1, k2 [..., Hkv, D] (legacy pairing: copies [..., H,
+/// D]).
 Pair split_keys(const torch::Tensor& k, const MultiheadDiffAttentionOptions& options,
                 const AttentionSizes& sizes);
 
-/// What the v projection gives, [..., Hkv Dv] -> [..., Hkv, Dv].
+/// Converts the result of the v projection, [..., Hkv Dv], to [..., Hkv, Dv].
 torch::Tensor join_values(const torch::Tensor& v, const MultiheadDiffAttentionOptions& options,
                           const AttentionSizes& sizes);
 
-/// v [..., Hkv, Dv] as the operation wants it beside `split_keys` (legacy pairing: repeated).
+/// Returns v [..., Hkv, Dv] with as many heads as the keys of `split_keys` (legacy pairing: repeats
+/// each head).
 torch::Tensor share_values(const torch::Tensor& v, const MultiheadDiffAttentionOptions& options,
                            const AttentionSizes& sizes);
 

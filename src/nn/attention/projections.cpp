@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The linear maps of a layer: x -> q, k, v, and back.
+// The linear projections of a layer: x -> q, k, v, and the output projection.
 
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/ops_layers.h"
@@ -19,15 +19,15 @@ Tensor all_rows_of(const torch::nn::Linear& linear, const Tensor& x) {
   return diffattn::linear(x, linear->weight, linear->bias);
 }
 
-/// Output rows [begin, begin + count) of a linear map.
+/// Computes rows [begin, begin + count) of a linear map's output.
 Tensor rows_of(const torch::nn::Linear& linear, const Tensor& x, int64_t begin, int64_t count) {
   const Tensor weight = linear->weight.narrow(0, begin, count);
   return diffattn::linear(x, weight,
                           linear->bias.defined() ? linear->bias.narrow(0, begin, count) : Tensor());
 }
 
-/// Rows (half, head, d) of a matrix or bias as (head, half, d).
-Tensor halves_beside_each_other(const Tensor& rows, int64_t head_dim) {
+/// Reorders the rows of a matrix or bias from (half, head, d) to (head, half, d).
+Tensor with_adjacent_halves(const Tensor& rows, int64_t head_dim) {
   return rows.unflatten(0, {2, -1, head_dim}).transpose(0, 1).flatten(0, 2);
 }
 
@@ -72,11 +72,11 @@ MultiheadDiffAttentionImpl::KeysAndValues MultiheadDiffAttentionImpl::project_ke
         options.layout() == HeadLayout::kHalves && sizes.value_dim == 2 * sizes.head_dim;
     const int64_t rows = source.numel() / std::max<int64_t>(1, source.size(-1));
     if (halves && rows > 2 * sizes.kv_heads * sizes.value_dim) {
-      // The two halves of a head side by side: with many tokens the matrix is the smaller to sort.
-      const Tensor weight = halves_beside_each_other(v_proj_->weight, sizes.head_dim);
-      const Tensor bias = v_proj_->bias.defined()
-                              ? halves_beside_each_other(v_proj_->bias, sizes.head_dim)
-                              : Tensor();
+      // V needs the two halves of a head next to each other. With many tokens it is cheaper to
+      // reorder the rows of the matrix than those of the result.
+      const Tensor weight = with_adjacent_halves(v_proj_->weight, sizes.head_dim);
+      const Tensor bias =
+          v_proj_->bias.defined() ? with_adjacent_halves(v_proj_->bias, sizes.head_dim) : Tensor();
       v = torch::linear(source, weight, bias);
       return {k.unflatten(-1, {sizes.key_heads, sizes.head_dim}),
               v.unflatten(-1, {sizes.kv_heads, sizes.value_dim})};

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Angles are position * frequency, frequency i = theta^(-2i / width), in float32 as the published
-// models compute them, so that long contexts turn by the same (rounded) angles.
+// An angle is position * frequency, with frequency i = theta^(-2i / width). We compute it in
+// float32 as the published models do, so that long contexts get the same rounded angles.
 
 #include "diffattn/nn/rotary.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "diffattn/ops.h"
@@ -43,7 +44,7 @@ void check_options(int64_t head_dim, const RotaryOptions& options) {
   }
 }
 
-/// theta of dynamic (NTK) scaling: grows with the sequence beyond the training length.
+/// Returns theta of dynamic (NTK) scaling, which grows with a sequence beyond the training length.
 double dynamic_theta(const RotaryOptions& options, int64_t width, int64_t length) {
   const auto trained = static_cast<double>(options.original_max_position());
   const double seen = std::max(static_cast<double>(length), trained);
@@ -52,7 +53,7 @@ double dynamic_theta(const RotaryOptions& options, int64_t width, int64_t length
   return options.theta() * std::pow(stretch, w / (w - 2.0));
 }
 
-/// Llama-3: long waves are stretched by `factor`, short ones kept, those between interpolated.
+/// Llama-3: stretches long wavelengths by `factor`, leaves short ones, and interpolates in between.
 Tensor llama3_frequencies(const Tensor& frequency, const RotaryOptions& options) {
   const auto trained = static_cast<double>(options.original_max_position());
   const Tensor wavelength = 2.0 * M_PI / frequency;
@@ -102,7 +103,7 @@ RotaryTable RotaryImpl::angles(const Tensor& positions, int64_t length) const {
 
 RotaryTable RotaryImpl::table(int64_t offset, int64_t length, const torch::TensorOptions& like) {
   if (options.style() == RotaryStyle::kNone) return {};
-  const c10::InferenceMode off(false);  // a table made while generating may serve training later
+  const c10::InferenceMode off(false);  // training may reuse a table made during generation
   const torch::NoGradGuard no_grad;
   const int64_t needed = offset + length;
   const auto tensor_options = torch::TensorOptions().device(like.device()).dtype(table_type(like));

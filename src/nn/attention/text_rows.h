@@ -9,10 +9,10 @@
 
 namespace diffattn::nn {
 
-/// Rows of a call that are tokens of its texts, [B, M] bool; nothing where no row is known to be
-/// padding. `row_lengths` [B]: how many rows of each sequence are no padding. Without it, calls
-/// with as many rows as columns are taken for self-attention, whose rows are padding where
-/// `key_starts` and `key_lengths` say that the columns are.
+/// Returns which rows of a call are text and not padding, [B, M] bool; none if no padding is known.
+/// `row_lengths` [B]: number of rows of each sequence that are not padding. Without it, a call with
+/// as many rows as columns counts as self-attention, and `key_starts` and `key_lengths` mark its
+/// padding rows too.
 std::optional<torch::Tensor> text_rows(const HeadTensors& call,
                                        const std::optional<torch::Tensor>& row_lengths = {});
 

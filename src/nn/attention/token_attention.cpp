@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What generation on the CPU reads of a layer.
+// The parameters of a layer for generation on the CPU (ops/layers/token_layer.h).
 
 #include <cmath>
 #include <typeinfo>
@@ -21,7 +21,7 @@ bool is_host_float(const Tensor& t) {
   return t.device().is_cpu() && t.scalar_type() == torch::kFloat32 && t.is_contiguous();
 }
 
-/// exp(q . k) in float32, as the module computes it.
+/// Computes exp(q . k) in float32, like the module.
 float exponential(const Tensor& q, const Tensor& k) {
   const float *x = q.const_data_ptr<float>(), *y = k.const_data_ptr<float>();
   double sum = 0.0;
@@ -33,7 +33,7 @@ bool is_one_or_each(torch::IntArrayRef sizes, int64_t rows) {
   return sizes == torch::IntArrayRef({1}) || sizes == torch::IntArrayRef({rows, 1});
 }
 
-/// Angles that the kernels read as they are; others are the ordinary path's to take or to refuse.
+/// True if `token_layer` can read the angles. The general code handles all others, or throws.
 bool has_plain_angles(const AttentionInput& input, const RotateOptions& rotation) {
   const int64_t rows = input.x.size(0);
   if (rotation.width == 0) return true;
@@ -47,8 +47,8 @@ bool has_plain_angles(const AttentionInput& input, const RotateOptions& rotation
   return fits(cos) && fits(sin) && cos.sizes() == sin.sizes();
 }
 
-/// One token in each of B rows, and of the mask at most a window and key_starts [B]. Of anything
-/// else the ordinary path says what is wrong with it.
+/// True for one token in each of B rows with no mask except a window and key_starts [B]. The
+/// general code handles everything else, or throws.
 bool is_next_token(const AttentionInput& input) {
   const AttentionMask& mask = input.mask;
   if (input.x.dim() != 3 || input.x.size(1) != 1 || input.context || mask.mask() ||
@@ -65,7 +65,7 @@ bool is_next_token(const AttentionInput& input) {
 
 }  // namespace
 
-/// lambda where it is one number in host memory.
+/// Returns lambda if it is one number and its parameters are in host memory.
 std::optional<double> MultiheadDiffAttentionImpl::lambda_number() const {
   if (options.kind() == AttentionKind::kPlain) return 0.0;
   switch (options.lambda()) {
@@ -92,7 +92,7 @@ std::optional<TokenAttention> MultiheadDiffAttentionImpl::token_attention(
   const bool known = options.kind() == AttentionKind::kV1 || options.kind() == AttentionKind::kV2 ||
                      options.kind() == AttentionKind::kPlain;
   const bool drops = options.dropout() > 0.0 && is_training();
-  // Classes made from this one project and combine heads in their own ways.
+  // Derived classes override the projections or the combination of heads.
   if (typeid(*this) != typeid(MultiheadDiffAttentionImpl) || !known || drops ||
       !is_next_token(input) || !has_plain_angles(input, rotary_->rotation()) || qkv_proj_ ||
       options.cross_attention() || options.route() != Route::kFused ||

@@ -5,14 +5,15 @@
 
 #include <functional>
 
-#include "ops/dispatch/attention_checkpoint.h"
+#include "diffattn/ops.h"
 
 namespace diffattn::nn {
 
-/// run(x, context), keeping only these two and, of its attention calls, what `keep` says for the
-/// backward pass, which calls `run` a second time. `context` may be undefined. Gradients of
-/// parameters that `run` uses are added to them there. `run` must give the same result both times.
-torch::Tensor recomputed(
+/// Returns run(x, context) under activation checkpointing: it saves only x, context and, of the
+/// attention calls in `run`, the tensors that `keep` asks for. The backward pass calls `run` a
+/// second time and adds the gradients of the parameters that it uses. `context` may be undefined.
+/// `run` must return the same result both times.
+torch::Tensor run_checkpointed(
     const std::function<torch::Tensor(const torch::Tensor& x, const torch::Tensor& context)>& run,
     const torch::Tensor& x, const torch::Tensor& context, KeepAttention keep);
 

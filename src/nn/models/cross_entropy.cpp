@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// With z = hidden weight^T [T, V], lse = logsumexp(z), one-hot y, smoothing e and z-loss c, a row
-// costs
+// With z = hidden weight^T [T, V], lse = logsumexp(z), one-hot y, smoothing e and z-loss c, the
+// loss of a row is
 //   lse - (1 - e) z_y - (e / V) sum(z) + c lse^2
-// and its gradient in z is
+// and its gradient with respect to z is
 //   softmax(z) (1 + 2 c lse) - (1 - e) y - e / V.
-// That gradient needs nothing from above but one factor, so the forward pass forms
+// The backward pass only multiplies this gradient by one number. So the forward pass computes
 //   dhidden = dz weight,  dweight = dz^T hidden
-// chunk by chunk and the backward pass only scales them: three products in all, as with whole
-// logits, and never more than one chunk of them. Rows that do not count are left out of the
-// products' small operands instead of dz: one pass over the logits less.
+// chunk by chunk, and the backward pass scales them. That is three products, as with all logits in
+// memory, but only one chunk of logits exists at a time. We zero ignored rows in hidden and dhidden
+// instead of dz, which saves a pass over the logits.
 
 #include "diffattn/nn/cross_entropy.h"
 
@@ -29,11 +29,11 @@ using torch::autograd::variable_list;
 
 struct Chunked {
   Tensor loss;     // []: sum over rows
-  Tensor dhidden;  // [T, E], where wanted; of the sum
-  Tensor dweight;  // [V, E], where wanted; of the sum
+  Tensor dhidden;  // [T, E]: gradient of the sum, if wanted
+  Tensor dweight;  // [V, E]: gradient of the sum, if wanted
 };
 
-/// Turns softmax(z) [t, V] in place into the gradient of the rows' losses in z.
+/// Overwrites softmax(z) [t, V] with the gradient of the rows' losses with respect to z.
 void softmax_to_gradient(Tensor& softmax, const Tensor& lse, const Tensor& target,
                          const CrossEntropyOptions& options) {
   const double smoothing = options.label_smoothing();
@@ -42,20 +42,20 @@ void softmax_to_gradient(Tensor& softmax, const Tensor& lse, const Tensor& targe
   softmax.scatter_add_(1, target, torch::full_like(lse, smoothing - 1.0));
 }
 
-/// softmax(z) [t, V] and logsumexp(z) [t, 1]: the largest probability, which is never below 1 / V,
-/// says how far the logsumexp is from the largest logit.
+/// Returns softmax(z) [t, V] and logsumexp(z) [t, 1]. The latter is the largest logit minus the log
+/// of its probability, which is at least 1 / V.
 std::pair<Tensor, Tensor> softmax_and_lse(const Tensor& logits) {
   const Tensor softmax = torch::softmax(logits, 1);
   const auto [top, at] = logits.max(1, /*keepdim=*/true);
   return {softmax, top - softmax.gather(1, at).log()};
 }
 
-/// The type of logits and sums.
+/// Returns the type of logits and sums.
 torch::ScalarType wide_type(const Tensor& hidden) {
   return hidden.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
 }
 
-/// Rows of logits that fit into the budget.
+/// Returns the number of rows whose logits fit into the budget.
 int64_t chunk_rows(const Tensor& hidden, int64_t vocabulary, const CrossEntropyOptions& options) {
   const int64_t row_bytes = std::max<int64_t>(1, vocabulary * int64_t{sizeof(float)});
   const int64_t budget =
@@ -63,7 +63,7 @@ int64_t chunk_rows(const Tensor& hidden, int64_t vocabulary, const CrossEntropyO
   return std::max<int64_t>(1, budget / row_bytes);
 }
 
-/// hidden [T, E], weight [V, E], labels [T].
+/// Computes loss and gradients chunk by chunk. hidden [T, E], weight [V, E], labels [T].
 Chunked run_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool gradients,
                    const CrossEntropyOptions& options) {
   const int64_t rows = hidden.size(0), chunk = chunk_rows(hidden, weight.size(0), options);
@@ -109,13 +109,13 @@ Chunked run_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& lab
   return result;
 }
 
-/// Whether one pass over the rows of a chunk, in place, turns logits into gradients.
+/// True if a kernel overwrites the logits of a chunk with their gradient in one pass.
 bool in_place(const Tensor& hidden, const Tensor& weight) {
   return hidden.device().is_cpu() && hidden.scalar_type() == torch::kFloat32 &&
          weight.scalar_type() == torch::kFloat32 && hidden.numel() > 0 && weight.size(0) > 0;
 }
 
-/// The same for float32 on the CPU, everything times `factor`.
+/// Like `run_chunks`, for float32 on the CPU; multiplies loss and gradients by `factor`.
 Chunked run_chunks_in_place(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
                             bool gradients, double factor, const CrossEntropyOptions& options) {
   const int64_t rows = hidden.size(0), chunk = chunk_rows(hidden, weight.size(0), options);
@@ -168,13 +168,13 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     TORCH_CHECK(!torch::GradMode::is_enabled(),
-                "linear_cross_entropy: there are no second derivatives of the fused operator");
+                "linear_cross_entropy: the fused operator has no second derivative");
     const auto saved = ctx->get_saved_variables();
     const auto hidden_type = ctx->saved_data["hidden_type"].toScalarType();
     const auto weight_type = ctx->saved_data["weight_type"].toScalarType();
-    if (saved.size() == 2) {  // they have their factor already
-      // A view of what is saved may become a leaf's gradient: dhidden is a copy. dweight is large,
-      // and goes to its leaf as it is.
+    if (saved.size() == 2) {  // run_chunks_in_place has applied inverse_count
+      // A saved tensor may become the gradient of a leaf, which others may modify: we copy dhidden.
+      // dweight is large, so we pass it on without a copy.
       const bool whole = grads[0].item<double>() == 1.0;
       return {saved[0] * grads[0], whole ? saved[1] : saved[1] * grads[0], Tensor(), Tensor(),
               Tensor()};
@@ -200,8 +200,8 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
               options.label_smoothing());
 }
 
-/// hidden [T, E] and weight in the type that their product should have: autocast's inside its
-/// regions, else the weight's.
+/// Returns hidden [T, E] and weight in the type of their product: autocast's type inside its
+/// regions, else the type of the weight.
 std::pair<Tensor, Tensor> product_operands(const Tensor& hidden, const Tensor& weight) {
   const auto device = hidden.device().type();
   const auto type = at::autocast::is_autocast_enabled(device)
@@ -252,7 +252,7 @@ int64_t count_correct(const Tensor& hidden, const Tensor& weight, const Tensor& 
   Tensor correct = torch::zeros({}, flat.options());
   for (int64_t begin = 0; begin < h.size(0); begin += chunk) {
     const Tensor best = torch::matmul(h.slice(0, begin, begin + chunk), w.t()).argmax(-1);
-    // No token has the ignored label's number, so ignored rows are never right.
+    // ignore_index is not a token, so ignored rows never match.
     correct += best.eq(flat.slice(0, begin, begin + chunk)).sum();
   }
   return correct.item<int64_t>();

@@ -8,9 +8,9 @@ namespace {
 
 using torch::Tensor;
 
-std::optional<Tensor> selected(const std::optional<Tensor>& numbers, const Tensor& rows) {
-  if (!numbers) return std::nullopt;
-  return numbers->index_select(0, rows.to(numbers->device(), torch::kLong));
+std::optional<Tensor> selected(const std::optional<Tensor>& values, const Tensor& rows) {
+  if (!values) return std::nullopt;
+  return values->index_select(0, rows.to(values->device(), torch::kLong));
 }
 
 ModelConfig with_encoder_layers(ModelConfig config) {
@@ -18,7 +18,7 @@ ModelConfig with_encoder_layers(ModelConfig config) {
   return config;
 }
 
-/// Which column of the encoder's result a decoder row may see: all that is not padding.
+/// Returns the mask of the cross-attention: a decoder row sees all source tokens but the padding.
 AttentionMask cross_mask(const AttentionMask& decoder, const AttentionMask& encoder) {
   const auto& texts = decoder.cu_seqlens_q();
   const auto& sources = encoder.cu_seqlens_q();
@@ -29,10 +29,11 @@ AttentionMask cross_mask(const AttentionMask& decoder, const AttentionMask& enco
       texts ? texts->numel() - 1 : 0, " packed texts and ", sources ? sources->numel() - 1 : 0,
       " packed sources");
   const auto& mask = encoder.mask();
-  TORCH_CHECK(!mask || mask->dim() < 2 || mask->size(-2) == 1,
-              "EncoderDecoder: source.mask: expected the same for every row, [..., 1, N], so that "
-              "it says what is padding, got ",
-              mask->sizes());
+  TORCH_CHECK(
+      !mask || mask->dim() < 2 || mask->size(-2) == 1,
+      "EncoderDecoder: source.mask: expected a padding mask [..., 1, N], the same for every "
+      "row, got ",
+      mask->sizes());
   return AttentionMask()
       .mask(mask)
       .key_starts(encoder.key_starts())
@@ -87,7 +88,7 @@ ModelOutput EncoderDecoderImpl::decode(const ModelInput& input, const Encoded& s
 
 WritingState EncoderDecoderImpl::begin(const ModelInput& sources) {
   TORCH_CHECK(!sources.mask.cu_seqlens_q() && !sources.mask.mask(),
-              "EncoderDecoder: sources: expected padding told by key_starts or key_lengths, got ",
+              "EncoderDecoder: sources: expected padding given by key_starts or key_lengths, got ",
               sources.mask.mask() ? "a mask" : "packed sequences");
   const torch::NoGradGuard no_grad;
   WritingState state;
@@ -105,9 +106,9 @@ Tensor EncoderDecoderImpl::write(const Tensor& ids, WritingState& state) {
   input.cross_caches = &state.cross_caches;
   if (state.key_starts) {
     const Tensor starts = state.key_starts->to(ids.device(), torch::kLong).unsqueeze(1);
-    const Tensor places =
+    const Tensor positions =
         torch::arange(state.length(), state.length() + ids.size(1), ids.options()).unsqueeze(0);
-    input.positions = (places - starts).clamp_min(0);
+    input.positions = (positions - starts).clamp_min(0);
     input.mask.key_starts(state.key_starts);
   }
   const Tensor last = decode(input, state.source).last;

@@ -10,7 +10,7 @@ namespace {
 using torch::Tensor;
 using Rows = std::vector<std::vector<int64_t>>;
 
-constexpr double kNever = -std::numeric_limits<double>::infinity();
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 void check(const CausalLMImpl& model, const Rows& prompts, const SamplingOptions& options) {
   TORCH_CHECK(!prompts.empty(), "generate: prompts: expected at least one");
@@ -33,7 +33,7 @@ void check(const CausalLMImpl& model, const Rows& prompts, const SamplingOptions
               options.repetition_penalty());
 }
 
-/// Prompts [B, N], shorter ones after padding, and where each begins.
+/// Prompts [B, N] with left padding, the first token of each, and positions.
 struct Padded {
   Tensor ids, starts, positions;  // [B, N], [B], [B, N]
 };
@@ -56,16 +56,17 @@ Padded pad_left(const Rows& prompts, torch::Device device) {
   return padded;
 }
 
-/// logits [B, V] with tokens of `seen` [B, V] made less likely.
+/// Returns logits [B, V] with lower values for the tokens in `seen` [B, V].
 Tensor penalize(const Tensor& logits, const Tensor& seen, double penalty) {
   return torch::where(seen, torch::where(logits > 0, logits / penalty, logits * penalty), logits);
 }
 
-/// Keeps the shortest list of likeliest tokens whose probability reaches top_p.
+/// Sets all logits to -inf except those of the fewest likeliest tokens whose total probability
+/// reaches top_p.
 Tensor keep_top_p(const Tensor& logits, double top_p) {
   const auto [sorted, order] = logits.sort(-1, /*descending=*/true);
   const Tensor before = sorted.softmax(-1).cumsum(-1) - sorted.softmax(-1);
-  const Tensor kept = sorted.masked_fill(before >= top_p, kNever);
+  const Tensor kept = sorted.masked_fill(before >= top_p, kMinusInfinity);
   return torch::empty_like(logits).scatter_(-1, order, kept);
 }
 
@@ -84,7 +85,7 @@ class Sampler {
     logits = logits / options_.temperature();
     if (options_.top_k() > 0 && options_.top_k() < logits.size(-1)) {
       const Tensor least = std::get<0>(logits.topk(options_.top_k())).slice(-1, -1);
-      logits = logits.masked_fill(logits < least, kNever);
+      logits = logits.masked_fill(logits < least, kMinusInfinity);
     }
     if (options_.top_p() < 1.0) logits = keep_top_p(logits, options_.top_p());
     return logits.softmax(-1).multinomial(1, /*replacement=*/false, generator_).squeeze(-1);
@@ -95,20 +96,20 @@ class Sampler {
   at::Generator generator_;
 };
 
-/// Which tokens occurred in each row, [B, V]; undefined when the penalty is off.
+/// Returns the tokens that occur in each row, [B, V]; undefined if the penalty is off.
 Tensor occurred(const Padded& padded, int64_t vocabulary, double penalty) {
   if (penalty == 1.0) return {};
   Tensor seen =
       torch::zeros({padded.ids.size(0), vocabulary}, padded.ids.options().dtype(torch::kBool));
   const Tensor columns = torch::arange(padded.ids.size(1), padded.ids.options());
-  // Padding marks the row's first real token instead: it occurs anyway.
+  // A padding position marks the first real token of its row, which occurs anyway.
   const Tensor first = padded.ids.gather(1, padded.starts.unsqueeze(1));
   const Tensor real = columns.unsqueeze(0) >= padded.starts.unsqueeze(1);
   seen.scatter_(1, torch::where(real, padded.ids, first), true);
   return seen;
 }
 
-/// Takes one step's tokens; which rows go on.
+/// Appends the tokens of one step to their rows, and marks the rows that end.
 void collect(const Tensor& next, const SamplingOptions& options, const OnToken& on_token,
              Rows& rows, std::vector<bool>& alive) {
   const Tensor host = next.to(torch::kCPU);
@@ -136,7 +137,7 @@ Rows generate(CausalLMImpl& model, const Rows& prompts, const SamplingOptions& o
   DecoderInput input;
   input.ids = padded.ids;
   input.caches = &caches;
-  if (prompts.size() > 1) {  // one alone has no padding: its places follow from the cache
+  if (prompts.size() > 1) {  // a single prompt has no padding: the cache gives its positions
     input.positions = padded.positions;
     input.mask.key_starts(padded.starts);
   }

@@ -8,7 +8,7 @@
 
 namespace diffattn::nn {
 
-/// `lm_head` of a model, null when it is tied to the embedding.
+/// Registers `lm_head` in a model and returns it; null if it is tied to the embedding.
 inline torch::nn::Linear register_language_head(torch::nn::Module& model,
                                                 const ModelConfig& config) {
   if (config.tie_word_embeddings) return nullptr;
@@ -17,7 +17,7 @@ inline torch::nn::Linear register_language_head(torch::nn::Module& model,
                      torch::nn::LinearOptions(config.hidden_size, config.vocab_size).bias(false)));
 }
 
-/// Draws a model's parameters; the padding token's embedding is 0.
+/// Draws the parameters of a model and zeroes the embedding of the padding token.
 inline void initialize_model(torch::nn::Module& model, const ModelConfig& config,
                              const torch::nn::Embedding& embedding) {
   initialize_parameters(model, config.initializer_range, config.lambda_std_dev);

@@ -6,8 +6,8 @@
 namespace diffattn::nn {
 namespace {
 
-/// The attention itself, or its nearest kin that can look at a context.
-std::string crossing_preset(const std::string& preset) {
+/// Returns the preset itself, or the most similar one that supports cross-attention.
+std::string cross_attention_preset(const std::string& preset) {
   if (preset == "dint") return "microsoft_v1";
   return preset == "introspective" ? "transformer" : preset;
 }
@@ -22,7 +22,8 @@ std::shared_ptr<AttentionLayer> ablated_preset(const std::string& preset,
   TORCH_CHECK(config.head_norm || point.head_norm() != HeadNorm::kNone,
               "head_norm: expected an attention with a head norm, got ", preset);
   TORCH_CHECK(!config.lambda_init || point.lambda() != LambdaKind::kToken,
-              "lambda_init: expected an attention whose lambda starts from it, got ", preset);
+              "lambda_init: expected an attention whose lambda depends on lambda_init, got ",
+              preset);
   if (!config.head_norm) point.head_norm(HeadNorm::kNone);
   if (config.lambda_init) point.lambda_init(config.lambda_init);
   return std::make_shared<MultiheadDiffAttentionImpl>(point);
@@ -41,9 +42,9 @@ std::shared_ptr<AttentionLayer> make_attention(const ModelConfig& config, int64_
                      .causal(role == AttentionRole::kCausal)
                      .cross_attention(role == AttentionRole::kCross)
                      .rotary(config.rotary);
-  if (config.attention_bias) options.bias(true);  // else as published
+  if (config.attention_bias) options.bias(true);  // default: as published
   const bool crosses = role == AttentionRole::kCross;
-  const std::string preset = crosses ? crossing_preset(config.attention) : config.attention;
+  const std::string preset = crosses ? cross_attention_preset(config.attention) : config.attention;
   return config.ablated() ? ablated_preset(preset, options, config) : make_preset(preset, options);
 }
 

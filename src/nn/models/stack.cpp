@@ -25,7 +25,7 @@ DiffBlock make_block(const ModelConfig& config, const StackOptions& options, int
       options.cross_attention() ? make_attention(config, layer, AttentionRole::kCross) : nullptr);
 }
 
-/// One entry of a list that may be absent.
+/// Returns entry i of a list, or null without a list.
 template <class T>
 T* entry(std::vector<T>* list, size_t i) {
   return list != nullptr ? &(*list)[i] : nullptr;
@@ -57,14 +57,14 @@ void StackImpl::check_input(const ModelInput& input) const {
   check_caches("caches", input.caches);
   check_caches("cross_caches", input.cross_caches);
   TORCH_CHECK(input.embedded || embed_tokens, "embedded: expected embedded tokens, got none: this ",
-              "stack has no embedding of its own");
+              "stack has no embedding");
   const bool crosses = !layers.empty() && layers.front()->cross_attn;
   TORCH_CHECK(crosses || (!input.context && !input.cross_caches && !input.cross_traces),
-              "context: expected none: this stack has no cross-attention");
+              "context: expected none, since this stack has no cross-attention");
   TORCH_CHECK(
       !(checkpointed_ && torch::GradMode::is_enabled() && (input.traces || input.cross_traces)),
-      "traces: expected none with activation checkpointing, which computes them again in the "
-      "backward pass; switch one of the two off, or gradients");
+      "traces: expected none with activation checkpointing, whose backward pass runs the layers a "
+      "second time; disable gradients, traces or checkpointing");
 }
 
 ModelOutput StackImpl::forward(const ModelInput& input) {
@@ -79,7 +79,7 @@ ModelOutput StackImpl::forward(const ModelInput& input) {
     first.cache = entry(input.caches, 0);
     angles = layers.front()->self_attn->angles(first);
   }
-  const bool recompute = checkpointed_ && torch::GradMode::is_enabled();
+  const bool checkpointed = checkpointed_ && torch::GradMode::is_enabled();
   for (size_t i = 0; i < layers.size(); ++i) {
     if (input.keep_hidden) output.hidden.push_back(x);
     AttentionInput self{.mask = input.mask, .positions = input.positions, .angles = angles};
@@ -87,17 +87,17 @@ ModelOutput StackImpl::forward(const ModelInput& input) {
     AttentionInput cross{.mask = input.context_mask};
     cross.cache = entry(input.cross_caches, i);
     AttentionTrace *trace = entry(input.traces, i), *cross_trace = entry(input.cross_traces, i);
-    // Changes copies: what it captured lives as long as the graph.
+    // The graph owns a checkpointed run, so its captures stay constant: it changes copies of them.
     const auto run = [=, layer = layers[i]](const Tensor& rows, const Tensor& context) {
-      AttentionInput input_rows = self, looked_at = cross;
+      AttentionInput input_rows = self, cross_rows = cross;
       input_rows.x = rows;
       DiffBlock block = layer;
       if (!block->cross_attn) return block->forward(input_rows, trace);
-      if (context.defined()) looked_at.context = context;
-      return block->forward(input_rows, looked_at, trace, cross_trace);
+      if (context.defined()) cross_rows.context = context;
+      return block->forward(input_rows, cross_rows, trace, cross_trace);
     };
     const Tensor context = input.context.value_or(Tensor());
-    x = recompute ? recomputed(run, x, context, keep_) : run(x, context);
+    x = checkpointed ? run_checkpointed(run, x, context, keep_) : run(x, context);
   }
   output.last = norm(x);
   if (input.keep_hidden) output.hidden.push_back(output.last);

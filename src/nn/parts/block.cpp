@@ -18,7 +18,7 @@ void check_part(const char* name, int64_t dim, int64_t expected) {
                        "dim = " + std::to_string(dim));
 }
 
-/// x in the type of autocast's products: several projections read it, each would cast it anew.
+/// Casts x to autocast's type once, instead of once for each projection that reads it.
 Tensor for_products(const Tensor& x) {
   const auto device = x.device().type();
   if (!at::autocast::is_autocast_enabled(device) || x.scalar_type() == torch::kFloat64) return x;
@@ -59,7 +59,7 @@ DiffBlockImpl::DiffBlockImpl(const DiffBlockOptions& options_,
 }
 
 Tensor DiffBlockImpl::forward(const AttentionInput& input, AttentionTrace* trace) {
-  if (cross_attn) throw_argument_error("cross", "what the cross-attention looks at", "none");
+  if (cross_attn) throw_argument_error("cross", "the input of the cross-attention", "none");
   if (trace == nullptr) {
     if (const auto y = next_token(input)) return *y;
   }
@@ -68,11 +68,11 @@ Tensor DiffBlockImpl::forward(const AttentionInput& input, AttentionTrace* trace
 
 Tensor DiffBlockImpl::forward(const AttentionInput& input, const AttentionInput& cross,
                               AttentionTrace* trace, AttentionTrace* cross_trace) {
-  if (!cross_attn) throw_argument_error("cross", "none without cross-attention", "one");
+  if (!cross_attn) throw_argument_error("cross", "none without cross-attention", "an input");
   return run(input, &cross, trace, cross_trace);
 }
 
-/// One new token per row, where kernels alone can compute the whole block.
+/// Computes one new token per row without torch operators, if `token_layer` supports the block.
 std::optional<Tensor> DiffBlockImpl::next_token(const AttentionInput& input) {
   if (enhancer || noise_reduction || gate || input.cache == nullptr || mlp->options.merged() ||
       !options.attention_residual().value_or(!self_attn->adds_residual()) ||
@@ -104,7 +104,7 @@ Tensor DiffBlockImpl::run(const AttentionInput& input, const AttentionInput* cro
 
   AttentionInput normed = input;
   const Tensor norm = input_layernorm(input.x);
-  normed.x = self_attn->adds_residual() ? norm : for_products(norm);  // a residual stays wide
+  normed.x = self_attn->adds_residual() ? norm : for_products(norm);  // no cast of a residual
   Tensor a = self_attn->forward(normed, calls);
   const Tensor m =
       enhancer || gate_reads_map ? token_weights(*calls, options.token_weight()) : Tensor();
@@ -112,9 +112,9 @@ Tensor DiffBlockImpl::run(const AttentionInput& input, const AttentionInput* cro
   if (noise_reduction) a = noise_reduction(a, calls->calls.at(0));
   Tensor h = options.attention_residual().value_or(!self_attn->adds_residual()) ? input.x + a : a;
   if (cross_attn) {
-    AttentionInput looking = *cross;
-    looking.x = for_products(cross_attention_layernorm(h));
-    h = h + cross_attn->forward(looking, cross_trace);
+    AttentionInput cross_input = *cross;
+    cross_input.x = for_products(cross_attention_layernorm(h));
+    h = h + cross_attn->forward(cross_input, cross_trace);
   }
   const Tensor y = h + mlp(for_products(post_attention_layernorm(h)));
   return gate ? gate(y, input.x, gate_reads_map ? m : Tensor()) : y;

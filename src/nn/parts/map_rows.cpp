@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "nn/attention/text_rows.h"
-#include "nn/attention/visible.h"
+#include "nn/routes/visible.h"
 
 namespace diffattn::nn {
 namespace {
@@ -20,7 +20,7 @@ torch::ScalarType wide_type(const Tensor& t) {
   return t.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
 }
 
-/// [B, L, Hkv, W] -> [B, H, L, W] in the accumulator type.
+/// Converts [B, L, Hkv, W] to [B, H, L, W] in float32 (float64).
 Tensor heads_first(const Tensor& t, int64_t heads) {
   const Tensor wide = t.to(wide_type(t)).transpose(1, 2);
   const int64_t group = heads / std::max<int64_t>(1, wide.size(1));
@@ -29,23 +29,23 @@ Tensor heads_first(const Tensor& t, int64_t heads) {
 
 Tensor per_batch(const Tensor& index) { return index.to(torch::kLong).view({-1, 1, 1, 1}); }
 
-/// `mask` as four axes, its rows [begin, begin + count).
+/// Returns rows [begin, begin + count) of a mask, with four axes.
 Tensor mask_rows(Tensor mask, int64_t begin, int64_t count) {
   while (mask.dim() < 4) mask = mask.unsqueeze(0);
   return mask.size(2) > 1 ? mask.narrow(2, begin, count) : mask;
 }
 
-/// Who may see whom: broadcasts to [B, H, count, N].
+/// Returns which columns each row sees; broadcasts to [B, H, count, N].
 Tensor visible_rows(const HeadTensors& h, int64_t begin, int64_t count) {
   const AttentionOptions& options = h.options;
   const int64_t seq_q = h.q1.size(1), seq_k = h.k1.size(1);
   const auto integers = h.q1.options().dtype(torch::kLong);
   const Tensor n = torch::arange(seq_k, integers).view({1, 1, 1, -1});
-  const Tensor place =  // m' = m + N - M
+  const Tensor aligned =  // m' = m + N - M
       (torch::arange(begin, begin + count, integers) + seq_k - seq_q).view({1, 1, -1, 1});
   Tensor visible = torch::ones({1, 1, count, seq_k}, h.q1.options().dtype(torch::kBool));
-  if (options.causal() || options.window()) visible = visible & (n <= place);
-  if (options.window()) visible = visible & (n > place - *options.window());
+  if (options.causal() || options.window()) visible = visible & (n <= aligned);
+  if (options.window()) visible = visible & (n > aligned - *options.window());
   if (options.key_starts()) visible = visible & (n >= per_batch(*options.key_starts()));
   if (options.key_lengths()) visible = visible & (n < per_batch(*options.key_lengths()));
   if (!options.mask()) return visible;
@@ -59,14 +59,14 @@ Tensor lambda_rows(const HeadTensors& h, int64_t begin, int64_t count) {
   return lambda.view({1, -1, 1, 1});
 }
 
-/// Whether some row may see nothing, as far as can be told without reading data.
+/// True if some row may see no column. Looks at shapes and options only.
 bool may_see_nothing(const HeadTensors& h) {
   const AttentionOptions& o = h.options;
   return o.mask() || o.key_starts() || o.key_lengths() || o.window() || h.q1.size(1) > h.k1.size(1);
 }
 
-/// A row that sees nothing keeps its finite scores until it is set to 0, so that its gradient is 0
-/// and not NaN.
+/// Returns the softmax over visible columns. A row that sees no column keeps its finite scores
+/// until it becomes 0, so that its gradient is 0 and not NaN.
 Tensor masked_softmax(const Tensor& scores, const Tensor& visible, bool empty_rows) {
   if (!empty_rows) return scores.masked_fill(~visible, -INFINITY).softmax(-1);
   const Tensor sees_none = ~visible.any(-1, /*keepdim=*/true);
@@ -82,7 +82,7 @@ HeadTensors with(const HeadTensors& h, const variable_list& t) {
   return result;
 }
 
-/// `compute` of one block, in the accumulator type also where autocast would take another one.
+/// Applies `compute` to one block, without autocast.
 Tensor run_block(const Compute& compute, const HeadTensors& h, int64_t begin, int64_t count) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return compute({map_rows(h, begin, count), heads_first(h.v, h.q1.size(2)), begin});
@@ -145,7 +145,7 @@ class RowBlocks : public torch::autograd::Function<RowBlocks> {
   static void backward_state(AutogradContext* ctx, const HeadTensors& heads, Join join,
                              const Compute& compute, int64_t rows) {
     auto state = c10::make_intrusive<State>();
-    state->heads = with(heads, variable_list(6));  // those are saved by autograd
+    state->heads = with(heads, variable_list(6));  // autograd saves these six tensors
     state->join = join;
     state->compute = compute;
     state->rows = rows;
@@ -171,11 +171,11 @@ Tensor real_rows(const HeadTensors& h) {
   const auto& lengths = h.options.key_lengths();
   if (!starts && !lengths) return {};
   const int64_t seq_q = h.q1.size(1), seq_k = h.k1.size(1);
-  const Tensor place =
+  const Tensor aligned =
       torch::arange(seq_k - seq_q, seq_k, h.q1.options().dtype(torch::kLong)).unsqueeze(0);
   Tensor real = torch::ones({h.q1.size(0), seq_q}, h.q1.options().dtype(torch::kBool));
-  if (starts) real = real & (place >= starts->to(place.options()).unsqueeze(1));
-  if (lengths) real = real & (place < lengths->to(place.options()).unsqueeze(1));
+  if (starts) real = real & (aligned >= starts->to(aligned.options()).unsqueeze(1));
+  if (lengths) real = real & (aligned < lengths->to(aligned.options()).unsqueeze(1));
   return real;
 }
 
@@ -201,7 +201,7 @@ Tensor map_rows(const HeadTensors& h, int64_t begin, int64_t count) {
     Tensor scores = rows.matmul(heads_first(k, heads).transpose(-1, -2));
     if (h.options.mask() && h.options.mask()->scalar_type() != torch::kBool) {
       const Tensor bias = mask_rows(h.options.mask()->detach(), begin, count);
-      scores = scores + bias.masked_fill(bias == -INFINITY, 0.0);  // `visible` says those
+      scores = scores + bias.masked_fill(bias == -INFINITY, 0.0);  // `visible` hides those
     }
     return restricted ? masked_softmax(scores, visible, empty_rows) : scores.softmax(-1);
   };

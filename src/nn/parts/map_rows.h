@@ -10,14 +10,14 @@
 
 namespace diffattn::nn {
 
-/// Each packed sequence as a batch of one; tensors that are not packed as they are.
+/// Splits packed tensors into sequences, each a batch of one. Returns other tensors unchanged.
 std::vector<HeadTensors> sequences(const HeadTensors& heads);
 
-/// Rows that stand at a padded column, [B, M] bool: true = a real token. Undefined without padding.
+/// Returns which rows are real tokens and not padding, [B, M] bool; undefined without padding.
 torch::Tensor real_rows(const HeadTensors& heads);
 
-/// Rows [begin, begin + count) of A = softmax1 - lambda softmax2, [B, H, count, N] in float32
-/// (float64), 0 where a row may not see; differentiable in everything but the mask.
+/// Computes rows [begin, begin + count) of A = softmax1 - lambda softmax2, [B, H, count, N] in
+/// float32 (float64); 0 at hidden columns. Differentiable with respect to everything but the mask.
 torch::Tensor map_rows(const HeadTensors& heads, int64_t begin, int64_t count);
 
 /// A block of rows of the map, and the values of every query head.
@@ -27,11 +27,12 @@ struct RowBlock {
   int64_t begin;      // the first row
 };
 
-enum class Join { kRows, kSum };  // results of blocks: [B, H, C, W] one after another | added up
+/// The combination of block results: concatenate [B, H, C, W] along rows, or add.
+enum class Join { kRows, kSum };
 
-/// `compute` of every block of rows of a map (not packed), `block_bytes` of one map at a time.
-/// Nothing of size M N is kept for the backward pass, which computes each block again; `compute`
-/// outlives this call.
+/// Applies `compute` to blocks of rows of a map (not packed), each `block_bytes` of one map. The
+/// backward pass computes each block a second time, so nothing of size M N is saved. The graph
+/// keeps a copy of `compute`.
 torch::Tensor over_row_blocks(const HeadTensors& heads, Join join,
                               const std::function<torch::Tensor(const RowBlock&)>& compute,
                               int64_t block_bytes = int64_t{8} << 20);

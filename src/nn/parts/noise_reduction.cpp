@@ -10,7 +10,7 @@ namespace {
 
 using torch::Tensor;
 
-/// [B, H, C, N] -> the same
+/// Removes the entries of a map [B, H, C, N] below the threshold of their row.
 Tensor without_small_entries(const Tensor& map, double threshold, ThresholdMode mode) {
   if (map.size(-1) == 0) return map;
   const Tensor magnitude = map.abs();

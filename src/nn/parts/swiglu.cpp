@@ -2,8 +2,8 @@
 #include "diffattn/nn/swiglu.h"
 
 #include "diffattn/ops.h"
-#include "ops/layers/gated.h"
 #include "diffattn/ops_layers.h"
+#include "ops/layers/gated.h"
 
 namespace diffattn::nn {
 

@@ -10,13 +10,13 @@ namespace {
 
 using torch::Tensor;
 
-/// m_i = mean over heads of max_j A_ij
+/// Computes m_i = mean over heads of max_j A_ij.
 Tensor query_weights(const HeadTensors& h) {
   const Tensor stats = attention_stats(h.q1, h.q2, h.k1, h.k2, h.lambda, h.options);
   return stats.select(-1, kStatMax).mean(-1, /*keepdim=*/true);  // [B, M, H] -> [B, M, 1]
 }
 
-/// m_j = mean over heads of sum_i A_ij, of one batch that is not packed
+/// Computes m_j = mean over heads of sum_i A_ij for tensors that are not packed.
 Tensor key_weights(const HeadTensors& h) {
   const Tensor real = real_rows(h);  // [B, M]
   const Tensor sums = over_row_blocks(h, Join::kSum, [real](const RowBlock& block) {
@@ -31,13 +31,13 @@ Tensor key_weights(const HeadTensors& h) {
 void check_bidirectional(const HeadTensors& h) {
   if (h.options.causal() || h.options.window()) {
     throw_argument_error("weight", "'query' for a causal map",
-                         "'key', which would let a token see who looks at it later");
+                         "'key', which would make a token depend on later tokens");
   }
   const Tensor& q_at = h.options.cu_seqlens_q().value_or(Tensor());
   const bool same = q_at.defined() ? q_at.equal(h.options.cu_seqlens_k()->to(q_at.options()))
                                    : h.q1.size(1) == h.k1.size(1);
   if (!same) {
-    throw_argument_error("weight", "'query' where keys are not the tokens of the rows",
+    throw_argument_error("weight", "'query' unless the map is a self-attention",
                          "'key' for " + std::to_string(h.q1.size(-3)) + " rows and " +
                              std::to_string(h.k1.size(-3)) + " columns");
   }

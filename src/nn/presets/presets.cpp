@@ -13,7 +13,7 @@ namespace {
 
 using Options = MultiheadDiffAttentionOptions;
 
-/// Half of a head count: heads come in pairs.
+/// Returns half of a head count. Throws for an odd one.
 int64_t pairs(const char* name, int64_t count) {
   if (count < 2 || count % 2 != 0) {
     throw_argument_error(name, "an even number: heads come in pairs", std::to_string(count));
@@ -28,13 +28,13 @@ int64_t head_dim(const PresetOptions& p) {
   if (p.num_heads() < 1 || p.embed_dim() % p.num_heads() != 0) {
     throw_argument_error(
         "num_heads",
-        "a divisor of embed_dim " + std::to_string(p.embed_dim()) + ", or head_dim beside it",
+        "a divisor of embed_dim " + std::to_string(p.embed_dim()) + ", or head_dim to be given",
         std::to_string(p.num_heads()));
   }
   return p.embed_dim() / p.num_heads();
 }
 
-/// What every preset takes from its sizes.
+/// Returns the options that all presets share.
 Options sized(const PresetOptions& p, int64_t heads, int64_t kv, RotaryStyle style,
               const char* out_name) {
   RotaryOptions rotary = p.rotary();
@@ -57,7 +57,7 @@ Options sized(const PresetOptions& p, int64_t heads, int64_t kv, RotaryStyle sty
       .names(names);
 }
 
-/// V1 and its kin: pairs of sub-heads.
+/// Returns the options of attentions with pairs of sub-heads (V1 and similar ones).
 Options paired(const PresetOptions& p, RotaryStyle style, const char* out_name) {
   const int64_t heads = pairs("num_heads", p.num_heads());
   return sized(p, heads, pairs("num_kv_heads", kv_heads(p)), style, out_name);
@@ -80,8 +80,8 @@ Options diffllama(const PresetOptions& p) {
       .head_norm(HeadNorm::kPlain);
 }
 
-/// One matrix for q, k and v, biases, no positions. Layers that reuse another layer's keys and
-/// values have a q matrix only and are not covered. Cross-attention has matrices of its own.
+/// One matrix for q, k and v, biases, no rotary embedding. Cross-attention has separate matrices.
+/// Not covered: layers that reuse another layer's keys and values and have a q matrix only.
 Options phi4_flash(const PresetOptions& p) {
   ParameterNames names;
   if (!p.cross_attention()) names.qkv = "Wqkv";
@@ -109,7 +109,7 @@ Options motif_2_12_7b(const PresetOptions& p) {
       .lambda_schedule(LambdaSchedule::kMotif);
 }
 
-/// One map; the second one, of `temperature`, is made of the same q and k.
+/// One map. The preset "temperature" adds a second one of the same q and k.
 Options transformer(const PresetOptions& p) {
   return sized(p, p.num_heads(), kv_heads(p), RotaryStyle::kHalfSplit, "o_proj")
       .kind(AttentionKind::kPlain)
@@ -122,7 +122,7 @@ Options temperature(const PresetOptions& p) {
 
 struct Preset {
   std::string name;
-  std::function<Options(const PresetOptions&)> options;  // none: not multi-head attention
+  std::function<Options(const PresetOptions&)> options;  // null: not MultiheadDiffAttention
 };
 
 const std::vector<Preset>& presets() {

@@ -2,11 +2,11 @@
 //
 // One softmax over the keys of several paths.
 //
-// Concatenated (naive, flash 1): keys in (token s, path j) order, column s B + j for B paths, so
-// that a row at place t sees columns [.., (t + 1) B). Which columns a row sees relative to its own
-// place is the same for every row: one mask serves all blocks of rows, shifted.
+// Concatenated (naive, flash 1): keys in (token s, path j) order, column s B + j for B paths. A row
+// at position t sees columns n < (t + 1) B. Relative to its position every row sees the same
+// columns, so all blocks of rows share one mask, shifted.
 //
-// Merged (flash 2): with o_j and lse_j of each path alone, out = sum_j w_j o_j,
+// Merged (flash 2): one call per path j gives o_j and lse_j; out = sum_j w_j o_j with
 // w = softmax_j(lse_j).
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -30,12 +30,12 @@ constexpr int64_t kBlockRows = 256;
 
 int64_t bank_size(const Tensors& ks) { return static_cast<int64_t>(ks.size()); }
 
-/// [B, N, Hkv, W] of each path -> [B, N paths, Hkv, W]
+/// Interleaves one [B, N, Hkv, W] per path to [B, N paths, Hkv, W].
 Tensor interleave(const Tensors& paths) {
   return paths.size() == 1 ? paths[0] : torch::stack(paths, 2).flatten(1, 2);
 }
 
-/// Rows 0 ... rows - 1 stand at the last of `tokens` tokens: [rows, tokens paths] bool.
+/// Returns the mask of the last `rows` of `tokens` tokens, [rows, tokens paths] bool.
 Tensor block_mask(int64_t rows, int64_t tokens, int64_t paths, std::optional<int64_t> window,
                   torch::Device device) {
   const auto integers = torch::TensorOptions().dtype(torch::kLong).device(device);
@@ -46,7 +46,7 @@ Tensor block_mask(int64_t rows, int64_t tokens, int64_t paths, std::optional<int
   return visible.repeat_interleave(paths, 1);
 }
 
-/// A caller's mask over tokens as one over (token, path) columns, with four axes.
+/// Converts a mask over tokens to one over (token, path) columns, with four axes.
 Tensor widen_mask(Tensor mask, int64_t paths) {
   while (mask.dim() < 4) mask = mask.unsqueeze(0);
   return mask.size(3) > 1 ? mask.repeat_interleave(paths, 3) : mask;
@@ -58,7 +58,8 @@ Tensor combine(const Tensor& visible, const std::optional<Tensor>& mask) {
   return mask->masked_fill(~visible, -INFINITY);
 }
 
-/// What the operation is told about a bank: lengths count columns, masks are added by the caller.
+/// Returns the options of a call over a bank. key_starts and key_lengths count (token, path)
+/// columns. The caller adds the mask.
 AttentionOptions bank_options(const AttentionOptions& options, int64_t paths) {
   AttentionOptions result = options;
   result.causal(false).window(std::nullopt).mask(std::nullopt);
@@ -137,7 +138,7 @@ struct Partial {
   Tensor lse;  // [B, M, H]
 };
 
-/// attention_forward by its schema: what it returns after the first two is not used here.
+/// Calls attention_forward and returns its first two results.
 Partial partial_attention(const HeadTensors& h) {
   static const c10::OperatorHandle op =
       c10::Dispatcher::singleton().findSchemaOrThrow("diffattn::attention_forward", "");
@@ -164,8 +165,8 @@ Partial partial_attention(const HeadTensors& h) {
   const Tensor out = stack.at(0).toTensor();
   Tensor lse = stack.at(1).toTensor().transpose(-1, -2);  // [B, H, M] -> [B, M, H]
   if (at::GradMode::is_enabled() && (h.q1.requires_grad() || h.k1.requires_grad())) {
-    // d lse / d score is the map itself, so with the map held constant
-    // z = scale q . (map k) has the gradients of lse: scale map k for q, scale map^T q for k.
+    // d lse / d score is the map. So z = scale q . (map k), with a constant map, has the gradients
+    // of lse: scale map k for q, and scale map^T q for k.
     const Tensor q = h.q1.detach(), k = h.k1.detach();
     const Tensor mean_key = attention(q, q, k, k, h.k1, h.lambda, h.options);
     const double scale =
@@ -182,7 +183,7 @@ Tensor merged(const Tensor& q, const Tensors& ks, const Tensors& vs,
   for (size_t j = 0; j < ks.size(); ++j) {
     const Partial part = partial_attention(single_map(q, ks[j], vs[j], options));
     outs.push_back(part.out);
-    // A row sees nothing in one path when it sees nothing in any: equal weights of zeros.
+    // A row that sees no key in one path sees none in any path: equal weights of zeros.
     lses.push_back(part.lse.masked_fill(part.lse == -INFINITY, 0.0));
   }
   const Tensor weights = torch::stack(lses).softmax(0).unsqueeze(-1);  // [paths, B, M, H, 1]
@@ -212,12 +213,12 @@ HeadTensors bank_call(const Tensor& q, const Tensors& ks, const Tensors& vs,
 Tensor bank_attention(BankSchedule schedule, const Tensor& q, const Tensors& ks, const Tensors& vs,
                       const AttentionOptions& options) {
   if (ks.empty() || ks.size() != vs.size()) {
-    throw_argument_error("vs", "as many as ks, at least 1", std::to_string(vs.size()));
+    throw_argument_error("vs", "as many tensors as ks, at least 1", std::to_string(vs.size()));
   }
   if (ks.size() == 1) return attend(Route::kFused, single_map(q, ks[0], vs[0], options));
   if (schedule == BankSchedule::kFlash2) return merged(q, ks, vs, options);
   if (!options.cu_seqlens_q()) return unpacked(schedule, q, ks, vs, options);
-  // One sequence after another: path j's part of each.
+  // We compute one sequence after another; by_path[j][b] is sequence b of path j.
   std::vector<std::vector<HeadTensors>> by_path;
   for (size_t j = 0; j < ks.size(); ++j) {
     by_path.push_back(sequences(single_map(q, ks[j], vs[j], options)));

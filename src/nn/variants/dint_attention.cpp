@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// G_t v = (1 / t) sum_n sum_{m <= t} P1[m, n] v[n] = (1 / t) sum_{m <= t} (P1 v)[m]: a running mean
-// of the rows of o1 = P1 v.
+// G_t v = (1 / t) sum_n sum_{m <= t} P1[m, n] v[n] = (1 / t) sum_{m <= t} (P1 v)[m], which is a
+// running mean of the rows of o1 = P1 v.
 
 #include "diffattn/nn/dint_attention.h"
 
@@ -18,7 +18,7 @@ constexpr size_t kSumsSlot = 2;  // after keys and values
 
 bool is_causal(const HeadTensors& h) { return h.options.causal() || h.options.window(); }
 
-/// [B] of a padding option, or a number, as it broadcasts to [B, M, 1, 1].
+/// Returns the number of rows that each row averages over; broadcasts to [B, M, 1, 1].
 Tensor real_row_count(const HeadTensors& h) {
   const int64_t seq_q = h.q1.size(1), seq_k = h.k1.size(1);
   const auto integers = h.q1.options().dtype(torch::kLong);
@@ -33,7 +33,7 @@ Tensor real_row_count(const HeadTensors& h) {
   return (end - begin).clamp_min(1);
 }
 
-/// G v of one batch, not packed, from o1 = P1 v [B, M, H, Dv]; [B, M or 1, H, Dv].
+/// Computes G v [B, M or 1, H, Dv] from o1 = P1 v [B, M, H, Dv], for tensors that are not packed.
 Tensor averaged(const HeadTensors& h, const Tensor& o1, KvCache* cache) {
   Tensor rows = o1.scalar_type() == torch::kFloat64 ? o1 : o1.to(torch::kFloat32);
   if (const Tensor real = real_rows(h); real.defined()) {
@@ -49,7 +49,7 @@ Tensor averaged(const HeadTensors& h, const Tensor& o1, KvCache* cache) {
   return sums / real_row_count(h);
 }
 
-/// The same for packed sequences: o1 [total, H, Dv].
+/// Computes G v of packed sequences from o1 [total, H, Dv].
 Tensor averaged_packed(const HeadTensors& heads, const Tensor& o1) {
   std::vector<Tensor> parts;
   int64_t begin = 0;
@@ -62,7 +62,7 @@ Tensor averaged_packed(const HeadTensors& heads, const Tensor& o1) {
   return parts.empty() ? o1 : torch::cat(parts, 0);
 }
 
-/// V1's head norm, as the operator computes it.
+/// Applies the head norm and out_scale of V1.
 Tensor head_norm(const Tensor& o, const AttentionOptions& options) {
   Tensor y = o;
   if (options.norm_eps()) {
@@ -77,16 +77,16 @@ Tensor head_norm(const Tensor& o, const AttentionOptions& options) {
 Tensor dint_heads(Route route, const HeadTensors& heads, KvCache* cache) {
   const bool packed = heads.options.cu_seqlens_q().has_value();
   if (cache != nullptr && (packed || !is_causal(heads))) {
-    throw_argument_error("cache", "none, or causal attention over [B, M, E]",
-                         packed ? "a cache with packed sequences"
-                                : "a cache with an average over rows that are yet to come");
+    throw_argument_error(
+        "cache", "none, or causal attention over [B, M, E]",
+        packed ? "a cache with packed sequences" : "a cache with an average over later rows");
   }
   HeadTensors both = heads;
   both.options.norm_eps(std::nullopt).norm_weight(std::nullopt).out_scale(1.0);
   HeadTensors first = both;
   first.q2 = first.q1, first.k2 = first.k1;
   first.lambda = torch::zeros({}, heads.lambda.options().requires_grad(false));
-  // torch's attention would materialise the map, since v is wider than q; the operator does not.
+  // SDPA would store the map in memory, since v is wider than q. The fused operator does not.
   first.single_map = route != Route::kFused;
 
   const Tensor o = attend(route, both);  // (P1 - lambda P2) v

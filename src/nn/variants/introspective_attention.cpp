@@ -13,7 +13,7 @@ using torch::Tensor;
 void check(const IntrospectiveAttentionOptions& o) {
   const auto text = [](int64_t value) { return std::to_string(value); };
   if (o.paths() < 2) {
-    throw_argument_error("paths", "at least 2: with one there is nothing to look back on",
+    throw_argument_error("paths", "at least 2, since a path attends to earlier ones",
                          text(o.paths()));
   }
   if (o.num_heads() < 1 || o.embed_dim() < 1 || o.embed_dim() % o.num_heads() != 0) {
@@ -62,17 +62,17 @@ IntrospectiveAttentionImpl::IntrospectiveAttentionImpl(
     lambda_weights.push_back((*weights)[static_cast<size_t>(i)]);
   }
   if (options.path_weights() == PathWeights::kLayerNorm) {
-    // Not "weight" and "bias": a model that draws its parameters anew sets biases to 0, which would
-    // undo the mean.
+    // We do not call them "weight" and "bias", because models initialise every "bias" to 0, and
+    // lambda would no longer be a mean.
     const auto norm = register_module("path_norm", std::make_shared<torch::nn::Module>());
     path_norm_gain = norm->register_parameter("gain", torch::ones({count}));
     path_norm_offset =
         norm->register_parameter("offset", torch::full({count}, 1.0 / static_cast<double>(count)));
   } else if (options.path_weights() == PathWeights::kLayerNormLiteral) {
     TORCH_WARN(
-        "IntrospectiveAttention: path_weights 'layernorm_literal' gives lambda = 0 while all path "
-        "weights are equal, as at first: no path is used and none but lambda_weights learns. "
-        "'layernorm' starts with a mean.");
+        "IntrospectiveAttention: path_weights 'layernorm_literal' gives lambda = 0 if all path "
+        "weights are equal, as they are initially: no path contributes, and only lambda_weights "
+        "learns. 'layernorm' starts with a mean.");
   }
   alpha = register_parameter("alpha", torch::ones({1}));
   final_layer_norm = register_module(
@@ -102,7 +102,8 @@ std::optional<RotaryTable> IntrospectiveAttentionImpl::angles(const AttentionInp
 
 Tensor IntrospectiveAttentionImpl::forward(const AttentionInput& input, AttentionTrace* trace) {
   const bool packed = input.mask.cu_seqlens_q().has_value();
-  if (input.context) throw_argument_error("context", "none: this is self-attention", "one");
+  if (input.context)
+    throw_argument_error("context", "none, since this is self-attention", "a tensor");
   if (packed && (input.cache != nullptr || trace != nullptr)) {
     throw_argument_error(input.cache != nullptr ? "cache" : "trace", "none with packed sequences",
                          "one");

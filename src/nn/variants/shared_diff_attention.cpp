@@ -25,14 +25,15 @@ SharedDiffAttentionImpl::SharedDiffAttentionImpl(const MultiheadDiffAttentionOpt
   }
   const ParameterNames& names = options.names();
   if (!names.qkv.empty()) {
-    throw_argument_error("names.qkv", "empty for Shared-DIFF: q and k have bases of their own",
+    throw_argument_error("names.qkv",
+                         "empty for Shared-DIFF, whose q and k have separate base projections",
                          "'" + names.qkv + "'");
   }
   const int64_t embed = options.embed_dim(), source = options.context_dim().value_or(embed);
   const int64_t q_rows = sizes.heads * sizes.head_dim, k_rows = sizes.kv_heads * sizes.head_dim;
   const int64_t most = std::min({embed, source, k_rows});
   if (rank < 1 || rank > most) {
-    throw_argument_error("rank", "1 to " + std::to_string(most) + ", the smaller side of W_K",
+    throw_argument_error("rank", "1 to " + std::to_string(most) + ", the smaller dimension of W_K",
                          std::to_string(rank));
   }
   unregister_module(names.q);

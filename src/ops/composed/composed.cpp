@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/composed/composed.h"
 
-#include <limits>
+#include <array>
 #include <vector>
 
 #include "ops/glue/allocate.h"
-#include "ops/composed/maps.h"
 
 namespace diffattn::ops::composed {
 namespace {
 
 using Gradients = std::vector<Tensor>;
 
-/// Gradients of `compute` (of differentiable leaves made from `inputs`; null entries stay null) at
-/// `grad`. A backend kernel runs below autograd; this lifts it back for one computation.
+/// Returns the gradients of `compute(leaves)` at `grad`, where the leaves are copies of `inputs`
+/// that require a gradient. Undefined inputs stay undefined. Operators run below autograd, so we
+/// restore the default dispatch keys for this computation.
 template <class Compute>
 Gradients gradients(const std::vector<Tensor>& inputs, const Tensor& grad, Compute compute) {
   const c10::impl::ForceDispatchKeyGuard above(c10::default_included_set,
@@ -35,15 +35,15 @@ Gradients gradients(const std::vector<Tensor>& inputs, const Tensor& grad, Compu
   return result;
 }
 
-/// Copies what autograd found into tensors of the shape and type the operator promises.
-void fill(const Tensor& promised, bool wanted, const Tensor& found) {
+/// Copies a gradient of autograd to a result, which has the shape and type of the operator.
+void fill(const Tensor& result, bool wanted, const Tensor& gradient) {
   if (!wanted) return;
-  found.defined() ? promised.copy_(found) : promised.zero_();
+  gradient.defined() ? result.copy_(gradient) : result.zero_();
 }
 
 Tensor pick(bool wanted, const OptionalTensor& tensor) { return wanted ? *tensor : Tensor(); }
 
-/// `leaf` where there is one, else what the argument was.
+/// Replaces the argument by the leaf, if there is one.
 void replace(Tensor& argument, const Tensor& leaf) {
   if (leaf.defined()) argument = leaf;
 }
@@ -56,7 +56,7 @@ void replace(OptionalTensor& argument, const Tensor& leaf) {
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   const torch::NoGradGuard no_grad;
   const ForwardResult result = allocate_forward(a, save_outputs);
-  const Rows rows = attention_rows(a);
+  const ForwardResult rows = attention_rows(a);
   result.out.copy_(rows.out);
   result.lse1.copy_(rows.lse1);
   result.lse2.copy_(rows.lse2);
@@ -88,9 +88,9 @@ BackwardResult backward(const Tensor& dout, const AttentionArguments& a, Wanted 
                   return attention_rows(with).out.to(dout.scalar_type());
                 });
   const BackwardResult result = allocate_backward(a, wanted);
-  const std::array promised{result.dq1, result.dq2,     result.dk1,          result.dk2,
-                            result.dv,  result.dlambda, result.dnorm_weight, result.dmask};
-  for (size_t i = 0; i < promised.size(); ++i) fill(promised[i], wanted[i], grads[i]);
+  const std::array results{result.dq1, result.dq2,     result.dk1,          result.dk2,
+                           result.dv,  result.dlambda, result.dnorm_weight, result.dmask};
+  for (size_t i = 0; i < results.size(); ++i) fill(results[i], wanted[i], grads[i]);
   return result;
 }
 
@@ -115,9 +115,9 @@ BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a, S
                 });
   const BackwardResult result =
       allocate_input_gradients(a, wanted[0], wanted[1], wanted[2], wanted[3], wanted[4], wanted[5]);
-  const std::array promised{result.dq1, result.dq2,     result.dk1,
-                            result.dk2, result.dlambda, result.dmask};
-  for (size_t i = 0; i < promised.size(); ++i) fill(promised[i], wanted[i], grads[i]);
+  const std::array results{result.dq1, result.dq2,     result.dk1,
+                           result.dk2, result.dlambda, result.dmask};
+  for (size_t i = 0; i < results.size(); ++i) fill(results[i], wanted[i], grads[i]);
   return result;
 }
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/composed/maps.h"
+//
+// Both maps in memory, from ATen operators.
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "diffattn/kernels/params.h"
+#include "ops/composed/composed.h"
 #include "ops/glue/problem_views.h"
 
 namespace diffattn::ops::composed {
@@ -13,17 +16,17 @@ namespace {
 using torch::indexing::Ellipsis;
 using torch::indexing::Slice;
 
-/// Both maps of a batch, [B, H, M, N] in the accumulator type, 0 where a row may not see.
+/// Both maps of a batch, [B, H, M, N] in the accumulator type; 0 at hidden columns.
 struct Maps {
   Tensor p1, p2;
   Tensor visible;     // bool, broadcasts to [B, H, M, N]
-  Tensor lse1, lse2;  // [B, H, M]; -inf where a row sees nothing
+  Tensor lse1, lse2;  // [B, H, M]; -inf for a row that sees no column
   Tensor lambda;      // broadcasts to [B, H, M, 1]
 
   Tensor difference() const { return p1 - lambda * p2; }
 };
 
-/// [B, L, Hkv, W] -> [B, H, L, W] in the accumulator type.
+/// Converts [B, L, Hkv, W] to [B, H, L, W] in the accumulator type.
 Tensor heads_first(const Tensor& t, int64_t heads) {
   const Tensor wide = t.to(accumulator_type(t.scalar_type())).transpose(1, 2);
   const int64_t group = wide.size(1) == 0 ? 1 : heads / wide.size(1);
@@ -33,17 +36,17 @@ Tensor heads_first(const Tensor& t, int64_t heads) {
 /// [B] -> [B, 1, 1, 1]
 Tensor per_batch(const Tensor& index) { return index.to(torch::kLong).view({-1, 1, 1, 1}); }
 
-/// Who may see whom, apart from an additive mask's -inf: [B or 1, H or 1, M, N].
+/// Returns which columns each row sees, [B or 1, H or 1, M, N].
 Tensor visible_of(const ProblemArguments& a) {
   const int64_t seq_q = a.q1.size(1), seq_k = a.k1.size(1);
   const auto options = a.q1.options().dtype(torch::kLong);
   const Tensor n = torch::arange(seq_k, options).view({1, 1, 1, -1});
-  Tensor place = torch::arange(seq_q, options).view({1, 1, -1, 1});  // m' = m + N - M
-  place = a.align_to_key_lengths && a.key_lengths ? place + per_batch(*a.key_lengths) - seq_q
-                                                  : place + seq_k - seq_q;
+  Tensor aligned = torch::arange(seq_q, options).view({1, 1, -1, 1});  // m' = m + N - M
+  aligned = a.align_to_key_lengths && a.key_lengths ? aligned + per_batch(*a.key_lengths) - seq_q
+                                                    : aligned + seq_k - seq_q;
   Tensor visible = torch::ones({1, 1, seq_q, seq_k}, a.q1.options().dtype(torch::kBool));
-  if (a.causal || a.window) visible = visible & (n <= place);
-  if (a.window) visible = visible & (n > place - *a.window);
+  if (a.causal || a.window) visible = visible & (n <= aligned);
+  if (a.window) visible = visible & (n > aligned - *a.window);
   if (a.key_starts) visible = visible & (n >= per_batch(*a.key_starts));
   if (a.key_lengths) visible = visible & (n < per_batch(*a.key_lengths));
   if (a.mask && a.mask->scalar_type() == torch::kBool) visible = visible & *a.mask;
@@ -59,8 +62,8 @@ Tensor lambda_of(const ProblemArguments& a) {
   return lambda.view({1, -1, 1, 1});
 }
 
-/// One map from scores; a row that sees nothing is given finite scores first, so that neither it
-/// nor its gradient is NaN, and then zero.
+/// Returns one map and its lse. A row that sees no column gets finite scores first, so that neither
+/// it nor its gradient is NaN, and becomes zero afterwards.
 std::pair<Tensor, Tensor> softmax(const Tensor& scores, const Tensor& visible) {
   const Tensor sees_none = ~visible.any(-1, /*keepdim=*/true);
   const Tensor masked = scores.masked_fill(~visible, -INFINITY).masked_fill(sees_none, 0.0);
@@ -71,7 +74,7 @@ std::pair<Tensor, Tensor> softmax(const Tensor& scores, const Tensor& visible) {
 Maps maps_of(const ProblemArguments& a) {
   const int64_t heads = a.q1.size(2);
   const Tensor visible = visible_of(a);
-  // Keys that no row sees are zeroed: 0 * NaN would reach the gradient of q.
+  // We zero keys that no row sees: they may hold NaN, and 0 * NaN would reach the gradient of q.
   const Tensor unseen = ~visible.any(-2).unsqueeze(-1);  // [B, H, N, 1]
   const Tensor k1 = heads_first(a.k1, heads).masked_fill(unseen, 0.0);
   const Tensor k2 = heads_first(a.k2, heads).masked_fill(unseen, 0.0);
@@ -87,7 +90,7 @@ Maps maps_of(const ProblemArguments& a) {
   return {p1, p2, visible, lse1, lse2, lambda_of(a)};
 }
 
-/// Sequence b of packed arguments as a batch of one.
+/// Returns sequence b of packed arguments as a batch of one.
 template <class Arguments>
 Arguments sequence(const Arguments& a, const Tensor& offsets_q, const Tensor& offsets_k,
                    int64_t b) {
@@ -124,7 +127,7 @@ Arguments sequence(const Arguments& a, const Tensor& offsets_q, const Tensor& of
   return one;
 }
 
-Rows batch_rows(const AttentionArguments& a) {
+ForwardResult batch_rows(const AttentionArguments& a) {
   const Maps maps = maps_of(a);
   const Tensor unseen = ~maps.visible.any(-2).unsqueeze(-1);
   const Tensor v = heads_first(a.v, a.q1.size(2)).masked_fill(unseen, 0.0);
@@ -177,7 +180,7 @@ Tensor batch_stats(const ProblemArguments& a, double sparse_threshold) {
   return torch::stack(stats, -1).transpose(1, 2);  // [B, M, H, S]
 }
 
-/// Runs `compute` on each packed sequence and joins what it gives along the row axes.
+/// Runs `compute` on each packed sequence and returns the results.
 template <class Arguments, class Compute>
 auto over_sequences(const Arguments& a, Compute compute) {
   const Tensor offsets_q = host_index("cu_seqlens_q", *a.cu_seqlens_q);
@@ -191,10 +194,10 @@ auto over_sequences(const Arguments& a, Compute compute) {
 
 }  // namespace
 
-Rows attention_rows(const AttentionArguments& a) {
+ForwardResult attention_rows(const AttentionArguments& a) {
   if (!a.packed()) return batch_rows(a);
   std::vector<Tensor> out, lse1, lse2, o, o2;
-  for (const Rows& part : over_sequences(a, batch_rows)) {
+  for (const ForwardResult& part : over_sequences(a, batch_rows)) {
     out.push_back(part.out.squeeze(0));
     lse1.push_back(part.lse1.squeeze(0));
     lse2.push_back(part.lse2.squeeze(0));
@@ -245,8 +248,8 @@ Tensor map_cells(const ProblemArguments& a, int64_t b, const MapGrid& grid) {
               std::max<int64_t>(0, grid.row_end - whole.size(-2))});
   const Tensor part = whole.index(
       {Ellipsis, Slice(grid.row_begin, grid.row_end), Slice(grid.col_begin, grid.col_end)});
-  // The entry of largest magnitude of each cell: first over columns, then over rows.
-  const auto extremes = [](const Tensor& t, int64_t cells) {  // of the last axis
+  // Each cell shows its entry of largest magnitude. We reduce columns first, then rows.
+  const auto extremes = [](const Tensor& t, int64_t cells) {  // along the last axis
     const int64_t extent = t.size(-1);
     std::vector<Tensor> found;
     for (int64_t c = 0; c < cells; ++c) {

@@ -5,30 +5,48 @@
 
 #include "diffattn/ops.h"
 
-/// Attention that is computed twice, as in a layer under activation checkpointing: the backward
-/// pass runs it again, and what the first run kept saves work there.
+/// Attention under activation checkpointing. The forward pass runs without gradients and saves a
+/// checkpoint. The backward pass restores the attention from it, with a graph.
 namespace diffattn {
 
-/// Undefined where it was not kept.
-struct KeptAttention {
+/// The tensors that one attention call saves. Members that were not saved are undefined.
+struct AttentionCheckpoint {
   torch::Tensor out, lse1, lse2, o, o2;
 };
 
-struct FirstAttention {
+struct CheckpointedAttention {
   torch::Tensor out;
-  KeptAttention kept;
+  AttentionCheckpoint checkpoint;
 };
 
-/// `attention` without gradients, and what `attention_again` may use.
-FirstAttention attention_first(const torch::Tensor& q1, const torch::Tensor& q2,
-                               const torch::Tensor& k1, const torch::Tensor& k2,
-                               const torch::Tensor& v, const torch::Tensor& lambda,
-                               const AttentionOptions& options, KeepAttention keep);
+/// Computes `attention` without gradients and saves the tensors that `keep` asks for.
+CheckpointedAttention attention_with_checkpoint(const torch::Tensor& q1, const torch::Tensor& q2,
+                                                const torch::Tensor& k1, const torch::Tensor& k2,
+                                                const torch::Tensor& v, const torch::Tensor& lambda,
+                                                const AttentionOptions& options,
+                                                KeepAttention keep);
 
-/// `attention` with gradients, of arguments with the same values as those that gave `kept`.
-torch::Tensor attention_again(const torch::Tensor& q1, const torch::Tensor& q2,
-                              const torch::Tensor& k1, const torch::Tensor& k2,
-                              const torch::Tensor& v, const torch::Tensor& lambda,
-                              const AttentionOptions& options, const KeptAttention& kept);
+/// Returns `attention` with gradients and computes only what the checkpoint lacks. The arguments
+/// must have the values that gave the checkpoint.
+torch::Tensor attention_from_checkpoint(const torch::Tensor& q1, const torch::Tensor& q2,
+                                        const torch::Tensor& k1, const torch::Tensor& k2,
+                                        const torch::Tensor& v, const torch::Tensor& lambda,
+                                        const AttentionOptions& options,
+                                        const AttentionCheckpoint& checkpoint);
 
+namespace ops {
+
+struct AttentionArguments;
+
+/// Returns the arguments as the operators get them: under autocast, q, k and v in its type.
+AttentionArguments after_autocast(AttentionArguments arguments);
+
+/// True if the backward of these tensors reads o and o2 of the forward.
+bool backward_reads_outputs(const AttentionArguments& arguments);
+
+/// Returns `attention` with gradients from a checkpoint that has at least lse1, lse2 and o2.
+torch::Tensor restored_attention(const AttentionArguments& arguments,
+                                 const AttentionCheckpoint& checkpoint);
+
+}  // namespace ops
 }  // namespace diffattn

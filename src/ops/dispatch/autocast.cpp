@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Under autocast q, k, v go to the autocast type; lambda and the norm weight stay as they are: the
-// kernels use them in float32 in any case.
+// Under autocast we cast q, k and v to its type. lambda and the norm weight keep their type, since
+// the kernels convert both to float32 anyway.
 
 #include <ATen/autocast_mode.h>
 
-#include "ops/dispatch/again.h"
-#include "ops/glue/entry.h"
+#include "ops/dispatch/attention_checkpoint.h"
+#include "ops/dispatch/entry.h"
 
 namespace diffattn::ops {
 namespace {
@@ -24,7 +24,7 @@ struct Autocast {
     a.v = at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), a.v, device);
   }
 
-  /// Autocast is off while the operator itself runs.
+  /// Turns autocast off while the operator itself runs.
   using Off = c10::impl::ExcludeDispatchKeyGuard;
   static constexpr auto kKey =
       device == at::kCPU ? c10::DispatchKey::AutocastCPU : c10::DispatchKey::AutocastCUDA;

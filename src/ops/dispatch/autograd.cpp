@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients. Forward and backward are operators of their own, so that torch.compile and profilers
-// see both; this file only connects them.
+// Gradients. Forward and backward are separate operators, so that torch.compile and profilers see
+// both; this file only connects them.
 
 #include <functional>
 
 #include "diffattn/kernels/error.h"
-#include "ops/dispatch/again.h"
+#include "ops/dispatch/attention_checkpoint.h"
 #include "ops/dispatch/cuda_fused.h"
-#include "ops/glue/entry.h"
+#include "ops/dispatch/entry.h"
 
 namespace diffattn::ops {
 namespace {
@@ -25,7 +25,7 @@ bool needs_gradient(std::initializer_list<OptionalTensor> tensors) {
   return false;
 }
 
-/// Below this layer a tangent would be lost without a word.
+/// Throws if a tensor has a forward-mode tangent, which the operators would silently drop.
 void refuse_forward_mode(std::initializer_list<OptionalTensor> tensors) {
   for (const OptionalTensor& tensor : tensors) {
     if (!tensor || !tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined()) continue;
@@ -40,12 +40,13 @@ OptionalTensor optional(const Tensor& tensor) {
 
 Tensor or_undefined(const OptionalTensor& tensor) { return tensor.value_or(Tensor()); }
 
-/// A gradient in the type of the argument it belongs to; undefined when it was not wanted.
-Tensor gradient(bool wanted, const Tensor& found, const Tensor& argument) {
-  return wanted ? found.to(argument.scalar_type()) : Tensor();
+/// Returns a gradient in the type of its argument, or an undefined tensor if it is not wanted.
+Tensor gradient(bool wanted, const Tensor& computed, const Tensor& argument) {
+  return wanted ? computed.to(argument.scalar_type()) : Tensor();
 }
 
-/// Kernels read rows with adjacent elements; an expanded gradient (of a sum, say) has none.
+/// Makes a gradient contiguous if its last stride is not 1, which the kernels require. The gradient
+/// of a sum, for example, is expanded with stride 0.
 Tensor with_unit_last_stride(const Tensor& grad) {
   const bool adjacent = grad.dim() == 0 || grad.sym_size(-1) <= 1 || grad.sym_stride(-1) == 1;
   return adjacent ? grad : grad.contiguous();
@@ -65,7 +66,8 @@ void load_options(AutogradContext* ctx, ProblemArguments& a) {
   a.window = ctx->saved_data["window"].toOptional<int64_t>();
 }
 
-/// Which of the first arguments want a gradient. Absent optional ones have no edge in the graph.
+/// Returns which of the first saved arguments want a gradient. Absent arguments have no edge in the
+/// graph.
 template <class Flags>
 Flags wanted_gradients(AutogradContext* ctx, const variable_list& saved) {
   Flags wanted{};
@@ -75,24 +77,27 @@ Flags wanted_gradients(AutogradContext* ctx, const variable_list& saved) {
   return wanted;
 }
 
-/// The result that an earlier forward of the same arguments gave, as far as it was kept.
-ForwardResult once_more(const AttentionArguments& a, const KeptAttention& kept) {
-  const Tensor lse1 = kept.lse1.detach(), lse2 = kept.lse2.detach(), o2 = kept.o2.detach();
-  if (kept.out.defined()) return {kept.out.detach(), lse1, lse2, kept.o.detach(), o2};
+/// Returns the result of the forward that saved the checkpoint. Computes out and o if it lacks
+/// them.
+ForwardResult restored_forward(const AttentionArguments& a, const AttentionCheckpoint& saved) {
+  const Tensor lse1 = saved.lse1.detach(), lse2 = saved.lse2.detach(), o2 = saved.o2.detach();
+  if (saved.out.defined()) return {saved.out.detach(), lse1, lse2, saved.o.detach(), o2};
   const RecomputeResult r = call::attention_recompute(a, lse1, lse2);
   return {r.out, lse1, lse2, r.o, o2};
 }
 
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
-  /// The differentiable arguments come first and by themselves: autograd looks for tensors there.
+  /// The differentiable arguments come first, one by one, because autograd finds tensors only
+  /// there.
   static variable_list forward(AutogradContext* ctx, const Variable& q1, const Variable& q2,
                                const Variable& k1, const Variable& k2, const Variable& v,
                                const Variable& lambda, const OptionalTensor& norm_weight,
                                const OptionalTensor& mask, const AttentionArguments& a,
-                               bool save_outputs, const KeptAttention* kept) {
+                               bool save_outputs, const AttentionCheckpoint* checkpoint) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const ForwardResult r = kept ? once_more(a, *kept) : call::attention_forward(a, save_outputs);
+    const ForwardResult r =
+        checkpoint ? restored_forward(a, *checkpoint) : call::attention_forward(a, save_outputs);
     ctx->save_for_backward({q1, q2, k1, k2, v, lambda, or_undefined(norm_weight),
                             or_undefined(mask), or_undefined(a.key_starts),
                             or_undefined(a.key_lengths), or_undefined(a.cu_seqlens_q),
@@ -122,8 +127,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const auto wanted = wanted_gradients<Wanted>(ctx, s);
     const BackwardResult r = call::attention_backward(with_unit_last_stride(grads[0]), a,
                                                       {s[12], s[13], s[14], s[15]}, wanted);
-    const std::array found{r.dq1, r.dq2, r.dk1, r.dk2, r.dv, r.dlambda, r.dnorm_weight, r.dmask};
-    for (size_t i = 0; i < found.size(); ++i) result[i] = gradient(wanted[i], found[i], s[i]);
+    const std::array computed{r.dq1, r.dq2, r.dk1, r.dk2, r.dv, r.dlambda, r.dnorm_weight, r.dmask};
+    for (size_t i = 0; i < computed.size(); ++i) result[i] = gradient(wanted[i], computed[i], s[i]);
     return result;
   }
 };
@@ -154,13 +159,13 @@ class StatsFunction : public torch::autograd::Function<StatsFunction> {
     const BackwardResult r =
         call::attention_stats_backward(with_unit_last_stride(grads[0]), a, wanted);
     variable_list result(kArguments);
-    const std::array found{r.dq1, r.dq2, r.dk1, r.dk2, r.dlambda, r.dmask};
-    for (size_t i = 0; i < found.size(); ++i) result[i] = gradient(wanted[i], found[i], s[i]);
+    const std::array computed{r.dq1, r.dq2, r.dk1, r.dk2, r.dlambda, r.dmask};
+    for (size_t i = 0; i < computed.size(); ++i) result[i] = gradient(wanted[i], computed[i], s[i]);
     return result;
   }
 };
 
-/// A node whose own gradient is an error with a reason.
+/// A graph node whose backward throws, because gradients of gradients do not exist.
 class NoSecondDerivative : public torch::autograd::Function<NoSecondDerivative> {
  public:
   static variable_list forward(AutogradContext*, at::TensorList,
@@ -187,7 +192,7 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   }
   const variable_list r = AttentionFunction::apply(
       a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask, a,
-      save_outputs || backward_reads_outputs(a), static_cast<const KeptAttention*>(nullptr));
+      save_outputs || backward_reads_outputs(a), static_cast<const AttentionCheckpoint*>(nullptr));
   return {r[0], r[1], r[2], r[3], r[4]};
 }
 
@@ -243,7 +248,7 @@ BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a, S
           .dmask = r[5]};
 }
 
-// Half a forward, decoding and looking at maps have no gradients: their results never require one.
+// recompute, decode and map have no gradients: their results never require one.
 RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return call::attention_recompute(a, lse1, lse2);
@@ -259,28 +264,28 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
   return call::attention_map(a, grid);
 }
 
-/// `attention` is forward without its by-products.
+/// `attention` is `attention_forward` without lse1, lse2, o and o2.
 Tensor attention(const AttentionArguments& a) {
   return call::attention_forward(a, /*save_outputs=*/false).out;
 }
 
 }  // namespace
 
-/// The fused CUDA backward would otherwise recompute O and O2. Decided by what fake tensors know
-/// too.
+/// Without o and o2 the fused CUDA backward would compute them a second time. The answer depends
+/// only on properties that fake tensors have too.
 bool backward_reads_outputs(const AttentionArguments& a) {
   return cuda_fused() != nullptr && a.q1.is_cuda() && a.q1.scalar_type() != torch::kFloat64;
 }
 
-Tensor forward_again(const AttentionArguments& a, const KeptAttention& kept) {
+Tensor restored_attention(const AttentionArguments& a, const AttentionCheckpoint& checkpoint) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   refuse_forward_mode({a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask});
   if (!attention_needs_gradient(a)) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    return once_more(a, kept).out;
+    return restored_forward(a, checkpoint).out;
   }
   return AttentionFunction::apply(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask, a,
-                                  /*save_outputs=*/true, &kept)[0];
+                                  /*save_outputs=*/true, &checkpoint)[0];
 }
 
 TORCH_LIBRARY_IMPL(diffattn, CompositeImplicitAutograd, m) {

@@ -15,7 +15,7 @@ namespace {
 
 struct Limit {
   std::mutex mutex;
-  std::optional<std::string> name;  // unset: DIFFATTN_BACKEND has not been read yet
+  std::optional<std::string> name;  // unset until DIFFATTN_BACKEND has been read
 };
 
 Limit& limit() {
@@ -40,7 +40,7 @@ void check_known(const char* argument, const std::string& name) {
   throw_argument_error(argument, "one of:" + names, "'" + name + "'");
 }
 
-/// A problem of the usual kind, to ask which backend would take it.
+/// Returns a problem of common sizes, to ask which backend computes it.
 Problem typical_problem(torch::ScalarType dtype) {
   Problem problem;
   problem.dtype = ops::dtype_of(torch::empty({0}, dtype));
@@ -60,7 +60,7 @@ std::vector<BackendInfo> backends() {
     list.push_back(
         {ops::CudaFused::kSm90, "cuda", "fused tiles, wgmma, sm_90", has_gpu && fused->has_sm90()});
     list.push_back(
-        {ops::CudaFused::kPortable, "cuda", "fused tiles, mma.sync, sm_80 and later", has_gpu});
+        {ops::CudaFused::kSm80, "cuda", "fused tiles, mma.sync, sm_80 and later", has_gpu});
   }
   const char* composed = "ATen operators, maps in memory";
   list.push_back({ops::kComposed, "cuda", composed, has_gpu});
@@ -117,7 +117,7 @@ bool cuda_fused_takes(const ProblemArguments& arguments, int64_t value_dim) {
 
 }  // namespace ops
 
-// For Python, which has no C++ face to ask.
+// For Python, which cannot call the C++ function.
 TORCH_LIBRARY_FRAGMENT(diffattn, m) {
   m.def("backend_for(Device device, ScalarType dtype) -> str", backend_for);
 }

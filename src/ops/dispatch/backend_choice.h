@@ -7,14 +7,14 @@
 
 namespace diffattn::ops {
 
-/// "composed": ATen operators that materialise the maps. Takes everything on every device; what
-/// CUDA tensors get where no fused kernel takes them.
+/// Name of the backend that computes with ATen operators and stores the maps in memory. It supports
+/// everything on every device. CUDA tensors that no fused kernel supports use it.
 inline constexpr const char* kComposed = "composed";
 
-/// The limit in force: DIFFATTN_BACKEND, or what limit_backend() set since; empty for none.
+/// Returns the name that limit_backend() or else DIFFATTN_BACKEND set; empty without a limit.
 std::string backend_limit();
 
-/// The kernel backend for a problem in host memory, or null when the limit is "composed".
+/// Returns the kernel backend for a problem in host memory, or null if the limit is "composed".
 const Backend* cpu_backend_or_composed(const Problem& problem);
 
 }  // namespace diffattn::ops

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operators on CUDA tensors: a fused kernel where one takes them, else the composed path.
+// The operators on CUDA tensors: a fused kernel if one supports them, else the composed backend.
 
 #include "diffattn/kernels/backend.h"
-#include "ops/glue/checks.h"
 #include "ops/composed/composed.h"
 #include "ops/dispatch/cuda_fused.h"
-#include "ops/glue/entry.h"
+#include "ops/glue/checks.h"
+#include "ops/dispatch/entry.h"
 #include "ops/glue/problem_views.h"
 
 namespace diffattn::ops::on_cuda {
 namespace {
 
-/// The checks that need the values of index tensors; the composed path reads them anyway.
+/// Checks the values of index tensors, which the composed backend reads on the host anyway.
 void check_values(const ProblemArguments& a) {
   ProblemArguments host = a;
   const auto to_host = [](OptionalTensor& index) {

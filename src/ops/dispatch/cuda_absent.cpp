@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A build without nvcc has no fused CUDA kernels: CUDA tensors take the composed path.
+// A build without nvcc has no fused CUDA kernels: CUDA tensors use the composed backend.
 
 #include "ops/dispatch/cuda_fused.h"
 #include "ops/layers/cuda_layers.h"

@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Glue to the CUDA kernels, by torch's device-generic interface only: no CUDA header, so that this
-// compiles against a CPU-only torch. Enqueues on the current stream, waits for nothing, and takes
-// memory from torch's allocator.
+// Calls the CUDA kernels. Uses only torch's device-generic interface and no CUDA header, so that it
+// compiles against a CPU-only torch. Enqueues on the current stream, never waits, and takes memory
+// from torch's allocator.
 
 #include "ops/dispatch/cuda_fused.h"
 
 #include <c10/core/DeviceGuard.h>
 
-#include <limits>
 #include <string_view>
 
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/cuda.h"
-#include "ops/glue/allocate.h"
 #include "ops/dispatch/backend_choice.h"
+#include "ops/glue/allocate.h"
 #include "ops/glue/checks.h"
-#include "ops/glue/current_stream.h"
 #include "ops/glue/gradient_views.h"
 #include "ops/glue/problem_views.h"
+#include "ops/glue/view_of.h"
 
 namespace diffattn::ops {
 namespace {
 
-/// torch's allocator aligns to 512 bytes; no bytes give a null pointer.
+/// Returns device memory, which torch aligns to 512 bytes. 0 bytes give a null pointer.
 Tensor workspace_on(const Tensor& like, size_t bytes) {
   return at::empty({static_cast<int64_t>(bytes)}, like.options().dtype(torch::kByte));
 }
@@ -32,37 +31,37 @@ constexpr int kHopper = 90, kAmpere = 80;
 
 bool has_sm90() { return cuda::current_capability() == kHopper; }
 
-/// A limit to the portable kernels holds for the calls that follow.
-void apply_limit() {
-  const bool portable = backend_limit() == CudaFused::kPortable;
-  cuda::limit_capability(portable ? kAmpere : std::numeric_limits<int>::max());
-}
+/// A problem on the current GPU that only uses the kernels that limit_backend() allows.
+struct FusedProblem : DeviceProblem {
+  FusedProblem(const ProblemArguments& a, Problem& problem) : DeviceProblem(a, problem) {
+    const bool only_sm80 = backend_limit() == CudaFused::kSm80;
+    problem.max_capability = only_sm80 ? kAmpere : kNoCapabilityLimit;
+  }
+};
 
 const char* name(const ProblemArguments& a, int64_t value_dim) {
   const c10::DeviceGuard guard(a.q1.device());
-  apply_limit();
   ForwardParams params;
-  const DeviceProblem views(a, params);
+  const FusedProblem views(a, params);
   params.value_dim = value_dim;
   params.v = {params.k1.data, params.seq_k * params.kv_heads * value_dim,
               params.kv_heads * value_dim, value_dim};
   return std::string_view(cuda::forward_route(params)) == CudaFused::kSm90 ? CudaFused::kSm90
-                                                                           : CudaFused::kPortable;
+                                                                           : CudaFused::kSm80;
 }
 
 bool takes(const ProblemArguments& a, int64_t value_dim) {
-  Problem problem;
-  const DeviceProblem views(a, problem);
-  problem.value_dim = value_dim;
   const c10::DeviceGuard guard(a.q1.device());
+  Problem problem;
+  set_sizes(a, problem);
+  problem.value_dim = value_dim;
   return cuda::takes(problem, cuda::current_capability());
 }
 
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   const c10::DeviceGuard guard(a.q1.device());
-  apply_limit();
   ForwardParams params;
-  DeviceProblem views(a, params);
+  FusedProblem views(a, params);
   params.value_dim = a.v.size(-1);
   const ForwardResult result = allocate_forward(a, save_outputs);
   params.v = view_of(a.v);
@@ -73,12 +72,12 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   return result;
 }
 
-/// Only asks: outputs of the operators can be stored by any kernel, and no sum is read.
+/// Runs nothing, so lse1 and lse2 are any non-null pointers, and the outputs stay unset: every
+/// kernel can store those that the operators allocate.
 bool takes_recompute(const AttentionArguments& a) {
   const c10::DeviceGuard guard(a.q1.device());
-  apply_limit();
   ForwardParams params;
-  const DeviceProblem views(a, params);
+  const FusedProblem views(a, params);
   params.value_dim = a.v.size(-1);
   params.v = view_of(a.v);
   params.lse1 = params.lse2 = {const_cast<void*>(params.lambda.data)};
@@ -87,15 +86,14 @@ bool takes_recompute(const AttentionArguments& a) {
 
 RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
   const c10::DeviceGuard guard(a.q1.device());
-  apply_limit();
   ForwardParams params;
-  DeviceProblem views(a, params);
+  FusedProblem views(a, params);
   params.value_dim = a.v.size(-1);
   const RecomputeResult result = allocate_recompute(a);
   params.v = view_of(a.v);
   params.epilogue = views.epilogue(a);
   params.out = mutable_view_of(result.out);
-  params.lse1 = mutable_rows_of(lse1);  // the kernel reads both
+  params.lse1 = mutable_rows_of(lse1);  // the kernel only reads lse1 and lse2
   params.lse2 = mutable_rows_of(lse2);
   params.o = mutable_view_of(result.o);
   params.o_rest = rests_of(params.o, result.o, params.value_dim);
@@ -111,9 +109,8 @@ RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const
 BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const Saved& saved,
                         const Wanted& wanted) {
   const c10::DeviceGuard guard(a.q1.device());
-  apply_limit();
   BackwardParams params;
-  DeviceProblem views(a, params);
+  FusedProblem views(a, params);
   params.value_dim = a.v.size(-1);
   const BackwardResult result = allocate_backward(a, wanted);
   params.v = view_of(a.v);
@@ -130,7 +127,7 @@ BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const S
 Tensor stats(const ProblemArguments& a, double sparse_threshold) {
   const c10::DeviceGuard guard(a.q1.device());
   StatsParams params;
-  const DeviceProblem views(a, params);
+  const FusedProblem views(a, params);
   const Tensor result = allocate_stats(a);
   params.sparse_threshold = sparse_threshold;
   params.stats = mutable_view_of(result);
@@ -142,7 +139,7 @@ BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a,
                               const StatsWanted& wanted) {
   const c10::DeviceGuard guard(a.q1.device());
   StatsBackwardParams params;
-  const DeviceProblem views(a, params);
+  const FusedProblem views(a, params);
   const BackwardResult result =
       allocate_input_gradients(a, wanted[0], wanted[1], wanted[2], wanted[3], wanted[4], wanted[5]);
   params.dstats = view_of(dstats);
@@ -152,11 +149,11 @@ BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a,
   return result;
 }
 
-/// A packed sequence's length is not looked at: cells beyond it stay 0.
+/// Cells beyond the end of a packed sequence are 0: we do not read the lengths.
 Tensor map(const ProblemArguments& a, const MapGrid& grid) {
   const c10::DeviceGuard guard(a.q1.device());
   MapParams params;
-  const DeviceProblem views(a, params);
+  const FusedProblem views(a, params);
   check_grid(grid, params.seq_q, params.seq_k);
   const Tensor result = allocate_map(a, grid);
   params.row_begin = grid.row_begin;

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "ops/glue/entry.h"
+#include "ops/glue/arguments.h"
 
 namespace diffattn::ops {
 
-/// The fused CUDA kernels behind the operators: pointers, so that a build without nvcc has none.
+/// The fused CUDA kernels behind the operators. They are function pointers, so that a build without
+/// nvcc links without them.
 struct CudaFused {
-  /// The kernels of one GPU generation and the portable ones, as limits and `info` call them.
-  static constexpr const char* kSm90 = "sm90";
-  static constexpr const char* kPortable = "mma";
+  /// Names of the two kernel families in limit_backend() and `info`.
+  static constexpr const char* kSm90 = "sm90";  // wgmma, sm_90 only
+  static constexpr const char* kSm80 = "sm80";  // mma.sync, sm_80 and later
 
-  bool (*has_sm90)();  // is the current device of that generation?
-  /// Which of the two would compute a forward on dense tensors like these, given the limit.
+  bool (*has_sm90)();  // true if the current device is of capability 9.0
+  /// Returns the family that would compute a forward on dense tensors like these, under the limit.
   const char* (*name)(const ProblemArguments& arguments, int64_t value_dim);
-  /// Is there a kernel for these tensors on their device? `value_dim` of v.
+  /// True if a kernel supports the sizes and type of these tensors on their device. `value_dim` is
+  /// the width of v. Looks at shapes only.
   bool (*takes)(const ProblemArguments& arguments, int64_t value_dim);
   ForwardResult (*forward)(const AttentionArguments& arguments, bool save_outputs);
-  /// Is there a kernel for this forward that does less once lse1 and lse2 are known?
+  /// True if a kernel computes this forward with less work once lse1 and lse2 are known.
   bool (*takes_recompute)(const AttentionArguments& arguments);
   RecomputeResult (*recompute)(const AttentionArguments& arguments, const Tensor& lse1,
                                const Tensor& lse2);
@@ -29,11 +31,11 @@ struct CudaFused {
   Tensor (*map)(const ProblemArguments& arguments, const MapGrid& grid);
 };
 
-/// Null in a build without CUDA kernels.
+/// Returns null in a build without CUDA kernels.
 const CudaFused* cuda_fused();
 
-/// Would the fused kernels compute this, given the limit in force? `value_dim` of v; the operators
-/// that have no v leave it out.
+/// True if the fused kernels would compute this under the limit in force. `value_dim` is the width
+/// of v; operators without v leave it out.
 bool cuda_fused_takes(const ProblemArguments& arguments, int64_t value_dim = 1);
 
 }  // namespace diffattn::ops

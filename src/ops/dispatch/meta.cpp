@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operators on meta and fake tensors: checks and shapes, no data.
+// The operators on meta and fake tensors: they check the arguments and return shapes without data.
 
 #include "ops/glue/allocate.h"
 #include "ops/glue/checks.h"
-#include "ops/glue/entry.h"
+#include "ops/dispatch/entry.h"
 
 namespace diffattn::ops::on_meta {
 namespace {

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C++ face of the operators.
+// The C++ functions of the operators.
 
 #include "diffattn/ops.h"
-#include "ops/dispatch/attention_checkpoint.h"
 
 #include "diffattn/kernels/error.h"
-#include "ops/dispatch/again.h"
+#include "ops/dispatch/attention_checkpoint.h"
+#include "ops/dispatch/cuda_fused.h"
 #include "ops/glue/allocate.h"
 #include "ops/glue/checks.h"
-#include "ops/dispatch/cuda_fused.h"
-#include "ops/glue/entry.h"
+#include "ops/dispatch/entry.h"
 
 namespace diffattn {
 namespace {
@@ -43,24 +42,25 @@ ops::AttentionArguments attention_arguments(const torch::Tensor& q1, const torch
           options.norm_eps(), options.out_scale()};
 }
 
-/// Does a kernel gain by known sums?
+/// True if a kernel restores the forward from lse1 and lse2 with less work.
 bool takes_recompute(const ops::AttentionArguments& a) {
   return a.q1.is_cuda() && ops::cuda_fused_takes(a, a.v.size(-1)) &&
          ops::cuda_fused()->takes_recompute(a);
 }
 
-/// Of the same call, as far as shapes and types tell.
-void check_kept(const KeptAttention& kept, const ops::AttentionArguments& a) {
-  if (!kept.lse2.defined() || !kept.o2.defined() || kept.out.defined() != kept.o.defined()) {
-    throw_argument_error("kept", "what attention_first gave", "a part of it");
+/// Checks that a checkpoint is complete and has the shapes and types of this call.
+void check_checkpoint(const AttentionCheckpoint& saved, const ops::AttentionArguments& a) {
+  if (!saved.lse2.defined() || !saved.o2.defined() || saved.out.defined() != saved.o.defined()) {
+    throw_argument_error("checkpoint", "all tensors that attention_with_checkpoint saved",
+                         "only some of them");
   }
-  ops::check_lse(kept.lse1, kept.lse2, a);
-  if (kept.out.defined()) ops::check_output("out", kept.out, a);
-  const auto check_saved = [&](const char* name, const torch::Tensor& saved) {
-    if (saved.defined() && saved.dim() > 1) ops::check_output(name, saved, a, ops::saved_width(a));
+  ops::check_lse(saved.lse1, saved.lse2, a);
+  if (saved.out.defined()) ops::check_output("out", saved.out, a);
+  const auto check_rows = [&](const char* name, const torch::Tensor& rows) {
+    if (rows.defined() && rows.dim() > 1) ops::check_output(name, rows, a, ops::saved_width(a));
   };
-  check_saved("o", kept.o);
-  check_saved("o2", kept.o2);
+  check_rows("o", saved.o);
+  check_rows("o2", saved.o2);
 }
 
 }  // namespace
@@ -71,10 +71,11 @@ torch::Tensor attention(const torch::Tensor& q1, const torch::Tensor& q2, const 
   return ops::call::attention(attention_arguments(q1, q2, k1, k2, v, lambda, options));
 }
 
-FirstAttention attention_first(const torch::Tensor& q1, const torch::Tensor& q2,
-                               const torch::Tensor& k1, const torch::Tensor& k2,
-                               const torch::Tensor& v, const torch::Tensor& lambda,
-                               const AttentionOptions& options, KeepAttention keep) {
+CheckpointedAttention attention_with_checkpoint(const torch::Tensor& q1, const torch::Tensor& q2,
+                                                const torch::Tensor& k1, const torch::Tensor& k2,
+                                                const torch::Tensor& v, const torch::Tensor& lambda,
+                                                const AttentionOptions& options,
+                                                KeepAttention keep) {
   const torch::NoGradGuard no_grad;
   const auto a = ops::after_autocast(attention_arguments(q1, q2, k1, k2, v, lambda, options));
   ops::check(a);
@@ -86,22 +87,23 @@ FirstAttention attention_first(const torch::Tensor& q1, const torch::Tensor& q2,
   return {r.out, {r.out, r.lse1, r.lse2, r.o, r.o2}};
 }
 
-torch::Tensor attention_again(const torch::Tensor& q1, const torch::Tensor& q2,
-                              const torch::Tensor& k1, const torch::Tensor& k2,
-                              const torch::Tensor& v, const torch::Tensor& lambda,
-                              const AttentionOptions& options, const KeptAttention& kept) {
+torch::Tensor attention_from_checkpoint(const torch::Tensor& q1, const torch::Tensor& q2,
+                                        const torch::Tensor& k1, const torch::Tensor& k2,
+                                        const torch::Tensor& v, const torch::Tensor& lambda,
+                                        const AttentionOptions& options,
+                                        const AttentionCheckpoint& checkpoint) {
   const auto a = ops::after_autocast(attention_arguments(q1, q2, k1, k2, v, lambda, options));
-  if (!kept.lse1.defined()) return ops::call::attention(a);
+  if (!checkpoint.lse1.defined()) return ops::call::attention(a);
   ops::check(a);
-  check_kept(kept, a);
-  return ops::forward_again(a, kept);
+  check_checkpoint(checkpoint, a);
+  return ops::restored_attention(a, checkpoint);
 }
 
 torch::Tensor decode(const torch::Tensor& q1, const torch::Tensor& q2, const torch::Tensor& k1,
                      const torch::Tensor& k2, const torch::Tensor& v, const torch::Tensor& lambda,
                      const AttentionOptions& options) {
   if (options.cu_seqlens_q() || options.cu_seqlens_k()) {
-    throw_argument_error("cu_seqlens_q", "a cache [B, N, Hkv, D] when decoding",
+    throw_argument_error("cu_seqlens_q", "none when decoding: the cache has shape [B, N, Hkv, D]",
                          "packed sequences");
   }
   return ops::call::decode(attention_arguments(q1, q2, k1, k2, v, lambda, options));
@@ -119,7 +121,7 @@ torch::Tensor attention_map(const torch::Tensor& q1, const torch::Tensor& q2,
                             const torch::Tensor& k1, const torch::Tensor& k2,
                             const torch::Tensor& lambda, const AttentionOptions& options,
                             const MapOptions& map) {
-  // 0 for shapes that the operator refuses.
+  // Shapes that the operator refuses give 0.
   const auto longest = [](const torch::Tensor& rows,
                           const std::optional<torch::Tensor>& offsets) -> int64_t {
     if (!offsets) return rows.dim() > 1 ? rows.size(1) : 0;

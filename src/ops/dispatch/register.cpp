@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "ops/glue/entry.h"
+#include "ops/dispatch/entry.h"
 
 namespace {
 

@@ -2,28 +2,31 @@
 #pragma once
 
 #include "diffattn/kernels/params.h"
-#include "ops/glue/entry.h"
+#include "ops/glue/arguments.h"
 
-/// Outputs of the operators, from sizes alone: the same for real, meta and symbolic tensors.
+/// Allocates the outputs of the operators from sizes alone, for real, meta and symbolic tensors.
 namespace diffattn::ops {
 
+/// Returns an empty tensor with the rows of q1, each `width` wide.
 inline Tensor empty_like_rows(const Tensor& q1, const c10::SymInt& width, torch::ScalarType dtype) {
   auto sizes = q1.sym_sizes().vec();
   sizes.back() = width;
   return at::empty_symint(sizes, q1.options().dtype(dtype));
 }
 
-/// [B, H, M], packed [H, total].
+/// Returns an empty [B, H, M], packed [H, total].
 inline Tensor empty_lse(const Tensor& q1) {
   auto sizes = q1.sym_sizes().slice(0, q1.dim() - 1).vec();
   std::swap(sizes[sizes.size() - 2], sizes[sizes.size() - 1]);
   return at::empty_symint(sizes, q1.options().dtype(accumulator_type(q1.scalar_type())));
 }
 
+/// Returns a tensor without elements, which stands for an absent result.
 inline Tensor nothing(const Tensor& like) { return at::empty({0}, like.options()); }
 
-/// Elements of a row of o and o2. With 16 bits there is room for Dv bytes after the Dv elements,
-/// where CUDA kernels keep what rounding lost. On every device: meta tensors do not know theirs.
+/// Returns the width of a row of o and o2 in elements. In a 16-bit type, room for Dv bytes follows
+/// the Dv elements: CUDA kernels store the rounding errors there. The width is the same on every
+/// device, since a meta tensor stands for any of them.
 inline c10::SymInt saved_width(const AttentionArguments& a) {
   const c10::SymInt width = a.v.sym_size(-1);
   return a.q1.element_size() == 2 ? width + (width + 1) / 2 : width;
@@ -43,13 +46,13 @@ inline RecomputeResult allocate_recompute(const AttentionArguments& a) {
           empty_like_rows(a.q1, saved_width(a), dtype)};
 }
 
-/// Of `tensor`'s shape, contiguous, or empty when it is not wanted.
+/// Returns a contiguous tensor of `tensor`'s shape, or an empty one unless `wanted`.
 inline Tensor allocate_gradient(bool wanted, const Tensor& tensor) {
   return wanted ? at::empty_symint(tensor.sym_sizes(), tensor.options()) : nothing(tensor);
 }
 
-/// As above for what was broadcast: in the accumulator type of q1, and zero, so that a gradient
-/// that no row contributes to is right as it is.
+/// Returns the gradient of a broadcast argument: zeros in the accumulator type of q1, so that an
+/// element to which no row contributes is right.
 inline Tensor allocate_broadcast_gradient(bool wanted, const OptionalTensor& tensor,
                                           const Tensor& q1) {
   const auto options = q1.options().dtype(accumulator_type(q1.scalar_type()));

@@ -3,8 +3,11 @@
 
 #include <torch/torch.h>
 
+#include <array>
+#include <cmath>
 #include <optional>
 
+/// Arguments and results of the operators, as structs.
 namespace diffattn::ops {
 
 using torch::Tensor;
@@ -34,24 +37,37 @@ struct AttentionArguments : ProblemArguments {
   double out_scale = 1.0;
 };
 
-/// What the forward gives: out [B, M, H, Dv]; lse1, lse2 [B, H, M] (packed [H, total]); o, o2 as
-/// out (with 16 bits each row is followed by Dv bytes, on CUDA what its rounding lost), or empty
-/// when they were not asked for.
+/// Results of the forward: out [B, M, H, Dv]; lse1, lse2 [B, H, M] (packed [H, total]); o and o2
+/// like out, or empty unless the caller asks for them. In a 16-bit type, Dv bytes follow each row
+/// of o and o2, in which CUDA kernels store the rounding errors.
 struct ForwardResult {
   Tensor out, lse1, lse2, o, o2;
 };
 
-/// The forward once more, lse1 and lse2 being known: out and o as above.
+/// Results of a forward that starts from known lse1 and lse2; out and o as in ForwardResult.
 struct RecomputeResult {
   Tensor out, o;
 };
 
-/// Gradients that were not wanted are empty.
+/// The results of the forward that the backward reads.
+struct Saved {
+  Tensor lse1, lse2, o, o2;
+};
+
+/// Gradients; empty ones were not wanted.
 struct BackwardResult {
   Tensor dq1, dq2, dk1, dk2, dv, dlambda, dnorm_weight, dmask;
 };
 
-/// Float sums for float, bfloat16 and float16; double for double.
+using Wanted = std::array<bool, 8>;       // for the members of BackwardResult, in order
+using StatsWanted = std::array<bool, 6>;  // dq1, dq2, dk1, dk2, dlambda, dmask
+
+/// The part of the maps to show, and the number of cells along each axis.
+struct MapGrid {
+  int64_t row_begin, row_end, col_begin, col_end, rows, cols;
+};
+
+/// Returns the type of sums: float64 for float64, else float32.
 inline torch::ScalarType accumulator_type(torch::ScalarType dtype) {
   return dtype == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/glue/checks.h"
 
+#include <array>
 #include <cmath>
 #include <sstream>
 #include <string>
@@ -37,11 +38,11 @@ void check_shape(const char* name, const Tensor& tensor, c10::SymIntArrayRef exp
 void check_device(const char* name, const Tensor& tensor, const Tensor& q1) {
   if (tensor.device() == q1.device()) return;
   throw_argument_error(name, "a tensor on " + text(q1.device()) + ", like q1",
-                       "one on " + text(tensor.device()));
+                       "a tensor on " + text(tensor.device()));
 }
 
 void check_defined(const char* name, const Tensor& tensor) {
-  if (!tensor.defined()) throw_argument_error(name, "a tensor", "an undefined one");
+  if (!tensor.defined()) throw_argument_error(name, "a tensor", "an undefined tensor");
 }
 
 void check_floating(const char* name, const Tensor& tensor) {
@@ -53,7 +54,7 @@ void check_floating(const char* name, const Tensor& tensor) {
   throw_argument_error(name, "float32, float64, bfloat16 or float16", text(dtype));
 }
 
-/// An activation tensor: rank, type, device, adjacent elements in the last axis.
+/// Checks rank, type, device and last stride of an activation tensor.
 void check_activation(const char* name, const Tensor& tensor, const Tensor& q1, bool packed) {
   check_defined(name, tensor);
   const int64_t rank = packed ? 3 : 4;
@@ -73,7 +74,7 @@ void check_activation(const char* name, const Tensor& tensor, const Tensor& q1, 
   }
 }
 
-/// Integers, one per sequence (plus `extra`).
+/// Checks the type, device and length of an index tensor, if there is one.
 void check_index(const char* name, const OptionalTensor& index, const Tensor& q1,
                  const c10::SymInt& length, const char* meaning) {
   if (!index) return;
@@ -104,14 +105,14 @@ void check_mask(const ProblemArguments& a, const c10::SymInt& batch) {
   const Tensor& mask = *a.mask;
   if (mask.scalar_type() != torch::kBool) {
     if (!mask.is_floating_point()) {
-      throw_argument_error("mask", "bool (true = may see) or a floating type (added to the scores)",
+      throw_argument_error("mask", "bool (true = visible) or a floating type (added to the scores)",
                            text(mask.scalar_type()));
     }
     check_floating("mask", mask);
   }
   check_device("mask", mask, a.q1);
-  // Packed rows and columns count within their own sequence; how long the longest is, only the
-  // data of cu_seqlens says, so those two axes are checked where that is read.
+  // A mask for packed tensors has the rows and columns of the longest sequence. Only the data of
+  // cu_seqlens gives that length, so HostProblem checks those two axes.
   const std::array<std::optional<c10::SymInt>, 4> full{
       batch, a.q1.sym_size(-2), a.packed() ? std::nullopt : std::optional(a.q1.sym_size(1)),
       a.packed() ? std::nullopt : std::optional(a.k1.sym_size(1))};
@@ -195,7 +196,7 @@ void check(const AttentionArguments& a) {
   }
   check_finite("out_scale", a.out_scale);
   if (!a.norm_weight) return;
-  if (!a.norm_eps) throw_argument_error("norm_weight", "norm_eps beside it", "no norm_eps");
+  if (!a.norm_eps) throw_argument_error("norm_weight", "norm_eps to be given too", "no norm_eps");
   check_floating("norm_weight", *a.norm_weight);
   check_device("norm_weight", *a.norm_weight, a.q1);
   check_shape("norm_weight", *a.norm_weight, {a.v.sym_size(-1)}, "(the width of v)");

@@ -3,13 +3,14 @@
 
 #include <type_traits>
 
-#include "ops/glue/entry.h"
+#include "ops/glue/arguments.h"
 #include "ops/glue/view_of.h"
 
-/// Allocated results as the outputs of kernels.
+/// Points kernel parameters at allocated results.
 namespace diffattn::ops {
 
-/// The bytes behind the `width` elements of each row of a saved o; null where there are none.
+/// Returns a view of the bytes behind the `width` elements of each row of o or o2, which hold the
+/// rounding errors; null if the rows have no such bytes.
 template <class Void>
 View<Void> rests_of(const View<Void>& saved, const Tensor& tensor, int64_t width) {
   if (tensor.size(-1) == width) return {};
@@ -30,7 +31,7 @@ inline void set_outputs(ForwardParams& params, const ForwardResult& result, bool
   params.o2_rest = rests_of(params.o2, result.o2, params.value_dim);
 }
 
-/// What backward reads of the forward.
+/// Sets the results of the forward that the backward reads.
 inline void set_saved(BackwardParams& params, const Saved& saved) {
   params.lse1 = rows_of(saved.lse1);
   params.lse2 = rows_of(saved.lse2);

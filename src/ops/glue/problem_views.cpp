@@ -11,7 +11,7 @@
 namespace diffattn::ops {
 namespace {
 
-/// Length of the longest sequence between offsets; checks that the last one is `total`.
+/// Returns the length of the longest sequence. Throws unless the last offset is `total`.
 int64_t longest_sequence(const char* name, const int32_t* offsets, int64_t batch, int64_t total) {
   int64_t longest = 0;
   for (int64_t b = 0; b < batch; ++b) {
@@ -19,13 +19,13 @@ int64_t longest_sequence(const char* name, const int32_t* offsets, int64_t batch
   }
   if (offsets[batch] != total) {
     throw_argument_error(name,
-                         "a last offset equal to the rows there are, " + std::to_string(total),
+                         "a last offset equal to the number of rows, " + std::to_string(total),
                          std::to_string(offsets[batch]));
   }
   return longest;
 }
 
-/// No sequence is longer than all of them, or than an axis of the mask that is there for each.
+/// Returns an upper bound on the longest sequence: all rows together, or the mask's axis for them.
 int64_t longest_possible(int64_t total, const OptionalTensor& mask, int64_t axis) {
   if (!mask || mask->dim() < -axis || mask->size(axis) == 1) return total;
   return std::min(total, mask->size(axis));
@@ -45,8 +45,7 @@ Tensor host_index(const char* name, const Tensor& index) {
   return wide.to(torch::kInt);
 }
 
-ProblemViews::ProblemViews(const ProblemArguments& a, Problem& problem)
-    : accumulator_(accumulator_type(a.q1.scalar_type())) {
+void set_sizes(const ProblemArguments& a, Problem& problem) {
   problem.dtype = dtype_of(a.q1);
   problem.heads = a.q1.size(-2);
   problem.kv_heads = a.k1.size(-2);
@@ -58,14 +57,18 @@ ProblemViews::ProblemViews(const ProblemArguments& a, Problem& problem)
     problem.total_q = a.q1.size(0);
     problem.total_k = a.k1.size(0);
   }
-  problem.align_to_key_lengths = a.align_to_key_lengths;
+}
 
+ProblemViews::ProblemViews(const ProblemArguments& a, Problem& problem)
+    : accumulator_(accumulator_type(a.q1.scalar_type())) {
+  set_sizes(a, problem);
+  problem.align_to_key_lengths = a.align_to_key_lengths;
   problem.q1 = view_of(a.q1);
   problem.q2 = view_of(a.q2);
   problem.k1 = view_of(a.k1);
   problem.k2 = view_of(a.k2);
   const Tensor lambda = a.lambda.to(accumulator_);
-  kept_.push_back(lambda);
+  owned_.push_back(lambda);
   problem.lambda = lambda_view(lambda.const_data_ptr(), lambda, problem.heads);
   problem.mask = mask_of(a.mask);
   problem.scale = a.scale_or_default();
@@ -76,8 +79,8 @@ ProblemViews::ProblemViews(const ProblemArguments& a, Problem& problem)
 
 const void* ProblemViews::accumulator_data(const OptionalTensor& tensor) {
   if (!tensor) return nullptr;
-  kept_.push_back(tensor->to(accumulator_).contiguous());
-  return kept_.back().const_data_ptr();
+  owned_.push_back(tensor->to(accumulator_).contiguous());
+  return owned_.back().const_data_ptr();
 }
 
 Epilogue ProblemViews::epilogue(const AttentionArguments& a) {
@@ -87,14 +90,14 @@ Epilogue ProblemViews::epilogue(const AttentionArguments& a) {
           .out_scale = a.out_scale};
 }
 
-const int32_t* ProblemViews::keep_index(const Tensor& index) {
-  kept_.push_back(index);
+const int32_t* ProblemViews::own_index(const Tensor& index) {
+  owned_.push_back(index);
   return index.const_data_ptr<int32_t>();
 }
 
 HostProblem::HostProblem(const ProblemArguments& a, Problem& problem) : ProblemViews(a, problem) {
   const auto index = [&](const char* name, const OptionalTensor& tensor) -> const int32_t* {
-    return tensor ? keep_index(host_index(name, *tensor)) : nullptr;
+    return tensor ? own_index(host_index(name, *tensor)) : nullptr;
   };
   problem.cu_seqlens_q = index("cu_seqlens_q", a.cu_seqlens_q);
   problem.cu_seqlens_k = index("cu_seqlens_k", a.cu_seqlens_k);
@@ -124,7 +127,7 @@ void HostProblem::set_packed_sizes(const ProblemArguments& a, Problem& problem) 
 DeviceProblem::DeviceProblem(const ProblemArguments& a, Problem& problem)
     : ProblemViews(a, problem) {
   const auto index = [&](const OptionalTensor& tensor) -> const int32_t* {
-    return tensor ? keep_index(tensor->to(torch::kInt).contiguous()) : nullptr;
+    return tensor ? own_index(tensor->to(torch::kInt).contiguous()) : nullptr;
   };
   problem.cu_seqlens_q = index(a.cu_seqlens_q);
   problem.cu_seqlens_k = index(a.cu_seqlens_k);

@@ -6,31 +6,36 @@
 #include "diffattn/kernels/params.h"
 #include "ops/glue/arguments.h"
 
-/// Arguments of operators as parameters of kernels.
+/// Conversion of operator arguments to kernel parameters.
 namespace diffattn::ops {
 
-/// Index tensors as int32 on the host, checked: no value that int32 cannot hold.
+/// Returns an index tensor as int32 on the host. Throws `Error` if a value is negative or does not
+/// fit.
 Tensor host_index(const char* name, const Tensor& index);
 
-/// Fills the parts of kernel parameters that all operators share. Keeps what it had to convert
-/// (small index arrays, lambda in another type) alive.
+/// Sets the dtype and sizes of a problem, except value_dim. Reads and converts no data. For packed
+/// tensors seq_q and seq_k are upper bounds on the longest sequence.
+void set_sizes(const ProblemArguments& arguments, Problem& problem);
+
+/// Fills the fields of kernel parameters that all operators share. Owns the tensors that it has to
+/// convert (index arrays, lambda of another type), so it must outlive the kernel call.
 class ProblemViews {
  public:
-  /// A tensor in the accumulator type of the problem, kept alive; null for none.
+  /// Returns the data of a tensor, converted to the accumulator type; null without a tensor.
   const void* accumulator_data(const OptionalTensor& tensor);
 
-  /// Where attention's values and epilogue come from.
+  /// Returns the epilogue of attention.
   Epilogue epilogue(const AttentionArguments& arguments);
 
  protected:
   ProblemViews(const ProblemArguments& arguments, Problem& problem);
-  const int32_t* keep_index(const Tensor& index);
+  const int32_t* own_index(const Tensor& index);
 
   torch::ScalarType accumulator_;
-  std::vector<Tensor> kept_;
+  std::vector<Tensor> owned_;
 };
 
-/// Index arrays are host memory; their values are checked.
+/// Index arrays are host memory. Checks their values.
 class HostProblem : public ProblemViews {
  public:
   HostProblem(const ProblemArguments& arguments, Problem& problem);
@@ -39,8 +44,8 @@ class HostProblem : public ProblemViews {
   void set_packed_sizes(const ProblemArguments& arguments, Problem& problem);
 };
 
-/// Index arrays are device memory. Nothing waits for the device, so their values are not looked at,
-/// and packed sequences are taken to be as long as all of them together.
+/// Index arrays are device memory. Their values stay unread, since reading them would wait for the
+/// device. seq_q and seq_k of packed tensors are therefore upper bounds.
 class DeviceProblem : public ProblemViews {
  public:
   DeviceProblem(const ProblemArguments& arguments, Problem& problem);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU kernels run on torch's threads, so that torch::set_num_threads() holds for them too.
+// Runs the CPU kernels on torch's threads, so that torch::set_num_threads() applies to them too.
 
 #include <ATen/Parallel.h>
 
 #include "diffattn/kernels/cpu.h"
 
 #ifndef _OPENMP
-#error "compile this file with OpenMP: at::parallel_for would run on one thread"
+#error "compile this file with OpenMP: without it at::parallel_for runs on one thread"
 #endif
 
 namespace diffattn::ops {

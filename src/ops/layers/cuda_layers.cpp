@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Glue to the CUDA kernels of a layer's elementwise parts, by torch's device-generic interface
-// only.
+// Calls the CUDA kernels of a layer's elementwise parts, through torch's device-generic interface.
 
 #include "ops/layers/cuda_layers.h"
 
 #include <c10/core/DeviceGuard.h>
 
 #include "kernels/layers.h"
-#include "ops/glue/current_stream.h"
 #include "ops/glue/view_of.h"
 
 namespace diffattn::ops {

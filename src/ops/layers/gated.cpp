@@ -3,9 +3,9 @@
 
 #include <ATen/autocast_mode.h>
 
-#include "kernels/layers.h"
 #include "diffattn/ops_layers.h"
-#include "ops/layers/second_derivative.h"
+#include "kernels/layers.h"
+#include "ops/layers/layers.h"
 
 namespace diffattn {
 namespace {
@@ -46,7 +46,8 @@ class GatedProducts : public torch::autograd::Function<GatedProducts> {
   }
 };
 
-/// More rows than twice the width of x, so that putting two matrices together costs little.
+/// True if one product is faster: training in float32 on the CPU, with more rows than twice the
+/// width of x, so that concatenating the two matrices costs little.
 bool is_one_product(const Tensor& x, const Tensor& gate, const Tensor& up) {
   const auto fits = [](const Tensor& t) {
     return t.device().is_cpu() && t.scalar_type() == torch::kFloat32 && t.is_contiguous();

@@ -5,7 +5,7 @@
 
 #include "kernels/layers.h"
 #include "ops/layers/cuda_layers.h"
-#include "ops/layers/second_derivative.h"
+#include "ops/layers/layers.h"
 
 namespace diffattn {
 namespace {
@@ -22,18 +22,18 @@ bool is_aligned(const Tensor& x) {
   return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
 
-/// Something that the CUDA kernels read whole, 16 bytes at a time.
 bool is_for_gpu(const Tensor& x) {
   const auto type = x.scalar_type();
   return x.device().is_cuda() && ops::cuda_layers() != nullptr && x.numel() > 0 &&
          (type == torch::kFloat32 || type == torch::kBFloat16 || type == torch::kFloat16);
 }
 
+/// True if the CUDA kernels can read all of x in 16-byte chunks.
 bool is_whole_for_gpu(const Tensor& x) {
   return is_for_gpu(x) && x.is_contiguous() && x.numel() % 8 == 0 && is_aligned(x);
 }
 
-/// y and, for the backward pass, rstd; x and weight contiguous.
+/// Returns y and, for the backward pass, rstd. x and weight must be contiguous.
 std::pair<Tensor, Tensor> normed(const Tensor& x, const Tensor& weight, double eps) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
   const Tensor y = torch::empty_like(x), rstd = torch::empty({rows}, x.options());
@@ -76,7 +76,7 @@ class FusedRmsNorm : public torch::autograd::Function<FusedRmsNorm> {
   }
 };
 
-/// Of contiguous tensors.
+/// Returns silu(gate) up of contiguous tensors.
 Tensor gated(const Tensor& gate, const Tensor& up) {
   const Tensor y = torch::empty_like(gate);
   if (gate.device().is_cuda()) {
@@ -88,7 +88,7 @@ Tensor gated(const Tensor& gate, const Tensor& up) {
   return y;
 }
 
-/// Without a graph to make, generation skips what making one costs.
+/// True if autograd records a graph. Without one, we skip the cost of torch::autograd::Function.
 bool makes_graph(const Tensor& a, const Tensor& b) {
   return torch::GradMode::is_enabled() && (a.requires_grad() || (b.defined() && b.requires_grad()));
 }
@@ -118,8 +118,8 @@ class FusedSwiglu : public torch::autograd::Function<FusedSwiglu> {
   }
 };
 
-/// The two elements that turn together, as views [..., width / 2].
-std::pair<Tensor, Tensor> turning(const Tensor& heads, const RotateOptions& o) {
+/// Returns the first and the second elements of all rotated pairs, as views [..., width / 2].
+std::pair<Tensor, Tensor> rotated_pairs(const Tensor& heads, const RotateOptions& o) {
   const Tensor x = heads.slice(-1, 0, o.width);
   if (o.interleaved) return {x.slice(-1, 0, o.width, 2), x.slice(-1, 1, o.width, 2)};
   return {x.slice(-1, 0, o.width / 2), x.slice(-1, o.width / 2)};
@@ -128,17 +128,17 @@ std::pair<Tensor, Tensor> turning(const Tensor& heads, const RotateOptions& o) {
 Tensor rotated_by_torch(const Tensor& heads, const Tensor& cos, const Tensor& sin,
                         const RotateOptions& o) {
   Tensor out = torch::empty(heads.sizes(), heads.options());
-  const Tensor c = cos.unsqueeze(-2), s = sin.unsqueeze(-2);  // over the heads
-  const auto [a, b] = turning(heads, o);
-  auto [out_a, out_b] = turning(out, o);
-  // In the table's type until the last rounding.
+  const Tensor c = cos.unsqueeze(-2), s = sin.unsqueeze(-2);  // the same for every head
+  const auto [a, b] = rotated_pairs(heads, o);
+  auto [out_a, out_b] = rotated_pairs(out, o);
+  // The arithmetic has the type of the table, with one rounding at the end.
   at::addcmul_out(out_a, a * c, b, s, -o.direction);
   at::addcmul_out(out_b, b * c, a, s, o.direction);
   if (o.width < heads.size(-1)) out.slice(-1, o.width).copy_(heads.slice(-1, o.width));
   return out;
 }
 
-/// Tokens of [B, N, H, D] at one distance from each other.
+/// True if one stride leads from any token of [B, N, H, D] to the next.
 bool has_token_stride(const Tensor& heads) {
   return heads.stride(-1) == 1 && (heads.dim() == 3 || heads.size(0) == 1 ||
                                    heads.stride(0) == heads.size(1) * heads.stride(1));
@@ -199,7 +199,7 @@ void check_rotation(const Tensor& heads, const Tensor& cos, const Tensor& sin,
               heads.sizes(), ", got ", cos.sizes());
 }
 
-/// Its gradient is the turn by the negative angle: nothing but the table is kept for it.
+/// The gradient is a rotation by the negative angle, so only the table is saved for it.
 class Rotation : public torch::autograd::Function<Rotation> {
  public:
   static Tensor forward(LayerContext* ctx, const Tensor& heads, const Tensor& cos,
@@ -253,7 +253,7 @@ Tensor rotate(const Tensor& heads, const Tensor& cos, const Tensor& sin,
   return Rotation::apply(heads, cos, sin, options);
 }
 
-// For Python: whole heads, pairs (i, i + D / 2).
+// For Python: rotates whole heads, in pairs (i, i + D / 2).
 TORCH_LIBRARY_FRAGMENT(diffattn, m) {
   m.def("rotate(Tensor heads, Tensor cos, Tensor sin) -> Tensor",
         [](const Tensor& heads, const Tensor& cos, const Tensor& sin) {

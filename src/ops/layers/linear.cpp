@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/autocast_mode.h>
 
-#include "kernels/few_rows.h"
 #include "diffattn/ops_layers.h"
-#include "ops/layers/few_rows_limit.h"
+#include "kernels/few_rows.h"
 #include "ops/glue/view_of.h"
+#include "ops/layers/layers.h"
 
 namespace diffattn {
 namespace {

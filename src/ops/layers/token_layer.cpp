@@ -11,9 +11,8 @@
 #include "kernels/few_rows.h"
 #include "kernels/layers.h"
 #include "ops/dispatch/backend_choice.h"
-#include "ops/layers/few_rows_limit.h"
 #include "ops/glue/problem_views.h"
-#include "ops/glue/view_of.h"
+#include "ops/layers/layers.h"
 
 namespace diffattn {
 namespace {
@@ -37,7 +36,7 @@ cpu::FewRowsMatrix matrix(const LinearMap& map, float* y, const float* add = nul
           .outputs = map.weight.size(0)};
 }
 
-/// The buffers of one call, cut from one piece of memory.
+/// The buffers of one call, in one allocation.
 class Scratch {
  public:
   explicit Scratch(int64_t floats)
@@ -50,7 +49,7 @@ class Scratch {
   float* next_;
 };
 
-/// One call: shapes in the comments are per row of the batch.
+/// One call. Shapes in the comments are per row of the batch.
 struct Run {
   const TokenLayer& layer;
   const TokenPast& past;
@@ -68,7 +67,7 @@ struct Run {
                             out_width() + 3 * inner() + 1));
     float *normed = scratch.take(rows * width), *h = scratch.take(rows * width);
     float* rstd = scratch.take(rows);
-    float *q = scratch.take(rows * query_width()), *turned = scratch.take(rows * query_width());
+    float *q = scratch.take(rows * query_width()), *rotated = scratch.take(rows * query_width());
     float *k = scratch.take(rows * key_width()), *v = scratch.take(rows * values_width());
     float* heads = scratch.take(rows * out_width());
     float *gate = scratch.take(rows * inner()), *up = scratch.take(rows * inner());
@@ -77,11 +76,11 @@ struct Run {
     norm(x, layer.input_norm, normed, rstd);
     products<3>(normed, width, {matrix(a.q, q), matrix(a.k, k), matrix(a.v, v)});
     for (int64_t b = 0; b < rows; ++b) {
-      turn(q + b * query_width(), a.query_heads, b, turned + b * query_width());
-      turn(k + b * key_width(), a.key_heads, b, key_row(b));
+      rotate(q + b * query_width(), a.query_heads, b, rotated + b * query_width());
+      rotate(k + b * key_width(), a.key_heads, b, key_row(b));
       write_values(v + b * values_width(), b);
     }
-    attend(turned, heads);
+    attend(rotated, heads);
     products<1>(heads, out_width(), {matrix(a.out, h, x)});
     norm(h, layer.post_norm, normed, rstd);
     products<2>(normed, width, {matrix(layer.gate, gate), matrix(layer.up, up)});
@@ -106,8 +105,8 @@ struct Run {
                    .eps = static_cast<float>(layer.norm_eps)});
   }
 
-  /// Heads [count, D] of row b turned by its angles.
-  void turn(const float* x, int64_t count, int64_t b, float* y) const {
+  /// Rotates heads [count, D] of row b by the angles of its token.
+  void rotate(const float* x, int64_t count, int64_t b, float* y) const {
     if (!past.cos.defined()) {
       std::copy(x, x + count * a.head_dim, y);
       return;
@@ -134,7 +133,7 @@ struct Run {
            past.length * past.keys.stride(1);
   }
 
-  /// v (half, head, d) or (head, d) -> (head, half, d).
+  /// Writes v, in the order (half, head, d) or (head, half, d), to the cache as (head, half, d).
   void write_values(const float* v, int64_t b) const {
     float* to = past.values.mutable_data_ptr<float>() + b * past.values.stride(0) +
                 past.length * past.values.stride(1);
@@ -150,7 +149,7 @@ struct Run {
     }
   }
 
-  /// The second of two sub-heads that belong together begins at `second`; heads are `stride` apart.
+  /// Offset from the first to the second sub-head of a pair, and stride from pair to pair.
   struct Pairing {
     int64_t second, stride;
   };

@@ -71,7 +71,7 @@ void steps(const BackwardParams& params, const BackwardWorkspace& workspace, cud
   finish_dnorm(params, workspace, stream);
   if (!finish_dlambda(params, workspace, stream)) reduce_dlambda(params, workspace, stream);
   // Mask values of -1e9 and below leave lse no digits for the row sum. If the flag is set, the
-  // portable pass over rows prepares such rows for the repair.
+  // sm80 pass over rows prepares such rows for the repair.
   if (params.mask.kind == MaskKind::kAdditive) {
     prepare_rows(params, workspace, stream, workspace.units.needs_repair);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The last kernels of a backward. If the pass over rows or the main kernel set the flag
-// `needs_repair`, they recompute dq, dk and dv of the whole problem with the portable (sm80)
+// `needs_repair`, they recompute dq, dk and dv of the whole problem with the sm80
 // algorithm; otherwise they read the flag and end. The flag stands for cases that the main kernel
 // cannot handle: hidden values that are not finite, |lse| above kMaxLse, and both signs of lambda
 // in one unit. Each block computes the tiles blockIdx.x, blockIdx.x + gridDim.x, ...

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The last kernel of a forward. It recomputes the 64-row tiles that the main kernel marked, with
-// the portable (sm80) algorithm, which keeps a running row maximum and lets no value of a hidden
+// the sm80 algorithm, which keeps a running row maximum and lets no value of a hidden
 // column reach a row. If nothing is marked, the kernel reads the marks, [heads, marks_per_head]
 // bytes, and ends. Each block repairs its marked tiles one by one.
 #pragma once

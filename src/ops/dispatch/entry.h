@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <tuple>
 
 #include "ops/glue/arguments.h"
 
-/// Between the flat argument lists that the dispatcher knows (schemas: register.cpp) and our
-/// structs: `entry::x<implementation>` is what gets registered, `call::x` calls the operator.
+/// Conversion between the flat argument lists of the dispatcher (schemas: register.cpp) and our
+/// structs. `entry::x<implementation>` is the function to register; `call::x` calls operator x.
 namespace diffattn::ops {
 
-/// The tail that all schemas share.
+// The parameters that the schemas share, and the structs to pack them into.
 #define DIFFATTN_PROBLEM_PARAMETERS                                                                \
   std::optional<double> scale, std::optional<double> scale2, bool causal,                          \
       std::optional<int64_t> window, const OptionalTensor &mask, const OptionalTensor &key_starts, \
@@ -29,22 +28,10 @@ namespace diffattn::ops {
 #define DIFFATTN_PACK_ATTENTION \
   { DIFFATTN_PACK_PROBLEM, v, norm_weight, norm_eps, out_scale }
 
-using Wanted = std::array<bool, 8>;       // of BackwardResult's members, in order
-using StatsWanted = std::array<bool, 6>;  // dq1, dq2, dk1, dk2, dlambda, dmask
 using TwoTensors = std::tuple<Tensor, Tensor>;
 using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using SixTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using EightTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-/// What backward reads of the forward.
-struct Saved {
-  Tensor lse1, lse2, o, o2;
-};
-
-/// Which part of the maps, in how many cells.
-struct MapGrid {
-  int64_t row_begin, row_end, col_begin, col_end, rows, cols;
-};
 
 namespace entry {
 
@@ -115,7 +102,7 @@ Tensor attention_map(DIFFATTN_QUERIES_AND_KEYS, const Tensor& lam, int64_t row_b
                         MapGrid{row_begin, row_end, col_begin, col_end, rows, cols});
 }
 
-/// Registers one implementation of each operator.
+/// Registers one implementation of every operator but `attention`.
 template <auto Forward, auto Recompute, auto Backward, auto Decode, auto Stats, auto StatsBackward,
           auto Map>
 void implement(torch::Library& m) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "nn/attention/visible.h"
+#include "nn/routes/visible.h"
 
 namespace diffattn::nn {
 namespace {
@@ -14,16 +14,17 @@ Tensor with_four_axes(Tensor mask) {
   return mask;
 }
 
-/// [B or 1, H or 1, M, N], true where a row may see. Row m stands at m' = m + N - M.
+/// Returns which columns each row sees, [B or 1, H or 1, M, N]. Row m is aligned with column
+/// m' = m + N - M.
 Tensor visible_entries(const HeadTensors& heads, const Tensor& mask) {
   const AttentionOptions& o = heads.options;
   const int64_t rows = heads.q1.size(1), columns = heads.k1.size(1);
   const auto options = heads.q1.options().dtype(torch::kLong).requires_grad(false);
   const Tensor n = torch::arange(columns, options).view({1, 1, 1, -1});
-  const Tensor place = torch::arange(rows, options).view({1, 1, -1, 1}) + (columns - rows);
+  const Tensor aligned = torch::arange(rows, options).view({1, 1, -1, 1}) + (columns - rows);
   Tensor visible = torch::ones({1, 1, rows, columns}, options.dtype(torch::kBool));
-  if (o.causal() || o.window()) visible = visible & (n <= place);
-  if (o.window()) visible = visible & (n > place - *o.window());
+  if (o.causal() || o.window()) visible = visible & (n <= aligned);
+  if (o.window()) visible = visible & (n > aligned - *o.window());
   if (o.key_starts()) visible = visible & (n >= per_batch(*o.key_starts()));
   if (o.key_lengths()) visible = visible & (n < per_batch(*o.key_lengths()));
   if (!mask.defined()) return visible;
@@ -83,7 +84,7 @@ HeadTensors sequence(const HeadTensors& heads, const Tensor& offsets_q, const Te
   o.cu_seqlens_q(std::nullopt).cu_seqlens_k(std::nullopt);
   if (o.key_starts()) o.key_starts(o.key_starts()->narrow(0, b, 1));
   if (o.key_lengths()) o.key_lengths(o.key_lengths()->narrow(0, b, 1));
-  if (o.mask()) {  // rows and columns count within their own sequence
+  if (o.mask()) {  // its rows and columns count from the start of each sequence
     Tensor mask = with_four_axes(*o.mask());
     if (mask.size(0) > 1) mask = mask.narrow(0, b, 1);
     if (mask.size(2) > 1) mask = mask.narrow(2, 0, one.q1.size(1));

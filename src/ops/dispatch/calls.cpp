@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of our own operators through the dispatcher.
+// Calls our own operators through the dispatcher.
 
-#include "ops/glue/entry.h"
+#include "ops/dispatch/entry.h"
 
 namespace diffattn::ops::call {
 namespace {
 
-/// The operator `name`, typed like `function`, an instance of its entry template.
+/// Returns the handle of operator `name`. The function gives the type: any instance of the
+/// operator's entry template.
 template <class Function>
 auto operator_handle(const char* name, Function*) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
 }
 
-// Stand-ins: the entry templates need an implementation to have a type.
+// The entry templates have a type only with an implementation. These are never called.
 constexpr auto kAttention = [](const AttentionArguments&) -> Tensor { return {}; };
 constexpr auto kForward = [](const AttentionArguments&, bool) -> ForwardResult { return {}; };
 constexpr auto kRecompute = [](const AttentionArguments&, const Tensor&,

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Differential attention by other means: what people write on top of torch's attention, for
-// comparison and as a check of the operator.
+// Differential attention on top of torch's scaled_dot_product_attention (SDPA), in the ways that
+// published code uses. Benchmarks compare the operator with them, and tests check it against them.
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "diffattn/nn/route.h"
-#include "nn/attention/checkpointed_calls.h"
-#include "nn/attention/visible.h"
+#include "nn/routes/checkpointed_calls.h"
+#include "nn/routes/visible.h"
 
 namespace diffattn::nn {
 namespace {
 
 using torch::Tensor;
 
-/// A problem as torch's attention wants it: heads before rows, keys repeated for every head, one
-/// scale for both maps.
+/// The arguments of an attention call in the form of SDPA: heads before rows, keys repeated for
+/// every head, one scale for both maps.
 struct SdpaProblem {
   Tensor q1, q2;  // [B, H, M, D]
   Tensor k1, k2;  // [B, H, N, D]
@@ -26,7 +27,7 @@ struct SdpaProblem {
   SdpaMask mask;
 };
 
-/// [B, H, M, 1] of one number, [H] or [B, M, H].
+/// Converts one number, [H] or [B, M, H] to a shape that broadcasts to [B, H, M, 1].
 Tensor lambda_by_head(const Tensor& lambda, torch::ScalarType type) {
   const Tensor typed = lambda.to(type);
   return typed.dim() == 3 ? typed.transpose(1, 2).unsqueeze(-1) : typed.view({1, -1, 1, 1});
@@ -37,7 +38,7 @@ SdpaProblem sdpa_problem(Route route, const HeadTensors& heads) {
   const auto shared = [&](const Tensor& t) {  // [B, N, Hkv, W] -> [B, H, N, W]
     const int64_t group = t.size(2) == 0 ? 1 : count / t.size(2);
     const Tensor first = t.transpose(1, 2);
-    // Zero-padded GQA leaves the sharing to torch.
+    // Zero-padded GQA lets SDPA share the kv heads.
     return group == 1 || route == Route::kZeroPaddedGqa ? first : first.repeat_interleave(group, 1);
   };
   SdpaProblem p;
@@ -66,13 +67,13 @@ Tensor difference(const SdpaProblem& p, const Tensor& o1, const Tensor& o2) {
 
 std::vector<Tensor> halves_of(const Tensor& v) {
   if (v.size(-1) % 2 != 0) {
-    throw_argument_error("v", "an even width for a route that halves it",
+    throw_argument_error("v", "an even width, since this route splits v in halves",
                          std::to_string(v.size(-1)));
   }
   return v.chunk(2, -1);
 }
 
-/// One map in memory, in the storage type.
+/// Returns one map in the type of q.
 Tensor softmax_map(const SdpaProblem& p, const Tensor& q, const Tensor& k) {
   Tensor s = (q * p.scale).matmul(k.transpose(-1, -2));
   const Tensor& mask = p.mask.mask;
@@ -91,7 +92,7 @@ Tensor two_calls(const SdpaProblem& p) {
   return difference(p, sdpa(p, p.q1, p.k1, p.v, p.mask), sdpa(p, p.q2, p.k2, p.v, p.mask));
 }
 
-/// torch's flash kernels want q, k and v of one width.
+/// Pads q and k, because torch's flash kernels need q, k and v of one width.
 Tensor two_calls_padded(const SdpaProblem& p) {
   const auto pad = [&](const Tensor& x) {
     return torch::constant_pad_nd(x, {0, std::max<int64_t>(0, p.v.size(-1) - x.size(-1))});
@@ -100,9 +101,9 @@ Tensor two_calls_padded(const SdpaProblem& p) {
                     sdpa(p, pad(p.q2), pad(p.k2), p.v, p.mask));
 }
 
-/// Halves are joined before the difference: then the gradients of all four calls have the same
-/// strides. torch's backward with cuDNN uses what it prepared for one call for the next one of the
-/// same shapes, whatever the strides of its gradient, and would read wrong or foreign memory.
+/// Concatenates the halves before the subtraction, so that the gradients of all four calls have the
+/// same strides. torch's cuDNN backward reuses its plan for calls of the same shapes even if the
+/// strides of the gradient differ, and would then read the wrong memory.
 Tensor four_calls(const SdpaProblem& p) {
   const auto half = halves_of(p.v);
   const auto map = [&](const Tensor& q, const Tensor& k) {
@@ -111,7 +112,8 @@ Tensor four_calls(const SdpaProblem& p) {
   return difference(p, map(p.q1, p.k1), map(p.q2, p.k2));
 }
 
-/// Four heads for each: (map 1, map 1, map 2, map 2) with (v left, v right, v left, v right).
+/// One call with four times the heads: (map 1, map 1, map 2, map 2) with
+/// (v left, v right, v left, v right).
 Tensor one_call_4h(const SdpaProblem& p) {
   const auto half = halves_of(p.v);
   const Tensor o =
@@ -128,7 +130,7 @@ Tensor one_call_wide_v(const SdpaProblem& p) {
   return difference(p, o[0], o[1]);
 }
 
-/// Query heads [q1|0] and [0|q2] of each head against its key head [k1|k2], all of width 2D.
+/// One call: each head has the query heads [q1|0] and [0|q2] and the key head [k1|k2], of width 2D.
 Tensor zero_padded_gqa(const SdpaProblem& p) {
   const Tensor zero = torch::zeros_like(p.q1);
   const Tensor q =
@@ -139,7 +141,7 @@ Tensor zero_padded_gqa(const SdpaProblem& p) {
   return difference(p, o.select(2, 0), o.select(2, 1));
 }
 
-/// [B, H, M, Dv] before the head norm.
+/// Returns [B, H, M, Dv] before the head norm.
 Tensor compute(Route route, const SdpaProblem& p) {
   switch (route) {
     case Route::kFused:
@@ -159,7 +161,7 @@ Tensor single_map(Route route, const SdpaProblem& p) {
   return sdpa(p, p.q1, p.k1, p.v, p.mask, route == Route::kZeroPaddedGqa);
 }
 
-/// Head norm and output scale, [B, H, M, Dv].
+/// Applies the head norm and out_scale to o [B, H, M, Dv].
 Tensor finish(const Tensor& o, const AttentionOptions& options) {
   Tensor out = o;
   if (options.norm_eps()) {
@@ -171,7 +173,7 @@ Tensor finish(const Tensor& o, const AttentionOptions& options) {
   return (out * options.out_scale()).to(o.scalar_type());
 }
 
-/// The same for each packed sequence, one after another.
+/// Runs `attend` for each packed sequence, one after another.
 Tensor over_sequences(Route route, const HeadTensors& heads) {
   const Tensor offsets_q = heads.options.cu_seqlens_q()->to(torch::kCPU, torch::kLong);
   const Tensor offsets_k = heads.options.cu_seqlens_k()->to(torch::kCPU, torch::kLong);
@@ -183,20 +185,21 @@ Tensor over_sequences(Route route, const HeadTensors& heads) {
   return torch::cat(outs, 0);
 }
 
-/// Few rows, no gradients: the operator that splits the keys among the threads.
+/// True if `decode`, which splits the keys among threads, gives the same result: few rows without
+/// gradients.
 bool takes_decode(const HeadTensors& heads) {
   constexpr int64_t kFewRows = 8;
   if (at::GradMode::is_enabled()) return false;
   const AttentionOptions& o = heads.options;
   const int64_t rows = heads.q1.size(1);
   if (o.cu_seqlens_q() || rows > kFewRows || rows >= heads.k1.size(1)) return false;
-  // Decoding is causal, with rows aligned to key_lengths: for one row neither matters.
+  // `decode` is causal, with rows aligned to key_lengths. For one row neither matters.
   if (o.key_lengths() && (rows > 1 || o.window())) return false;
   return rows == 1 || o.causal() || o.window();
 }
 
 Tensor fused(const HeadTensors& h) {
-  if (KeptCalls* calls = KeptCalls::current()) return calls->attend(h);
+  if (auto* calls = CheckpointedCalls::current()) return calls->attend(h);
   return takes_decode(h) ? decode(h.q1, h.q2, h.k1, h.k2, h.v, h.lambda, h.options)
                          : attention(h.q1, h.q2, h.k1, h.k2, h.v, h.lambda, h.options);
 }
