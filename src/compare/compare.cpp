@@ -17,9 +17,9 @@
 
 #include "compare/measure.h"
 #include "diffattn/io/file.h"
+#include "diffattn/train/summarizer.h"
 #include "train/checkpoints.h"
 #include "train/tasks/evaluator.h"
-#include "diffattn/train/summarizer.h"
 
 namespace diffattn::compare {
 namespace {
@@ -27,7 +27,7 @@ namespace {
 using train::RunConfig;
 
 constexpr double kParameterTolerance = 0.005;
-constexpr int64_t kSummaries = 64;  // that ROUGE is taken over
+constexpr int64_t kSummaries = 64;  // for ROUGE
 
 size_t baseline_of(const std::vector<Contender>& models) {
   const auto found = std::ranges::find_if(
@@ -39,17 +39,17 @@ int64_t count_parameters(const RunConfig& resolved, const train::TaskData& data)
   return train::new_task_model(resolved, data)->parameter_count();
 }
 
-/// Changes the width of the feed-forward layer where the count is not that of the baseline: it is
-/// the one size that no attention of the family depends on.
+/// Changes the width of the feed-forward layer of models whose parameter count differs from the
+/// baseline. No attention depends on this size.
 void match_parameters(std::vector<Contender>& models, size_t baseline) {
   RunConfig base = models[baseline].config;
-  const auto base_data = train::open_task(base);
+  const auto base_data = train::open_task_data(base);
   const int64_t wanted = count_parameters(base, *base_data);
   for (size_t i = 0; i < models.size(); ++i) {
     if (i == baseline) continue;
     Contender& model = models[i];
     RunConfig resolved = model.config;
-    const auto data = train::open_task(resolved);
+    const auto data = train::open_task_data(resolved);
     const int64_t width = resolved.model.intermediate_size;
     const int64_t count = count_parameters(resolved, *data);
     if (std::abs(static_cast<double>(count - wanted)) <
@@ -70,10 +70,10 @@ std::string file_name(std::string name) {
   return name;
 }
 
-/// Trains every model with every seed, several at a time.
+/// Trains every model with every seed, several in parallel.
 class Runner {
  public:
-  /// Without `measured` only validation is looked at, and nothing is saved.
+  /// If `measured` is false, it only validates and saves nothing.
   Runner(const CompareOptions& options, const CompareEvents& events, Comparison& comparison,
          bool measured = true)
       : options_(options), events_(events), comparison_(comparison), measured_(measured) {
@@ -101,7 +101,7 @@ class Runner {
     if (stopped_) throw std::runtime_error("compare: stopped by a signal; nothing was written");
   }
 
-  /// The models of the first seed.
+  /// Returns the models of the first seed.
   std::vector<Trained>& kept() { return kept_; }
 
  private:
@@ -112,8 +112,8 @@ class Runner {
   int64_t job_count(int threads) const {
     if (options_.jobs > 0) return options_.jobs;
     const RunConfig& config = options_.models.front().config;
-    const bool draws = config.task == "classify" && config.classify.dropout > 0;
-    return config.train.device == "cpu" && !draws ? threads : 1;
+    const bool random = config.task == train::Task::kClassify && config.classify.dropout > 0;
+    return config.train.device == "cpu" && !random ? threads : 1;
   }
 
   void work() {
@@ -121,7 +121,7 @@ class Runner {
       const size_t job = next_.fetch_add(1);
       if (job >= static_cast<size_t>(job_total()) || stopped_) return;
       try {
-        // Models of one seed side by side.
+        // Models of the same seed run next to each other.
         run_one(job % options_.models.size(), job / options_.models.size());
       } catch (...) {
         const std::lock_guard lock(mutex_);
@@ -132,16 +132,16 @@ class Runner {
   }
 
   Trained begin(size_t model, size_t seed) {
-    const std::lock_guard lock(mutex_);  // parameters come from torch's common generator
+    const std::lock_guard lock(mutex_);  // torch's global generator draws the parameters
     Trained trained;
     trained.config = options_.models[model].config;
     trained.config.seed = options_.seeds[seed];
-    trained.data = train::open_task(trained.config);
-    auto task = train::new_task_model(trained.config, *trained.data);
-    comparison_.models[model].parameters = task->parameter_count();
+    trained.data = train::open_task_data(trained.config);
+    auto task_model = train::new_task_model(trained.config, *trained.data);
+    comparison_.models[model].parameters = task_model->parameter_count();
     if (seed == 0) comparison_.models[model].config = trained.config;
     trained.batches = trained.data->train_batches();
-    trained.trainer = std::make_unique<train::Trainer>(std::move(task), trained.config);
+    trained.trainer = std::make_unique<train::Trainer>(std::move(task_model), trained.config);
     return trained;
   }
 
@@ -172,7 +172,7 @@ class Runner {
     const auto valid = trained.data->valid_batches();
     if (!valid) {
       throw train::ConfigError(
-          "data.valid_fraction: expected validation data to compare by, got none");
+          "data.valid_fraction: expected validation data to compare models on, got none");
     }
     const int64_t every = std::max<int64_t>(1, t.eval_every > 0 ? t.eval_every : t.steps / 40);
     double sum = 0, tail = 0;
@@ -194,12 +194,12 @@ class Runner {
         const std::lock_guard lock(mutex_);
         if (events_.on_point) events_.on_point(label, result.curve.back());
       }
-      tell(label, report.loss, result);
+      report_step(label, report.loss, result);
     }
     result.loss = tail / static_cast<double>(std::max<int64_t>(1, tail_count));
   }
 
-  void tell(const std::string& label, double loss, const RunResult& result) {
+  void report_step(const std::string& label, double loss, const RunResult& result) {
     const std::lock_guard lock(mutex_);
     if (events_.on_step) {
       std::string what = label + "  loss " + std::to_string(loss).substr(0, 6);
@@ -216,28 +216,30 @@ class Runner {
     const std::string here = valid->position();
     trained.trainer->model()->eval();
     for (int64_t i = 0; i < batches; ++i) {
-      result += train::evaluate(trained.trainer->task(), valid->next(), trained.config.train.dtype);
+      result +=
+          train::evaluate(trained.trainer->task_model(), valid->next(), trained.config.train.dtype);
     }
     valid->seek(here);
     return result;
   }
 
   void measure(Trained& trained, RunResult& result) {
-    train::TaskModel& model = trained.trainer->task();
+    train::TaskModel& model = trained.trainer->task_model();
     const auto valid = trained.data->valid_batches();
     train::Evaluator evaluator(model, trained.config.train.dtype);
-    for (int64_t i = 0; i < 4 * trained.config.train.eval_batches; ++i)
+    for (int64_t i = 0; i < 4 * trained.config.train.eval_batches; ++i) {
       evaluator.add(valid->next());
+    }
     result.valid = evaluator.total();
     if (!measured_) return;
     if (evaluator.confusion().classes() > 0) {
       result.metrics.emplace_back("macro_f1", evaluator.confusion().macro_f1());
     }
     for (const auto& value : evaluator.attention()) result.metrics.push_back(value);
-    if (trained.config.task == "needle") {
+    if (trained.config.task == train::Task::kNeedle) {
       result.needles = measure_needles(model, trained.config, options_.samples);
     }
-    if (trained.config.task == "summarize") {
+    if (trained.config.task == train::Task::kSummarize) {
       const data::Rouge r = train::summary_quality(model, *trained.data, kSummaries);
       result.metrics.insert(result.metrics.begin(),
                             {{"rouge1", r.rouge1}, {"rouge2", r.rouge2}, {"rouge_l", r.rouge_l}});
@@ -252,7 +254,7 @@ class Runner {
     const std::string temporary = run + "/.writing-model";
     std::filesystem::remove_all(temporary);
     std::filesystem::create_directories(temporary);
-    trained.trainer->task().save(temporary);
+    trained.trainer->task_model().save(temporary);
     if (trained.data->tokenizer) {
       trained.data->tokenizer->write(temporary + "/" + io::kTokenizerFile);
     }
@@ -272,7 +274,7 @@ class Runner {
   std::atomic<bool> stopped_{false};
 };
 
-constexpr double kMaxLearningRate = 10.0;  // as train.learning_rate
+constexpr double kMaxLearningRate = 10.0;  // the limit of train.learning_rate
 
 void check_options(const CompareOptions& options) {
   if (options.models.empty()) throw train::ConfigError("--models: expected at least one, got none");
@@ -310,7 +312,7 @@ std::vector<ModelResult> empty_results(const CompareOptions& options) {
   return results;
 }
 
-/// Gives each model the learning rate that is best for it.
+/// Gives each model the learning rate with the smallest validation loss.
 void tune(CompareOptions& options, const CompareEvents& events) {
   CompareOptions trials = options;
   trials.models.clear();
@@ -334,9 +336,9 @@ void tune(CompareOptions& options, const CompareEvents& events) {
       options.models[i].config.train.learning_rate = options.learning_rates[j];
     }
     if (std::isinf(least)) {
-      throw std::runtime_error("compare: --learning-rates: expected one with which " +
+      throw std::runtime_error("compare: --learning-rates: expected at least one with which " +
                                options.models[i].name +
-                               " ends with a finite validation loss, got none");
+                               " reaches a finite validation loss, got none");
     }
   }
 }

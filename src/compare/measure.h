@@ -8,11 +8,9 @@
 #include "diffattn/train/task_model.h"
 #include "diffattn/train/trainer.h"
 
-// PRIVATE header: what is measured on a trained model.
-
 namespace diffattn::compare {
 
-/// A model with all that belongs to it.
+/// A trained model with its data.
 struct Trained {
   train::RunConfig config;
   std::unique_ptr<train::TaskData> data;
@@ -20,19 +18,19 @@ struct Trained {
   std::unique_ptr<train::Trainer> trainer;
 };
 
-/// Every number of needles up to 6 that the task has room for, at five depths; in float32, whatever
-/// the training's type.
+/// Measures 1, 2, 4 and 6 needles, as far as the task has room for them, at five depths. It
+/// computes in float32 for every train.dtype.
 std::vector<NeedleCell> measure_needles(train::TaskModel& model, const train::RunConfig& config,
                                         int64_t samples);
 
-/// Attention logits and hidden states of a causal model on one batch, in float32; leaves `result`
-/// as it is for other models and for packed batches (task lm).
+/// Measures attention logits and hidden states of a causal model on one batch, in float32. Does
+/// nothing for other models and for packed batches.
 void measure_outliers(train::TaskModel& model, const train::Batch& batch, RunResult& result);
 
-/// step_seconds and step_bytes of each, updates in turn. Changes the models.
+/// Measures step_seconds, with the models taking turns, and step_bytes. Continues the training.
 void measure_speed(std::vector<Trained>& trained, Comparison& comparison);
 
-/// Maps of every model on one generated example.
+/// Adds the attention of every model on one generated example to `comparison`.
 void draw_example(std::vector<Trained>& trained, Comparison& comparison);
 
 }  // namespace diffattn::compare

@@ -13,10 +13,10 @@ using train::Batch;
 
 constexpr std::array<int64_t, 4> kNeedleCounts = {1, 2, 4, 6};
 constexpr std::array<double, 5> kDepths = {0.0, 0.25, 0.5, 0.75, 1.0};
-constexpr int64_t kMapSequences = 16;     // per cell: attention is looked at in these
-constexpr int64_t kCellTokens = 1 << 18;  // at a time
+constexpr int64_t kMapSequences = 16;     // per NeedleCell, for the attention shares
+constexpr int64_t kCellTokens = 1 << 18;  // per batch
 
-/// Sequences first ... first + count - 1 of a task, all of one length.
+/// Validation sequences of a task, with one length.
 struct Sequences {
   Batch batch;
   std::vector<data::TaskSequence> all;
@@ -35,11 +35,11 @@ Sequences draw_sequences(const data::SequenceTask& task, uint64_t seed, int64_t 
     rows.ids.insert(rows.ids.end(), s.ids.begin(), s.ids.end());
     rows.labels.insert(rows.labels.end(), s.labels.begin(), s.labels.end());
   }
-  result.batch = train::batch_of(rows);
+  result.batch = train::sequence_batch(rows);
   return result;
 }
 
-/// Where the shares of attention of the first question's row go.
+/// Shares of attention in the row of the first question.
 struct Shares {
   Tensor answer, noise;  // [layers * heads] sums over sequences
 };
@@ -64,7 +64,9 @@ Shares shares_of(const train::TaskModel::Traces& traces, const Sequences& sequen
                              .to(torch::kCPU, torch::kFloat64)
                              .abs();  // [B, H, N]
       const Tensor share = map / map.sum(-1, /*keepdim=*/true).clamp_min(1e-30);
-      const Tensor hay = share.slice(-1, 0, options.length);
+      // Path i of introspective attention sees i + 1 adjacent keys of every token: we add them up.
+      const Tensor per_token = share.unflatten(-1, {sequences.batch.ids.size(1), -1}).sum(-1);
+      const Tensor hay = per_token.slice(-1, 0, options.length);
       to_answer.push_back((hay * answer.unsqueeze(1)).sum(-1).sum(0));
       to_noise.push_back((hay * noise.unsqueeze(1)).sum(-1).sum(0));
     }
@@ -75,7 +77,7 @@ Shares shares_of(const train::TaskModel::Traces& traces, const Sequences& sequen
 void count_right(const train::Predictions& made, const Sequences& sequences, NeedleCell& cell) {
   const Tensor right = (made.predicted == made.labels).to(torch::kCPU);
   const auto per_sequence = static_cast<int64_t>(sequences.all.front().questions.size());
-  const Tensor table = right.view({-1, per_sequence});  // labels come in order of sequences
+  const Tensor table = right.view({-1, per_sequence});  // [sequences, questions]
   cell.right += right.sum().item<int64_t>();
   cell.questions += right.numel();
   cell.first_right += table.select(1, 0).sum().item<int64_t>();

@@ -10,7 +10,7 @@ namespace {
 
 using torch::Tensor;
 
-constexpr int64_t kLogitRows = 64;  // the last ones of each sequence
+constexpr int64_t kLogitRows = 64;  // last rows of each sequence
 constexpr int64_t kOutlierSequences = 8;
 
 Outliers outliers_of(const std::vector<Tensor>& parts) {
@@ -20,7 +20,8 @@ Outliers outliers_of(const std::vector<Tensor>& parts) {
   return {at(1), at(10), at(100), all.median().item<double>()};
 }
 
-/// |scale q k^T| of the last rows where they may see, flat. q [B, N, H, D], k [B, N, Hkv, D].
+/// Computes |scale q k^T| in the last rows, under the causal mask, as a flat tensor.
+/// q [B, N, H, D], k [B, N, Hkv, D].
 Tensor logits_of(const Tensor& q, const Tensor& k, double scale) {
   const int64_t length = k.size(1), rows = std::min(kLogitRows, q.size(1));
   const Tensor keys = k.repeat_interleave(q.size(2) / k.size(2), 2);
@@ -56,7 +57,7 @@ void measure_outliers(train::TaskModel& model, const train::Batch& given, RunRes
       }
     }
   }
-  // Embeddings and the normed end are left out: the states between layers are what is quantised.
+  // Quantisation acts on the states between layers, so we leave out embeddings and the last norm.
   for (size_t i = 1; i + 1 < output.hidden.size(); ++i) {
     hidden.push_back(output.hidden[i].flatten().abs().to(torch::kCPU, torch::kFloat32));
   }

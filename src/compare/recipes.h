@@ -9,8 +9,8 @@ namespace diffattn::compare {
 
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
-/// Small sizes for generated tasks, minutes on two cores; docs/results.md has those that were run.
-/// Keys of a run file. Empty for "lm", which needs data. Throws train::ConfigError for other names.
+/// Returns run-file settings for a small model on a generated task, which take minutes on two
+/// cores. Empty for "lm", which needs data. Throws train::ConfigError for an unknown task.
 Settings recipe(const std::string& task);
 
 }  // namespace diffattn::compare

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <set>
@@ -31,7 +32,7 @@ Series empty_series(const std::string& name) {
   return series;
 }
 
-/// A curve per model: mean over seeds, and the band of their smallest and largest.
+/// Returns one curve per model: the mean over seeds, with a band from the smallest to the largest.
 Curves curves_of(const Comparison& comparison, const std::string& name, const std::string& y_label,
                  double CurvePoint::*value) {
   Curves curves = empty_curves(name, "step", y_label);
@@ -63,9 +64,9 @@ Table overview(const Comparison& comparison) {
   Table table;
   table.name = "Models";
   const bool several = comparison.seeds.size() > 1;
-  table.note = several ? fmt::format("Means over {} seeds; ±: their standard deviation.",
-                                     comparison.seeds.size())
-                       : "One seed: nothing is known about the spread.";
+  table.note =
+      several ? fmt::format("Means over {} seeds; ±: standard deviation.", comparison.seeds.size())
+              : "One seed: the spread is unknown.";
   table.columns = {text_column("model"), number_column("parameters", Better::kNeither),
                    number_column("validation loss", Better::kLower),
                    number_column("accuracy", Better::kHigher)};
@@ -106,12 +107,13 @@ Table all_numbers(const Comparison& comparison) {
 
 using Row = std::vector<std::variant<std::string, double>>;
 
-/// Right answers by number of needles, as Table 2 of the paper has them, and the same as curves.
+/// Adds the accuracy by number of needles, as in Table 2 of the paper, as a table and as curves.
 void add_accuracy(const Comparison& comparison, const std::set<int64_t>& counts,
                   analysis::Report& report) {
   Table table;
   table.name = "Accuracy by number of needles";
-  table.note = "Two of them are asked for (one where there is one); five depths together.";
+  table.note =
+      "Each sequence has two questions (one question for one needle); mean over five depths.";
   table.columns = {text_column("model")};
   for (const int64_t n : counts) {
     table.columns.push_back(
@@ -136,7 +138,7 @@ void add_accuracy(const Comparison& comparison, const std::set<int64_t>& counts,
   report.curves.push_back(std::move(curves));
 }
 
-/// Means of a model over all cells of one depth.
+/// Means of a model over all results of one depth.
 struct DepthMeans {
   double answer = 0, noise = 0, accuracy = 0;
 };
@@ -157,14 +159,15 @@ DepthMeans means_at(const ModelResult& model, double depth) {
   return {means.answer / cells, means.noise / cells, right / questions};
 }
 
-/// Attention to answer and noise by depth, as Table 3 of the paper has it, and accuracy by depth.
+/// Adds the attention to answer and noise by depth, as in Table 3 of the paper, and the accuracy by
+/// depth.
 void add_depths(const Comparison& comparison, const std::set<double>& depths,
                 analysis::Report& report) {
   Table table;
   table.name = "Attention by depth of the answer";
   table.note =
-      "Share of |A| in the question's row that falls on the needle asked for and on noise; mean "
-      "over heads, layers, numbers of needles and seeds.";
+      "Share of |A| in the row of the question that falls on its needle and on noise; mean over "
+      "heads, layers, numbers of needles and seeds.";
   table.columns = {text_column("model"), text_column("falls on")};
   for (const double depth : depths) {
     table.columns.push_back(
@@ -204,7 +207,7 @@ void add_needles(const Comparison& comparison, analysis::Report& report) {
 void add_outliers(const Comparison& comparison, analysis::Report& report) {
   Table table;
   table.name = "Largest activations";
-  table.note = "Magnitudes; mean over seeds. Large ones beside a small median are outliers.";
+  table.note = "Magnitudes; mean over seeds. Values far above the median are outliers.";
   table.columns = {text_column("model"),
                    text_column("of"),
                    number_column("top 1", Better::kNeither),
@@ -236,8 +239,9 @@ std::vector<analysis::HeadIndex> heads_to_open(const Comparison& comparison) {
   std::vector<analysis::HeadIndex> shown;
   for (const analysis::ModelAttention& model : comparison.attention) {
     shown.push_back(analysis::strongest_head(model.statistics, {"noise_cancelled", "focus"}));
-    // The head whose row of the question gives most to the answer.
-    const analysis::Region& answer = model.sequence.regions.front();
+    // Prefer the head that gives the most attention to the answer.
+    const auto& regions = model.sequence.regions;
+    const analysis::Region& answer = *std::ranges::find(regions, "answer", &analysis::Region::kind);
     const int64_t row = model.sequence.row_count() - 2;
     double most = -1;
     for (int64_t layer = 0; layer < model.layers(); ++layer) {
@@ -255,18 +259,15 @@ std::vector<analysis::HeadIndex> heads_to_open(const Comparison& comparison) {
 
 }  // namespace
 
-void write_results(const std::string& folder, const Comparison& comparison,
-                   const std::vector<std::string>& introduction,
-                   const std::vector<std::string>& next) {
-  std::filesystem::create_directories(folder);
-  io::write_text(folder + "/results.json", to_json(comparison));
-  io::write_text(folder + "/numbers.csv", numbers_csv(comparison));
-  io::write_text(folder + "/curves.csv", curves_csv(comparison));
+void write_report(const std::string& path, const Comparison& comparison,
+                  const std::vector<std::string>& introduction,
+                  const std::vector<std::string>& next) {
   analysis::Report report;
   report.title = "Differential attention beside a Transformer of equal size";
-  report.subtitle = fmt::format(
-      "task {}, {} steps, {} {}", comparison.task, comparison.models.front().config.train.steps,
-      comparison.seeds.size(), comparison.seeds.size() == 1 ? "seed" : "seeds");
+  report.subtitle =
+      fmt::format("task {}, {} steps, {} {}", train::task_name(comparison.task),
+                  comparison.models.front().config.train.steps, comparison.seeds.size(),
+                  comparison.seeds.size() == 1 ? "seed" : "seeds");
   report.notes = introduction;
   for (const std::string& sentence : verdicts(comparison)) report.notes.push_back(sentence);
   for (const std::string& step : next) report.notes.push_back("Next: " + step);
@@ -279,7 +280,6 @@ void write_results(const std::string& folder, const Comparison& comparison,
   add_needles(comparison, report);
   add_outliers(comparison, report);
   report.tables.push_back(all_numbers(comparison));
-  const std::string path = folder + "/report.html";
   if (comparison.attention.empty()) {
     analysis::ReportWriter(path, report).commit();
     return;

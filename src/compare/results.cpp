@@ -4,7 +4,12 @@
 #include <fmt/core.h>
 
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+
+#include "compare/numbers.h"
+#include "compare/report.h"
+#include "diffattn/io/file.h"
 
 namespace diffattn::compare {
 namespace {
@@ -70,7 +75,7 @@ std::string mean_text(const MeanSpread& value, bool with_spread) {
                      : fmt::format("{:.{}f}", value.mean, digits);
 }
 
-/// Width on a terminal: bytes that begin a character.
+/// Returns the width on a terminal: the number of bytes that begin a character.
 size_t shown_width(const std::string& text) {
   size_t width = 0;
   for (const char c : text) width += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
@@ -109,10 +114,13 @@ std::string to_json(const Comparison& comparison) {
                           {"runs", runs},
                           {"config", model.config.to_toml()}};
   }
-  const Json all{{"task", comparison.task},       {"seeds", comparison.seeds},
-                 {"baseline", base.name},         {"steps", base.config.train.steps},
-                 {"found", verdicts(comparison)}, {"models", models}};
-  // Paths in a config may be any bytes.
+  const Json all{{"task", train::task_name(comparison.task)},
+                 {"seeds", comparison.seeds},
+                 {"baseline", base.name},
+                 {"steps", base.config.train.steps},
+                 {"found", verdicts(comparison)},
+                 {"models", models}};
+  // Paths in the config need not be UTF-8.
   return all.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -211,6 +219,16 @@ std::vector<std::string> verdicts(const Comparison& comparison) {
                                     model.name, left_out));
   }
   return sentences;
+}
+
+void write_results(const std::string& folder, const Comparison& comparison,
+                   const std::vector<std::string>& introduction,
+                   const std::vector<std::string>& next) {
+  std::filesystem::create_directories(folder);
+  io::write_text(folder + "/results.json", to_json(comparison));
+  io::write_text(folder + "/numbers.csv", numbers_csv(comparison));
+  io::write_text(folder + "/curves.csv", curves_csv(comparison));
+  write_report(folder + "/report.html", comparison, introduction, next);
 }
 
 }  // namespace diffattn::compare

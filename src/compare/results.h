@@ -6,28 +6,27 @@
 
 #include "compare/compare.h"
 
-// What a comparison found, for people and for programs.
-
 namespace diffattn::compare {
 
-/// One object; `models` maps each name to its parameters, losses, metrics, curve and times. Numbers
-/// that are not finite are null.
+/// Returns a JSON object; `models` maps each name to its parameters, losses, metrics, curves and
+/// times. Non-finite numbers become null.
 std::string to_json(const Comparison& comparison);
 
-/// `model,seed,name,value`, one number a line.
+/// Returns a CSV table `model,seed,name,value` with one number per line.
 std::string numbers_csv(const Comparison& comparison);
-/// `model,seed,step,loss,valid_loss,valid_accuracy`.
+/// Returns a CSV table `model,seed,step,loss,valid_loss,valid_accuracy`.
 std::string curves_csv(const Comparison& comparison);
 
-/// For a terminal: one line per number, one column per model, mean and spread over seeds.
+/// Returns a table for a terminal: one line per number, one column per model, mean and spread over
+/// seeds.
 std::string to_text(const Comparison& comparison);
 
-/// One sentence per model beside the baseline: better, worse, or no difference beyond the spread of
-/// the seeds, by the numbers measured; and one per model of which updates were left out.
+/// Returns one sentence per model other than the baseline, which says if its accuracy differs by
+/// more than the spread of the seeds; and one sentence per model with skipped updates.
 std::vector<std::string> verdicts(const Comparison& comparison);
 
-/// Writes report.html, results.json, numbers.csv and curves.csv into a folder. `introduction`:
-/// paragraphs before what was found; `next`: commands to type after it.
+/// Writes report.html, results.json, numbers.csv and curves.csv into a folder. The report begins
+/// with the paragraphs of `introduction` and recommends the commands in `next`.
 void write_results(const std::string& folder, const Comparison& comparison,
                    const std::vector<std::string>& introduction,
                    const std::vector<std::string>& next);

@@ -12,8 +12,7 @@ namespace {
 
 constexpr int kTimedRounds = 7;
 
-/// Bytes that torch's allocators hand out while it is installed in a thread and in the backward
-/// passes that start there.
+/// Counts the bytes that torch allocates in a thread, and in backward passes that start there.
 class TensorBytes : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
@@ -29,8 +28,7 @@ class TensorBytes : public c10::MemoryReportingInfoBase {
   std::atomic<int64_t> held_{0}, peak_{0};
 };
 
-/// Of weights, optimiser and two updates of a model that is made for it: everything is counted from
-/// its beginning.
+/// Returns the peak memory of a new model: weights, optimiser and two updates.
 int64_t bytes_of_training(const Trained& trained) {
   const auto bytes = std::make_shared<TensorBytes>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes);

@@ -4,23 +4,23 @@
 #include <algorithm>
 #include <optional>
 
+#include "data/split.h"
 #include "diffattn/io/error.h"
 #include "io/hash.h"
-#include "data/split.h"
 
 namespace diffattn::data {
 namespace {
 
-constexpr std::size_t kFewDocuments = 20;
+constexpr size_t kFewDocuments = 20;
 
 }  // namespace
 
 struct Corpus::Store {
   std::vector<TokenId> tokens;
   std::optional<io::TokenFile> file;
-  std::uint64_t content = 0;  // a hash of the tokens
+  uint64_t content = 0;  // a hash of the tokens
 
-  std::uint64_t size() const { return file ? file->tokens() : tokens.size(); }
+  uint64_t size() const { return file ? file->tokens() : tokens.size(); }
 };
 
 Corpus::Corpus(std::shared_ptr<const Store> store, std::vector<Document> documents)
@@ -53,7 +53,7 @@ Corpus Corpus::of_tokens(std::vector<TokenId> tokens, std::vector<Document> docu
 Corpus Corpus::of_file(io::TokenFile file) {
   std::vector<Document> documents;
   documents.reserve(file.document_ends().size());
-  for (std::uint64_t begin = 0; const std::uint64_t end : file.document_ends()) {
+  for (uint64_t begin = 0; const uint64_t end : file.document_ends()) {
     documents.push_back({begin, end});
     begin = end;
   }
@@ -63,7 +63,7 @@ Corpus Corpus::of_file(io::TokenFile file) {
   return {std::move(store), std::move(documents)};
 }
 
-void Corpus::read(std::uint64_t begin, std::span<TokenId> out) const {
+void Corpus::read(uint64_t begin, std::span<TokenId> out) const {
   if (store_->file) {
     store_->file->read(begin, out);
     return;
@@ -74,22 +74,22 @@ void Corpus::read(std::uint64_t begin, std::span<TokenId> out) const {
                                   " tokens, got " + std::to_string(out.size()) + " from " +
                                   std::to_string(begin));
   }
-  std::copy_n(tokens.begin() + static_cast<std::ptrdiff_t>(begin), out.size(), out.begin());
+  std::copy_n(tokens.begin() + static_cast<ptrdiff_t>(begin), out.size(), out.begin());
 }
 
-std::pair<Corpus, Corpus> Corpus::split(double fraction, std::uint64_t seed) const {
+std::pair<Corpus, Corpus> Corpus::split(double fraction, uint64_t seed) const {
   const std::vector<Document>& all = documents();
   const SplitRule rule(all.size(), fraction, seed);
   std::vector<Document> first, second;
-  for (std::uint64_t i = 0; i < all.size(); ++i) {
+  for (uint64_t i = 0; i < all.size(); ++i) {
     if (all.size() >= kFewDocuments) {
       (rule.second(i) ? second : first).push_back(all[i]);
       continue;
     }
-    const std::uint64_t size = all[i].end - all[i].begin;
-    auto tail = static_cast<std::uint64_t>(static_cast<double>(size) * fraction);
+    const uint64_t size = all[i].end - all[i].begin;
+    auto tail = static_cast<uint64_t>(static_cast<double>(size) * fraction);
     if (tail == 0 && fraction > 0 && size > 1) tail = 1;
-    const std::uint64_t cut = all[i].end - tail;
+    const uint64_t cut = all[i].end - tail;
     if (cut > all[i].begin) first.push_back({all[i].begin, cut});
     if (cut < all[i].end) second.push_back({cut, all[i].end});
   }

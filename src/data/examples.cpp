@@ -6,23 +6,23 @@
 #include <map>
 #include <optional>
 
-#include "diffattn/io/error.h"
 #include "data/position.h"
 #include "data/split.h"
+#include "diffattn/io/error.h"
 
 namespace diffattn::data {
 namespace {
 
 constexpr char kKind[] = "shuffled examples";
 
-std::optional<std::int64_t> number_of(const std::string& text) {
-  std::int64_t value = 0;
+std::optional<int64_t> number_of(const std::string& text) {
+  int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return value;
 }
 
-/// Numbers first and by value, then text by its bytes.
+/// Orders labels: numbers by value, then text by its bytes.
 bool label_less(const std::string& a, const std::string& b) {
   const auto x = number_of(a), y = number_of(b);
   if (x && y) return *x != *y ? *x < *y : a < b;
@@ -33,14 +33,15 @@ bool label_less(const std::string& a, const std::string& b) {
 struct LabelOrder {
   bool operator()(const std::string& a, const std::string& b) const { return label_less(a, b); }
 };
-using LabelIndex = std::map<std::string, std::int64_t, LabelOrder>;
+using LabelIndex = std::map<std::string, int64_t, LabelOrder>;
 
-/// Cuts ids to `most`, but keeps the special tokens at their end.
-bool truncate(std::vector<TokenId>& ids, std::size_t most, std::span<const TokenId> suffix) {
+/// Cuts ids to `most` tokens, of which the last are `suffix`. Returns true if it cut something.
+bool truncate(std::vector<TokenId>& ids, size_t most, std::span<const TokenId> suffix) {
   if (ids.size() <= most) return false;
   ids.resize(most);
-  if (suffix.size() <= most)
+  if (suffix.size() <= most) {
     std::copy(suffix.begin(), suffix.end(), ids.end() - std::ssize(suffix));
+  }
   return true;
 }
 
@@ -49,7 +50,7 @@ class ExampleReader {
   ExampleReader(io::RecordKind kind, const io::Tokenizer& tokenizer, const ExampleOptions& options)
       : kind_(kind), tokenizer_(tokenizer), options_(options) {
     for (const std::string& name : options.label_names) {
-      labels_.emplace(name, static_cast<std::int64_t>(labels_.size()));
+      labels_.emplace(name, static_cast<int64_t>(labels_.size()));
     }
     const auto end = tokenizer.end_of_text();
     if (end) target_end_.push_back(*end);
@@ -72,8 +73,7 @@ class ExampleReader {
   }
 
  private:
-  void add(const io::Record& record, const std::string& path, std::uint64_t line,
-           ReadReport& report) {
+  void add(const io::Record& record, const std::string& path, uint64_t line, ReadReport& report) {
     Example example;
     example.source = tokenizer_.encode(record.text);
     if (const std::string what = fault_of(record, example.source); !what.empty()) {
@@ -97,7 +97,7 @@ class ExampleReader {
     set_.examples.push_back(std::move(example));
   }
 
-  /// Why a line that was read cannot be learnt from; empty when it can.
+  /// Returns why a line is not a valid example, or an empty string.
   std::string fault_of(const io::Record& record, const std::vector<TokenId>& source) const {
     const bool labelled = kind_ == io::RecordKind::kLabelled;
     if (source.empty()) {
@@ -116,34 +116,34 @@ class ExampleReader {
     set_.label_names = options_.label_names;
     if (set_.label_names.empty()) {
       for (auto& [name, index] : labels_) {
-        index = static_cast<std::int64_t>(set_.label_names.size());
+        index = static_cast<int64_t>(set_.label_names.size());
         set_.label_names.push_back(name);
       }
     }
-    for (std::size_t i = 0; i < names_.size(); ++i) set_.examples[i].label = labels_.at(names_[i]);
+    for (size_t i = 0; i < names_.size(); ++i) set_.examples[i].label = labels_.at(names_[i]);
   }
 
   io::RecordKind kind_;
   const io::Tokenizer& tokenizer_;
   const ExampleOptions& options_;
   LabelIndex labels_;
-  std::vector<std::string> names_;  // of each example
+  std::vector<std::string> names_;  // label of each example
   std::vector<TokenId> target_end_;
   ExampleSet set_;
 };
 
-/// Rows of the vectors that part(example) gives, padded to the longest.
+/// Pads the vectors part(example) to the longest one.
 template <typename Part>
-PaddedBatch padded(const ExampleSet& set, std::span<const std::uint64_t> indices, TokenId pad,
+PaddedBatch padded(const ExampleSet& set, std::span<const uint64_t> indices, TokenId pad,
                    Part&& part) {
   PaddedBatch batch;
   batch.rows = std::ssize(indices);
-  for (const std::uint64_t i : indices) {
+  for (const uint64_t i : indices) {
     batch.lengths.push_back(std::ssize(part(set.examples.at(i))));
     batch.length = std::max(batch.length, batch.lengths.back());
   }
-  batch.ids.assign(static_cast<std::size_t>(batch.rows * batch.length), pad);
-  for (std::int64_t row = 0; const std::uint64_t i : indices) {
+  batch.ids.assign(static_cast<size_t>(batch.rows * batch.length), pad);
+  for (int64_t row = 0; const uint64_t i : indices) {
     const auto& ids = part(set.examples[i]);
     std::copy(ids.begin(), ids.end(), batch.ids.begin() + row++ * batch.length);
   }
@@ -164,17 +164,17 @@ ExampleSet read_examples(const std::string& path, io::RecordKind kind,
   return set;
 }
 
-std::pair<ExampleSet, ExampleSet> ExampleSet::split(double fraction, std::uint64_t seed) const {
+std::pair<ExampleSet, ExampleSet> ExampleSet::split(double fraction, uint64_t seed) const {
   const SplitRule rule(examples.size(), fraction, seed);
   std::pair<ExampleSet, ExampleSet> parts;
   parts.first.label_names = parts.second.label_names = label_names;
-  for (std::uint64_t i = 0; i < examples.size(); ++i) {
+  for (uint64_t i = 0; i < examples.size(); ++i) {
     (rule.second(i) ? parts.second : parts.first).examples.push_back(examples[i]);
   }
   return parts;
 }
 
-ShuffledIndices::ShuffledIndices(std::uint64_t size, const RowOptions& options)
+ShuffledIndices::ShuffledIndices(uint64_t size, const RowOptions& options)
     : size_(size), options_(options) {
   if (size == 0) throw io::Error("examples", "expected at least one, got none");
   if (options.batch_size < 1 || options.world_size < 1 || options.rank < 0 ||
@@ -187,12 +187,12 @@ ShuffledIndices::ShuffledIndices(std::uint64_t size, const RowOptions& options)
   }
 }
 
-std::vector<std::uint64_t> ShuffledIndices::next() {
-  std::vector<std::uint64_t> indices;
-  for (std::int64_t i = 0; i < options_.batch_size * options_.world_size; ++i, ++taken_) {
+std::vector<uint64_t> ShuffledIndices::next() {
+  std::vector<uint64_t> indices;
+  for (int64_t i = 0; i < options_.batch_size * options_.world_size; ++i, ++taken_) {
     if (!options_.endless && taken_ >= size_) break;
     if (i % options_.world_size != options_.rank) continue;
-    const std::uint64_t index = taken_ % size_;
+    const uint64_t index = taken_ % size_;
     indices.push_back(options_.shuffle ? Permutation(size_, options_.seed, taken_ / size_)(index)
                                        : index);
   }
@@ -210,14 +210,13 @@ void ShuffledIndices::seek(const std::string& position) {
                .at(0);
 }
 
-PaddedBatch pad_sources(const ExampleSet& set, std::span<const std::uint64_t> indices,
-                        TokenId pad) {
+PaddedBatch pad_sources(const ExampleSet& set, std::span<const uint64_t> indices, TokenId pad) {
   return padded(
       set, indices, pad, [](const Example& example) -> const auto& { return example.source; });
 }
 
-PaddedBatch pad_targets(const ExampleSet& set, std::span<const std::uint64_t> indices,
-                        TokenId begin, TokenId pad) {
+PaddedBatch pad_targets(const ExampleSet& set, std::span<const uint64_t> indices, TokenId begin,
+                        TokenId pad) {
   return padded(set, indices, pad, [&](const Example& example) {
     std::vector<TokenId> ids = {begin};
     if (!example.target.empty()) {
@@ -227,23 +226,20 @@ PaddedBatch pad_targets(const ExampleSet& set, std::span<const std::uint64_t> in
   });
 }
 
-std::vector<std::int64_t> target_labels(const ExampleSet& set,
-                                        std::span<const std::uint64_t> indices) {
-  std::size_t length = 1;
-  for (const std::uint64_t i : indices) length = std::max(length, set.examples.at(i).target.size());
-  std::vector<std::int64_t> labels(indices.size() * length, kIgnoredLabel);
-  for (std::size_t row = 0; row < indices.size(); ++row) {
+std::vector<int64_t> target_labels(const ExampleSet& set, std::span<const uint64_t> indices) {
+  size_t length = 1;
+  for (const uint64_t i : indices) length = std::max(length, set.examples.at(i).target.size());
+  std::vector<int64_t> labels(indices.size() * length, kIgnoredLabel);
+  for (size_t row = 0; row < indices.size(); ++row) {
     const auto& target = set.examples[indices[row]].target;
-    std::copy(target.begin(), target.end(),
-              labels.begin() + static_cast<std::ptrdiff_t>(row * length));
+    std::copy(target.begin(), target.end(), labels.begin() + static_cast<ptrdiff_t>(row * length));
   }
   return labels;
 }
 
-std::vector<std::int64_t> class_labels(const ExampleSet& set,
-                                       std::span<const std::uint64_t> indices) {
-  std::vector<std::int64_t> labels;
-  for (const std::uint64_t i : indices) labels.push_back(set.examples.at(i).label);
+std::vector<int64_t> class_labels(const ExampleSet& set, std::span<const uint64_t> indices) {
+  std::vector<int64_t> labels;
+  for (const uint64_t i : indices) labels.push_back(set.examples.at(i).label);
   return labels;
 }
 

@@ -9,44 +9,43 @@
 namespace diffattn::data {
 namespace {
 
-using Words = std::span<const std::int64_t>;
+using Words = std::span<const int64_t>;
 
-double f1_of(std::int64_t common, std::int64_t one, std::int64_t other) {
+double f1_of(int64_t common, int64_t one, int64_t other) {
   if (common == 0) return 0.0;
   const double precision = static_cast<double>(common) / static_cast<double>(one);
   const double recall = static_cast<double>(common) / static_cast<double>(other);
   return 2 * precision * recall / (precision + recall);
 }
 
-std::map<std::vector<std::int64_t>, std::int64_t> ngrams(Words words, std::size_t n) {
-  std::map<std::vector<std::int64_t>, std::int64_t> counts;
-  for (std::size_t i = 0; i + n <= words.size(); ++i) {
-    ++counts[{words.begin() + static_cast<std::ptrdiff_t>(i),
-              words.begin() + static_cast<std::ptrdiff_t>(i + n)}];
+std::map<std::vector<int64_t>, int64_t> ngrams(Words words, size_t n) {
+  std::map<std::vector<int64_t>, int64_t> counts;
+  for (size_t i = 0; i + n <= words.size(); ++i) {
+    ++counts[{words.begin() + static_cast<ptrdiff_t>(i),
+              words.begin() + static_cast<ptrdiff_t>(i + n)}];
   }
   return counts;
 }
 
-double ngram_f1(Words summary, Words reference, std::size_t n) {
+double ngram_f1(Words summary, Words reference, size_t n) {
   const auto ours = ngrams(summary, n), theirs = ngrams(reference, n);
-  std::int64_t common = 0;
+  int64_t common = 0;
   for (const auto& [gram, count] : ours) {
     const auto found = theirs.find(gram);
     if (found != theirs.end()) common += std::min(count, found->second);
   }
   const auto grams = [n](Words words) {
-    return words.size() < n ? std::int64_t{0}
-                            : std::ssize(words) - static_cast<std::int64_t>(n) + 1;
+    return words.size() < n ? int64_t{0} : std::ssize(words) - static_cast<int64_t>(n) + 1;
   };
   return f1_of(common, grams(summary), grams(reference));
 }
 
-std::int64_t common_subsequence(Words a, Words b) {
-  std::vector<std::int64_t> row(b.size() + 1, 0);
-  for (const std::int64_t word : a) {
-    std::int64_t diagonal = 0;
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::int64_t above = row[j + 1];
+int64_t common_subsequence(Words a, Words b) {
+  std::vector<int64_t> row(b.size() + 1, 0);
+  for (const int64_t word : a) {
+    int64_t diagonal = 0;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const int64_t above = row[j + 1];
       row[j + 1] = word == b[j] ? diagonal + 1 : std::max(above, row[j]);
       diagonal = above;
     }
@@ -54,10 +53,9 @@ std::int64_t common_subsequence(Words a, Words b) {
   return row.back();
 }
 
-/// Words as numbers, the same word the same one.
-std::vector<std::int64_t> words_of(std::string_view text,
-                                   std::map<std::string, std::int64_t>& known) {
-  std::vector<std::int64_t> words;
+/// Converts a text to word ids; equal words have equal ids.
+std::vector<int64_t> words_of(std::string_view text, std::map<std::string, int64_t>& known) {
+  std::vector<int64_t> words;
   std::string word;
   const auto finish = [&] {
     if (!word.empty()) words.push_back(known.emplace(word, std::ssize(known)).first->second);
@@ -77,33 +75,33 @@ std::vector<std::int64_t> words_of(std::string_view text,
 
 }  // namespace
 
-Confusion::Confusion(std::int64_t classes)
-    : classes_(classes), counts_(static_cast<std::size_t>(classes * classes), 0) {}
+Confusion::Confusion(int64_t classes)
+    : classes_(classes), counts_(static_cast<size_t>(classes * classes), 0) {}
 
-void Confusion::add(std::int64_t label, std::int64_t predicted) {
-  for (const std::int64_t which : {label, predicted}) {
+void Confusion::add(int64_t label, int64_t predicted) {
+  for (const int64_t which : {label, predicted}) {
     if (which < 0 || which >= classes_) {
       throw std::out_of_range("confusion: expected a class below " + std::to_string(classes_) +
                               ", got " + std::to_string(which));
     }
   }
-  ++counts_[static_cast<std::size_t>(label * classes_ + predicted)];
+  ++counts_[static_cast<size_t>(label * classes_ + predicted)];
   ++total_;
 }
 
-std::int64_t Confusion::count(std::int64_t label, std::int64_t predicted) const {
-  return counts_.at(static_cast<std::size_t>(label * classes_ + predicted));
+int64_t Confusion::count(int64_t label, int64_t predicted) const {
+  return counts_.at(static_cast<size_t>(label * classes_ + predicted));
 }
 
 double Confusion::accuracy() const {
-  std::int64_t right = 0;
-  for (std::int64_t c = 0; c < classes_; ++c) right += count(c, c);
+  int64_t right = 0;
+  for (int64_t c = 0; c < classes_; ++c) right += count(c, c);
   return total_ == 0 ? 0.0 : static_cast<double>(right) / static_cast<double>(total_);
 }
 
-double Confusion::f1(std::int64_t label) const {
-  std::int64_t said = 0, meant = 0;
-  for (std::int64_t c = 0; c < classes_; ++c) {
+double Confusion::f1(int64_t label) const {
+  int64_t said = 0, meant = 0;
+  for (int64_t c = 0; c < classes_; ++c) {
     said += count(c, label);
     meant += count(label, c);
   }
@@ -112,10 +110,10 @@ double Confusion::f1(std::int64_t label) const {
 
 double Confusion::macro_f1() const {
   double sum = 0;
-  std::int64_t occurred = 0;
-  for (std::int64_t label = 0; label < classes_; ++label) {
-    std::int64_t seen = 0;
-    for (std::int64_t c = 0; c < classes_; ++c) seen += count(c, label) + count(label, c);
+  int64_t occurred = 0;
+  for (int64_t label = 0; label < classes_; ++label) {
+    int64_t seen = 0;
+    for (int64_t c = 0; c < classes_; ++c) seen += count(c, label) + count(label, c);
     if (seen == 0) continue;
     sum += f1(label);
     ++occurred;
@@ -138,7 +136,7 @@ Rouge rouge(Words summary, Words reference) {
 }
 
 Rouge rouge(std::string_view summary, std::string_view reference) {
-  std::map<std::string, std::int64_t> known;
+  std::map<std::string, int64_t> known;
   const auto ours = words_of(summary, known), theirs = words_of(reference, known);
   return rouge(Words(ours), Words(theirs));
 }

@@ -4,16 +4,16 @@
 #include <algorithm>
 #include <limits>
 
+#include "data/position.h"
 #include "diffattn/data/random.h"
 #include "diffattn/io/error.h"
-#include "data/position.h"
 
 namespace diffattn::data {
 namespace {
 
 constexpr char kKind[] = "packed rows";
 
-void expect_within(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+void expect_within(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high) {
     throw io::Error(name, "expected a number in [" + std::to_string(low) + ", " +
                               std::to_string(high) + "], got " + std::to_string(value));
@@ -21,7 +21,7 @@ void expect_within(const char* name, std::int64_t value, std::int64_t low, std::
 }
 
 void check_options(const RowOptions& options) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   expect_within("seq_len", options.seq_len, 1, kMost);
   expect_within("batch_size", options.batch_size, 1, kMost);
   expect_within("batch_size times seq_len", options.batch_size * options.seq_len, 1, kMost);
@@ -33,8 +33,8 @@ std::vector<PositionField> identity(const Corpus& corpus, const RowOptions& opti
   return {{"corpus", corpus.fingerprint()},
           {"seed", options.seed},
           {"shuffle", options.shuffle},
-          {"seq_len", static_cast<std::uint64_t>(options.seq_len)},
-          {"world_size", static_cast<std::uint64_t>(options.world_size)}};
+          {"seq_len", static_cast<uint64_t>(options.seq_len)},
+          {"world_size", static_cast<uint64_t>(options.world_size)}};
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ PackedRows::PackedRows(Corpus corpus, const RowOptions& options)
     : corpus_(std::move(corpus)), options_(options) {
   check_options(options);
   if (corpus_.tokens() == 0) throw io::Error("corpus", "expected tokens, got none");
-  const auto longest = static_cast<std::uint64_t>(options.seq_len);
+  const auto longest = static_cast<uint64_t>(options.seq_len);
   piece_ends_.reserve(corpus_.documents().size());
   for (const Document& document : corpus_.documents()) {
     pieces_ += (document.end - document.begin + longest - 1) / longest;
@@ -51,19 +51,19 @@ PackedRows::PackedRows(Corpus corpus, const RowOptions& options)
   }
 }
 
-std::uint64_t PackedRows::rows_per_epoch() const noexcept {
-  return corpus_.tokens() / static_cast<std::uint64_t>(options_.seq_len);
+uint64_t PackedRows::rows_per_epoch() const noexcept {
+  return corpus_.tokens() / static_cast<uint64_t>(options_.seq_len);
 }
 
-PackedRows::Piece PackedRows::piece_at(std::uint64_t index) const {
-  const std::uint64_t number =
+PackedRows::Piece PackedRows::piece_at(uint64_t index) const {
+  const uint64_t number =
       options_.shuffle ? Permutation(pieces_, options_.seed, place_.epoch)(index) : index;
   const auto after = std::upper_bound(piece_ends_.begin(), piece_ends_.end(), number);
-  const auto which = static_cast<std::size_t>(after - piece_ends_.begin());
+  const auto which = static_cast<size_t>(after - piece_ends_.begin());
   const Document& document = corpus_.documents()[which];
-  const std::uint64_t first = which == 0 ? 0 : piece_ends_[which - 1];
-  const auto longest = static_cast<std::uint64_t>(options_.seq_len);
-  const std::uint64_t begin = document.begin + (number - first) * longest;
+  const uint64_t first = which == 0 ? 0 : piece_ends_[which - 1];
+  const auto longest = static_cast<uint64_t>(options_.seq_len);
+  const uint64_t begin = document.begin + (number - first) * longest;
   return {begin, std::min(begin + longest, document.end), document.end};
 }
 
@@ -73,14 +73,14 @@ RowBatch PackedRows::next() {
   RowBatch batch;
   batch.seq_len = options_.seq_len;
   batch.cu_seqlens.push_back(0);
-  for (std::int64_t row = 0; row < options_.batch_size; ++row) {
-    for (std::int64_t rank = 0; rank < options_.world_size; ++rank) {
+  for (int64_t row = 0; row < options_.batch_size; ++row) {
+    for (int64_t rank = 0; rank < options_.world_size; ++rank) {
       take_row(rank == options_.rank ? &batch : nullptr);
     }
   }
-  for (std::size_t i = 1; i < batch.cu_seqlens.size(); ++i) {
+  for (size_t i = 1; i < batch.cu_seqlens.size(); ++i) {
     batch.max_segment =
-        std::max<std::int64_t>(batch.max_segment, batch.cu_seqlens[i] - batch.cu_seqlens[i - 1]);
+        std::max<int64_t>(batch.max_segment, batch.cu_seqlens[i] - batch.cu_seqlens[i - 1]);
   }
   return batch;
 }
@@ -88,12 +88,12 @@ RowBatch PackedRows::next() {
 void PackedRows::take_row(RowBatch* batch) {
   if (at_end()) return;
   if (batch != nullptr) ++batch->rows;
-  auto room = static_cast<std::uint64_t>(options_.seq_len);
+  auto room = static_cast<uint64_t>(options_.seq_len);
   while (room > 0) {
     if (at_end()) return;
     Piece piece = piece_at(place_.index);
     piece.begin += place_.offset;
-    const std::uint64_t count = std::min(room, piece.end - piece.begin);
+    const uint64_t count = std::min(room, piece.end - piece.begin);
     if (batch != nullptr) write_segment(piece, count, *batch);
     room -= count;
     place_.offset += count;
@@ -106,17 +106,17 @@ void PackedRows::take_row(RowBatch* batch) {
   }
 }
 
-void PackedRows::write_segment(const Piece& piece, std::uint64_t count, RowBatch& batch) const {
-  // One token more, where the document has one: the label of the last.
+void PackedRows::write_segment(const Piece& piece, uint64_t count, RowBatch& batch) const {
+  // The label of the last token is the next token of the document, if there is one.
   const bool goes_on = piece.begin + count < piece.document_end;
   std::vector<TokenId> tokens(count + (goes_on ? 1 : 0));
   corpus_.read(piece.begin, tokens);
-  for (std::uint64_t i = 0; i < count; ++i) {
+  for (uint64_t i = 0; i < count; ++i) {
     batch.ids.push_back(tokens[i]);
-    batch.labels.push_back(i + 1 < tokens.size() ? std::int64_t{tokens[i + 1]} : kIgnoredLabel);
-    batch.positions.push_back(static_cast<std::int64_t>(i));
+    batch.labels.push_back(i + 1 < tokens.size() ? int64_t{tokens[i + 1]} : kIgnoredLabel);
+    batch.positions.push_back(static_cast<int64_t>(i));
   }
-  batch.cu_seqlens.push_back(batch.cu_seqlens.back() + static_cast<std::int32_t>(count));
+  batch.cu_seqlens.push_back(batch.cu_seqlens.back() + static_cast<int32_t>(count));
 }
 
 std::string PackedRows::position() const {

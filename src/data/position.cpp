@@ -21,22 +21,22 @@ std::string write_position(std::string_view kind, const std::vector<PositionFiel
   return document.dump();
 }
 
-std::vector<std::uint64_t> read_position(std::string_view text, std::string_view kind,
-                                         std::initializer_list<std::string_view> place,
-                                         const std::vector<PositionField>& identity) {
+std::vector<uint64_t> read_position(std::string_view text, std::string_view kind,
+                                    std::initializer_list<std::string_view> place,
+                                    const std::vector<PositionField>& identity) {
   const nlohmann::json document = io::parse_json(text, kName);
   const io::JsonValue root(document, kName);
   if (root.at("kind").to_string() != kind) root.at("kind").fail(std::string(kind));
   for (const PositionField& field : identity) {
-    const std::uint64_t was = root.at(field.name).to_uint();
+    const uint64_t was = root.at(field.name).to_uint();
     if (was != field.value) {
       throw io::Error(kName, "key '" + std::string(field.name) + "': expected " +
                                  std::to_string(was) + " as in the checkpoint, got " +
                                  std::to_string(field.value) +
-                                 "; a run is resumed with the data and settings it began with");
+                                 "; resume a run with the data and settings of its beginning");
     }
   }
-  std::vector<std::uint64_t> values;
+  std::vector<uint64_t> values;
   for (const std::string_view name : place) values.push_back(root.at(name).to_uint());
   return values;
 }

@@ -7,24 +7,23 @@
 #include <string_view>
 #include <vector>
 
-// PRIVATE header of the data layer: positions in a stream of batches, as JSON text of whole
-// numbers.
+// Positions in a stream of batches, as JSON objects of integers.
 
 namespace diffattn::data {
 
 struct PositionField {
   std::string_view name;
-  std::uint64_t value;
+  uint64_t value;
 };
 
-/// {"kind": kind, "a": 1, ...}
+/// Returns {"kind": kind, "a": 1, ...} with the fields of `place` and `identity`.
 std::string write_position(std::string_view kind, const std::vector<PositionField>& place,
                            const std::vector<PositionField>& identity);
 
-/// The values of place's names. Throws io::Error for text of another form, and when a field of
-/// identity has another value: the position belongs to other data or other options then.
-std::vector<std::uint64_t> read_position(std::string_view text, std::string_view kind,
-                                         std::initializer_list<std::string_view> place,
-                                         const std::vector<PositionField>& identity);
+/// Returns the values of the fields in `place`. Throws io::Error for other text, and if a field of
+/// `identity` differs: then the position belongs to other data or options.
+std::vector<uint64_t> read_position(std::string_view text, std::string_view kind,
+                                    std::initializer_list<std::string_view> place,
+                                    const std::vector<PositionField>& identity);
 
 }  // namespace diffattn::data

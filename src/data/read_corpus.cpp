@@ -12,10 +12,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
-constexpr std::uint64_t kBytesPerReport = std::uint64_t{4} << 20;
+constexpr size_t kChunkBytes = size_t{1} << 20;
+constexpr uint64_t kBytesPerReport = uint64_t{4} << 20;
 
-/// Reads text sources and hands tokens to a sink: tokens(span), then end_document().
+/// Reads text sources and passes tokens to a sink: tokens(span), then end_document().
 template <typename Sink>
 class CorpusReader {
  public:
@@ -70,7 +70,7 @@ class CorpusReader {
 
   void read_text(const std::string& file) {
     io::TextChunks chunks(file, kChunkBytes);
-    const std::uint64_t before = report_.bytes;
+    const uint64_t before = report_.bytes;
     std::string chunk;
     bool any = false;
     while (chunks.next(chunk)) {
@@ -85,7 +85,7 @@ class CorpusReader {
 
   void read_records(const std::string& file) {
     io::JsonlReader reader(file, io::RecordKind::kText, options_.skip_bad);
-    const std::uint64_t before = report_.bytes;
+    const uint64_t before = report_.bytes;
     for (io::Record record; reader.next(record);) {
       begin_document();
       put(record.text);
@@ -109,13 +109,13 @@ class CorpusReader {
   Sink& sink_;
   ReadReport report_;
   std::vector<TokenId> ids_;
-  std::uint64_t next_report_ = kBytesPerReport;
+  uint64_t next_report_ = kBytesPerReport;
 };
 
 struct MemorySink {
   void tokens(std::span<const TokenId> ids) { all.insert(all.end(), ids.begin(), ids.end()); }
   void end_document() {
-    const std::uint64_t begin = documents.empty() ? 0 : documents.back().end;
+    const uint64_t begin = documents.empty() ? 0 : documents.back().end;
     if (all.size() > begin) documents.push_back({begin, all.size()});
   }
   std::vector<TokenId> all;
@@ -128,9 +128,9 @@ struct FileSink {
   io::TokenFileWriter writer;
 };
 
-/// A NUL byte near the front: an image, an archive, compiled code.
+/// True for a NUL byte in the first 4096 bytes, as in images, archives and compiled code.
 bool is_binary(const std::string& path) {
-  constexpr std::uint64_t kFront = 4096;
+  constexpr uint64_t kFront = 4096;
   const io::File file = io::File::open(path);
   std::string front(std::min(file.size(), kFront), '\0');
   file.read(0, std::as_writable_bytes(std::span(front)));
@@ -142,8 +142,7 @@ void add_folder(const fs::path& folder, std::vector<std::string>& files) {
   auto entry = fs::recursive_directory_iterator(folder, failed);
   const auto check = [&] {
     if (failed) {
-      throw io::Error(folder.string(),
-                      "expected a folder that can be read, got " + failed.message());
+      throw io::Error(folder.string(), "expected a readable folder, got " + failed.message());
     }
   };
   check();
@@ -176,11 +175,11 @@ Corpus read_corpus(const std::string& path, const io::Tokenizer& tokenizer,
   std::error_code ignored;
   if (!fs::is_directory(path, ignored) && io::TokenFile::is_one(path)) {
     io::TokenFile file = io::TokenFile::open(path);
-    const std::uint64_t made_with = file.header().tokenizer_hash;
+    const uint64_t made_with = file.header().tokenizer_hash;
     if (made_with != 0 && made_with != tokenizer.hash()) {
       throw io::Error(path, 40,
                       "expected tokens of the tokenizer in use, whose hash is " +
-                          std::to_string(tokenizer.hash()) + ", got those of another, " +
+                          std::to_string(tokenizer.hash()) + ", got tokens of another, " +
                           std::to_string(made_with));
     }
     if (file.tokens() == 0) throw io::Error(path, 16, "expected tokens, got none");
@@ -201,7 +200,7 @@ Corpus read_corpus(const std::string& path, const io::Tokenizer& tokenizer,
 ReadReport write_corpus(const std::string& path, const io::Tokenizer& tokenizer,
                         const std::string& token_file, const ReadOptions& options) {
   FileSink sink{io::TokenFileWriter(token_file, tokenizer.vocab_size(), tokenizer.hash())};
-  const ReadReport report = CorpusReader<FileSink>(tokenizer, options, sink).run(path);
+  ReadReport report = CorpusReader<FileSink>(tokenizer, options, sink).run(path);
   sink.writer.commit();
   return report;
 }

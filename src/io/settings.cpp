@@ -1,193 +1,224 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/settings.h"
 
+#include <algorithm>
 #include <cstdint>
-#include <set>
+#include <utility>
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 
+// This is the only file that includes toml++. A malformed table header such as "[,]" fails an
+// assertion of version 3.3, which then reports it as an error. Assertions are therefore off; NDEBUG
+// would turn them into assumptions of the compiler.
+#undef NDEBUG
+#define TOML_ASSERT(expression) static_cast<void>(0)
+#define TOML_ENABLE_FORMATTERS 0
+#define TOML_MAX_NESTED_VALUES 8  // settings are not nested; the parser recurses
+#include <toml++/toml.h>
+
 namespace diffattn::io {
 namespace {
 
-constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 20;
+constexpr uint64_t kMaxBytes = uint64_t{1} << 20;
+/// toml++ 3.3 destroys nested tables recursively and does not limit the parts of a dotted key, so a
+/// key of 500 000 parts overflows the stack.
+constexpr int kMaxDotsPerLine = 256;
 
-bool is_bare(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-         c == '-';
+/// The parser sees each byte above 0x7f as one private character, U+10FF80 to U+10FFFF. This keeps
+/// paths that are not UTF-8, and avoids undefined behaviour of toml++ 3.3 for characters between
+/// U+00A1 and U+0499 outside strings.
+constexpr std::string_view kHighByte = "\xf4\x8f\xbe";  // with 0x80 to 0xbf: U+10FF80 to U+10FFBF
+constexpr std::string_view kHigherByte = "\xf4\x8f\xbf";
+
+std::string encode(std::string_view text) {
+  std::string encoded;
+  encoded.reserve(text.size());
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x80) encoded += byte < 0xc0 ? kHighByte : kHigherByte;
+    encoded += byte < 0xc0 ? c : static_cast<char>(byte - 0x40);
+  }
+  return encoded;
 }
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+std::string decode(std::string_view encoded) {
+  std::string text;
+  for (size_t i = 0; i < encoded.size(); ++i) {
+    const std::string_view lead = encoded.substr(i, kHighByte.size());
+    const bool high = lead == kHighByte, higher = lead == kHigherByte;
+    if ((high || higher) && i + lead.size() < encoded.size()) i += lead.size();
+    text += higher ? static_cast<char>(encoded[i] + 0x40) : encoded[i];
+  }
+  return text;
+}
 
-/// A decimal number as TOML writes it: +1_000, -0.5, 3e-4; no leading zeros.
-bool is_number(std::string_view word) {
-  std::size_t at = 0;
-  const auto next = [&] { return at < word.size() ? word[at] : '\0'; };
-  const auto sign = [&] { at += next() == '+' || next() == '-' ? 1U : 0U; };
-  const auto digits = [&] {  // with single '_' between them
-    if (!is_digit(next())) return false;
-    while (is_digit(next()) || (next() == '_' && at + 1 < word.size() && is_digit(word[at + 1]))) {
-      ++at;
-    }
-    return true;
+bool is_bare(std::string_view key) {
+  const auto is_bare_char = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-';
   };
-  sign();
-  const std::size_t first = at;
-  if (!digits() || (word[first] == '0' && at - first > 1)) return false;
-  if (next() == '.') {
-    ++at;
-    if (!digits()) return false;
+  return !key.empty() && std::ranges::all_of(key, is_bare_char);
+}
+
+/// Returns the reason in a message of toml++ without the part of the grammar, e.g. "expected '=',
+/// got '5'", with '?' for every byte that is not printable ASCII.
+std::string reason_of(const toml::parse_error& error) {
+  std::string reason = decode(error.description());
+  if (const size_t colon = reason.find(": ");
+      colon != std::string::npos && reason.starts_with("Error while parsing ")) {
+    reason.erase(0, colon + 2);
   }
-  if (next() == 'e' || next() == 'E') {
-    ++at;
-    sign();
-    if (!digits()) return false;
+  constexpr std::string_view kSaw = ", saw ";
+  if (const size_t saw = reason.rfind(kSaw); saw != std::string::npos) {
+    reason.replace(saw, kSaw.size(), ", got ");
   }
-  return at == word.size();
+  std::ranges::replace_if(
+      reason, [](char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return reason;
 }
 
 class Parser {
  public:
-  Parser(std::string_view text, const std::string& file) : text_(text), file_(file) {}
+  Parser(std::string_view text, const std::string& file) : text_(text), file_(file) {
+    line_begins_.push_back(text.starts_with("\xef\xbb\xbf") ? 3 : 0);  // a byte order mark
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (text[i] == '\n') line_begins_.push_back(i + 1);
+    }
+  }
 
   std::vector<Setting> run() {
-    if (text_.starts_with("\xef\xbb\xbf")) at_ = 3;  // a byte order mark, as some editors write it
-    while (at_ < text_.size()) {
-      skip_blanks();
-      if (peek() == '[') {
-        table();
-      } else if (is_bare(peek())) {
-        setting();
-      } else if (!at_line_end()) {
-        fail("a key, a [table] or a comment");
-      }
-      end_line();
+    check_dots();
+    try {
+      return read();
+    } catch (const toml::parse_error& error) {
+      fail(error);
     }
-    return std::move(settings_);
   }
 
  private:
-  void table() {
-    ++at_;
-    skip_blanks();
-    const std::size_t begin = at_;
-    table_ = key();
-    skip_blanks();
-    if (peek() != ']') fail("']'");
-    ++at_;
-    if (!tables_.insert(table_).second)
-      fail_at(begin, "table " + in_quotes(table_) + " a second time");
-  }
+  struct Placed {
+    toml::source_position place;
+    Setting setting;
+  };
 
-  void setting() {
-    const std::size_t begin = at_, line = line_;
-    const std::string name = (table_.empty() ? "" : table_ + ".") + key();
-    skip_blanks();
-    if (peek() != '=') fail("'='");
-    ++at_;
-    skip_blanks();
-    const bool is_string = peek() == '"' || peek() == '\'';
-    std::string value = peek() == '"' ? basic_string()
-                        : is_string   ? literal_string()
-                                      : bare_value(name);
-    if (!keys_.insert(name).second) fail_at(begin, "key " + in_quotes(name) + " a second time");
-    settings_.push_back({name, std::move(value), is_string, line});
-  }
-
-  std::string key() {
-    std::string name;
-    for (;;) {
-      const std::size_t begin = at_;
-      while (is_bare(peek())) ++at_;
-      if (at_ == begin) fail("a key of letters, digits, '_' and '-'");
-      name += text_.substr(begin, at_ - begin);
-      if (peek() != '.') return name;
-      name += '.';
-      ++at_;
+  /// Counts dots that have no dot beside them: only these can separate the parts of a key.
+  void check_dots() const {
+    int dots = 0;
+    for (size_t i = 0, line = 1; i < text_.size(); ++i) {
+      if (text_[i] == '\n') {
+        dots = 0;
+        ++line;
+      }
+      const bool alone = text_[i] == '.' && (i == 0 || text_[i - 1] != '.') &&
+                         (i + 1 == text_.size() || text_[i + 1] != '.');
+      if (!alone || ++dots <= kMaxDotsPerLine) continue;
+      fail_at(i, line, "expected at most " + std::to_string(kMaxDotsPerLine) + " dots, got more");
     }
   }
 
-  std::string basic_string() {
-    std::string value;
-    for (++at_; peek() != '"'; ++at_) {
-      if (at_line_break()) fail("'\"' before the end of the line");
-      if (peek() != '\\') {
-        value += peek();
-        continue;
+  std::vector<Setting> read() const {
+    std::vector<Placed> placed;
+    add(toml::parse(encode(text_.substr(line_begins_.front()))), "", placed);
+    std::ranges::sort(
+        placed, {}, [](const Placed& one) { return std::pair(one.place.line, one.place.column); });
+    std::vector<Setting> settings;
+    for (Placed& one : placed) settings.push_back(std::move(one.setting));
+    return settings;
+  }
+
+  void add(const toml::table& table, const std::string& prefix, std::vector<Placed>& placed) const {
+    for (const auto& [key, node] : table) {
+      const toml::source_position place = key.source().begin;
+      if (!is_bare(key.str())) {
+        fail_at(
+            offset_of(place), place.line,
+            "expected a key of letters, digits, '_' and '-', got " + in_quotes(decode(key.str())));
       }
-      ++at_;
-      switch (peek()) {
-        case '"': value += '"'; break;
-        case '\\': value += '\\'; break;
-        case 'n': value += '\n'; break;
-        case 't': value += '\t'; break;
-        case 'r': value += '\r'; break;
-        default: fail("one of \\\" \\\\ \\n \\t \\r");
+      const std::string name = prefix + std::string(key.str());
+      const toml::table* inner = node.as_table();
+      if (inner != nullptr && !inner->is_inline()) {
+        add(*inner, name + ".", placed);
+      } else {
+        placed.push_back({place, setting_of(name, place.line, node)});
       }
     }
-    ++at_;
-    return value;
   }
 
-  std::string literal_string() {
-    const std::size_t begin = ++at_;
-    while (peek() != '\'') {
-      if (at_line_break()) fail("a closing single quote before the end of the line");
-      ++at_;
+  Setting setting_of(const std::string& name, size_t line, const toml::node& node) const {
+    if (const auto* text = node.as_string()) return {name, decode(text->get()), true, line};
+    std::string written(written_of(node));
+    if (const auto* number = node.as_integer()) {
+      const bool prefixed = written.find_first_of("xob") != std::string::npos;
+      return {name, prefixed ? std::to_string(number->get()) : written, false, line};
     }
-    return std::string(text_.substr(begin, at_++ - begin));
+    if (node.is_floating_point() || node.is_boolean()) return {name, written, false, line};
+    fail_value(name, node.source().begin.line, offset_of(node.source().begin), written);
   }
 
-  std::string bare_value(const std::string& name) {
-    const std::string_view rest = text_.substr(at_);
-    const std::string_view word = rest.substr(0, rest.find_first_of(" \t\r\n#"));
-    if (word != "true" && word != "false" && !is_number(word)) {
-      const std::string_view line = rest.substr(0, rest.find_first_of("\r\n#"));
-      const std::size_t last = line.find_last_not_of(" \t");
-      const std::string got = last == line.npos ? "nothing" : in_quotes(line.substr(0, last + 1));
-      fail_at(at_, name + ": expected a string in quotes, a number, true or false, got " + got);
+  /// Returns the text of a value, up to the end of the line it begins in.
+  std::string_view written_of(const toml::node& node) const {
+    const size_t begin = offset_of(node.source().begin), end = offset_of(node.source().end);
+    const std::string_view text = text_.substr(begin, end - begin);
+    return text.substr(0, text.find_first_of("\r\n"));
+  }
+
+  /// Returns the byte at a line and column, both counted from 1.
+  size_t offset_of(toml::source_position place) const {
+    const size_t line = std::min<size_t>(place.line, line_begins_.size());
+    return std::min(line_begins_[line - 1] + place.column - 1, text_.size());
+  }
+
+  [[noreturn]] void fail(const toml::parse_error& error) const {
+    const toml::source_position place = error.source().begin;
+    const size_t at = offset_of(place);
+    const size_t equals = text_.find('=', offset_of({place.line, 1}));
+    const std::string reason = reason_of(error);
+    const std::string key = equals < at ? key_before(equals) : "";
+    if (key.empty()) fail_at(at, place.line, reason);
+
+    const size_t begin = std::min(text_.find_first_not_of(" \t", equals + 1), text_.size());
+    std::string_view value = text_.substr(begin);
+    value = value.substr(0, value.find_first_of("\r\n"));
+    if (value.starts_with('"') || value.starts_with('\'')) {
+      const bool open = at >= begin + value.size();
+      fail_at(at, place.line,
+              key + ": " + (open ? "expected a closing quote before the end of the line" : reason));
     }
-    at_ += word.size();
-    return std::string(word);
+    if (reason.ends_with("bits")) fail_at(begin, place.line, key + ": " + reason);
+    value = value.substr(0, value.find('#'));
+    value = value.substr(0, value.find_last_not_of(" \t") + 1);
+    if (at > begin + value.size()) fail_at(at, place.line, reason);  // in a comment
+    fail_value(key, place.line, begin, value);
   }
 
-  void end_line() {
-    skip_blanks();
-    if (peek() == '#') {
-      while (!at_line_break()) ++at_;
+  /// Returns the full key in front of the '=' at `equals`, or an empty string if the text up to
+  /// there is not valid either.
+  std::string key_before(size_t equals) const {
+    const std::string start = std::string(text_.substr(0, equals)) + "= 0";
+    try {
+      const std::vector<Setting> settings = Parser(start, file_).read();
+      return settings.empty() ? "" : settings.back().key;
+    } catch (const toml::parse_error&) {
+      return "";
+    } catch (const Error&) {
+      return "";
     }
-    if (at_ < text_.size() && text_[at_] == '\r') ++at_;
-    if (at_ == text_.size()) return;
-    if (text_[at_] != '\n') fail("the end of the line");
-    ++at_;
-    ++line_;
   }
 
-  void skip_blanks() {
-    while (peek() == ' ' || peek() == '\t') ++at_;
+  [[noreturn]] void fail_value(const std::string& key, size_t line, size_t at,
+                               std::string_view got) const {
+    fail_at(at, line,
+            key + ": expected a string in quotes, a number, true or false, got " +
+                (got.empty() ? "nothing" : in_quotes(got)));
   }
-  bool at_line_break() const { return at_ == text_.size() || text_[at_] == '\n'; }
-  bool at_line_end() const { return at_line_break() || peek() == '#' || peek() == '\r'; }
-  /// The next byte; NUL, which no rule takes, at the end.
-  char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
-
-  [[noreturn]] void fail(const std::string& expected) const {
-    const std::string got = at_ == text_.size()  ? "the end of the file"
-                            : text_[at_] == '\n' ? "the end of the line"
-                                                 : in_quotes(text_.substr(at_, 1));
-    throw Error(file_, at_,
-                "line " + std::to_string(line_) + ": expected " + expected + ", got " + got);
-  }
-  [[noreturn]] void fail_at(std::size_t offset, const std::string& what) const {
-    throw Error(file_, offset, "line " + std::to_string(line_) + ": " + what);
+  [[noreturn]] void fail_at(size_t at, size_t line, const std::string& what) const {
+    throw Error(file_, at, "line " + std::to_string(line) + ": " + what);
   }
 
   std::string_view text_;
   const std::string& file_;
-  std::size_t at_ = 0, line_ = 1;
-  std::string table_;
-  std::set<std::string> tables_, keys_;
-  std::vector<Setting> settings_;
+  std::vector<size_t> line_begins_;  // byte offsets
 };
 
 }  // namespace

@@ -4,21 +4,22 @@
 #include <string>
 
 #include "diffattn/io/error.h"
-#include "io/safetensors/sharded.h"
-#include "diffattn/ops.h"
 #include "diffattn/models/model_folder.h"
+#include "diffattn/ops.h"
+#include "io/safetensors/sharded.h"
 
 namespace diffattn::models {
 
-/// Throws io::Error where config.json describes a model far larger than the folder's weights,
-/// before memory is taken for it.
+/// Throws io::Error if config.json describes a model that is far larger than the folder's weights,
+/// before the model allocates memory.
 void check_sizes(const std::string& folder, const io::TensorSource& weights,
                  const nn::ModelConfig& config);
-/// `load_weights` of an open folder.
+/// Copies the weights of an open folder, see load_weights().
 void copy_weights(const io::TensorSource& weights, const torch::nn::Module& model,
                   const nn::ModelConfig& config);
 
-/// A model of `config` with the folder's weights. What no model can be is said of config.json.
+/// Loads a model in evaluation mode. Throws io::Error that names config.json if its sizes
+/// contradict each other.
 template <class Model>
 Model loaded_model(const std::string& folder, const nn::ModelConfig& config,
                    torch::ScalarType dtype) {

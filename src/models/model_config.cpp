@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// config.json to ModelConfig and back.
+#include "diffattn/models/model_config.h"
 
 #include <array>
 #include <filesystem>
@@ -10,7 +9,6 @@
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/io/json.h"
-#include "diffattn/models/model_folder.h"
 
 namespace diffattn::models {
 namespace {
@@ -23,7 +21,7 @@ constexpr int64_t kMaxCount = 1 << 16;
 constexpr char kEncoderType[] = "diff_encoder";
 constexpr char kEncoderDecoderType[] = "diff_encoder_decoder";
 
-/// Keys with no bearing on the numbers, or checked by `refuse_unsupported`.
+/// Keys that do not change the results, or that other functions than Reader read.
 constexpr std::array<std::string_view, 24> kOtherKeys = {"architectures",
                                                          "attention_dropout",
                                                          "attn_implementation",
@@ -49,7 +47,7 @@ constexpr std::array<std::string_view, 24> kOtherKeys = {"architectures",
                                                          "id2label",
                                                          "label2id"};
 
-/// One entry of config.json and where it goes.
+/// Reads entries of config.json and collects the keys it knows.
 struct Reader {
   JsonValue root;
   std::vector<std::string> known;
@@ -67,7 +65,7 @@ struct Reader {
   void read(const char* key, bool& target) {
     if (const auto value = find(key)) target = value->to_bool();
   }
-  /// Absent and null are the same; Llama-3 gives a list of end tokens, the first counts.
+  /// Reads a token id; null means none. From a list, as Llama-3 has it, takes the first.
   void read(const char* key, std::optional<int64_t>& target, int64_t vocabulary) {
     if (const auto value = find(key)) {
       target = (value->is_array() ? value->at(0) : *value).to_int(0, vocabulary - 1);
@@ -94,7 +92,7 @@ void read_type(const JsonValue& root, ModelConfig& config) {
   config.attention = root.at("attention").to_string(64);
 }
 
-/// `id2label`: {"0": name, "1": name, ...}, every number once.
+/// Reads `id2label`: {"0": name, "1": name, ...}, without gaps.
 void read_labels(const JsonValue& root, ModelConfig& config) {
   const auto names = root.find("id2label");
   if (!names) return;
@@ -127,7 +125,7 @@ void refuse_unsupported(const JsonValue& root) {
   }
 }
 
-/// `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of older ones.
+/// Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (older versions).
 void read_rotary(const JsonValue& root, ModelConfig& config) {
   nn::RotaryOptions& rotary = config.rotary;
   if (const auto theta = root.find("rope_theta")) rotary.theta(theta->to_double(1.0, 1e12));
@@ -188,7 +186,7 @@ std::string dtype_text(torch::ScalarType dtype) {
   }
 }
 
-/// What says which model it is, under the names that transformers knows where it has the model.
+/// Writes the model type, with the names of transformers for models that it has.
 void add_type(nlohmann::json& json, const ModelConfig& c) {
   if (c.mlp_bias || c.attention == "transformer") json["mlp_bias"] = c.mlp_bias;
   if (c.attention != "transformer") json["lambda_std_dev"] = c.lambda_std_dev;
@@ -210,7 +208,8 @@ void add_type(nlohmann::json& json, const ModelConfig& c) {
   if (c.kind == nn::ModelKind::kEncoderDecoder) json["num_encoder_layers"] = c.num_encoder_layers;
 }
 
-/// A run keeps its model one folder further down, and has none before its first validation.
+/// Throws io::Error with a hint if `folder` is a run folder: its model is in a subfolder, which
+/// does not exist before the first validation.
 void refuse_run_folder(const std::string& folder, const std::string& path) {
   namespace fs = std::filesystem;
   const fs::path given = folder, model = given / "model";

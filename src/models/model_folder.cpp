@@ -8,8 +8,8 @@
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "io/safetensors/sharded.h"
-#include "models/tensor_file.h"
 #include "models/loaded_model.h"
+#include "models/tensor_file.h"
 
 namespace diffattn::models {
 
@@ -26,7 +26,8 @@ void load_weights(const std::string& folder, const torch::nn::Module& model,
 
 namespace {
 
-/// What a model with NaN computes looks like a label or a text, and is none.
+/// Throws io::Error if a weight is not finite, because the model would still produce labels and
+/// text.
 void check_finite(const io::TensorSource& weights, const std::string& name,
                   const torch::Tensor& tensor) {
   if (tensor.numel() == 0) return;
@@ -43,7 +44,7 @@ void check_finite(const io::TensorSource& weights, const std::string& name,
 
 void copy_weights(const io::TensorSource& weights, const torch::nn::Module& model,
                   const nn::ModelConfig& config) {
-  // Older files carry the rotary frequencies, and tied models sometimes their head a second time.
+  // Old files contain the rotary frequencies, and some tied models contain their head twice.
   const auto ignored = [&](const std::string& name) {
     return name.ends_with("rotary_emb.inv_freq") ||
            (config.tie_word_embeddings && name == "lm_head.weight");
@@ -55,13 +56,14 @@ void copy_weights(const io::TensorSource& weights, const torch::nn::Module& mode
 
 void check_sizes(const std::string& folder, const io::TensorSource& weights,
                  const nn::ModelConfig& c) {
-  constexpr double kSmall = 1 << 24;  // up to here the first wrong tensor is a better message
+  constexpr double kSmall =
+      1 << 24;  // below this, the error about the first wrong tensor is better
   const std::vector<std::string> names = weights.names();
   const bool two_stacks = c.kind == nn::ModelKind::kEncoderDecoder;
   const int64_t encoder_layers =
       c.num_encoder_layers > 0 ? c.num_encoder_layers : c.num_hidden_layers;
   const int64_t layers = c.num_hidden_layers + (two_stacks ? encoder_layers : 0);
-  // Every layer has tensors, and costs time and memory however small they are.
+  // Every layer has tensors, and even an empty layer costs time and memory.
   if (layers > static_cast<int64_t>(names.size())) {
     throw io::Error(folder + "/config.json",
                     fmt::format("expected at most as many layers as the weight files hold tensors, "
@@ -75,7 +77,7 @@ void check_sizes(const std::string& folder, const io::TensorSource& weights,
     held += elements;
   }
   const auto product = [](auto... sizes) { return (static_cast<double>(sizes) * ...); };
-  // Of attentions that share or halve their heads a quarter is there at least.
+  // A quarter of the projections is a lower bound for attentions that share or halve their heads.
   const double layer = product(3, c.hidden_size, c.intermediate_size) +
                        product(c.num_attention_heads, c.head_dim, c.hidden_size) / 4;
   const int64_t width = c.classifier_hidden_size > 0 ? c.classifier_hidden_size : c.hidden_size / 2;
@@ -85,7 +87,7 @@ void check_sizes(const std::string& folder, const io::TensorSource& weights,
   if (asked <= held + kSmall) return;
   throw io::Error(folder + "/config.json",
                   fmt::format("expected sizes of the model whose weights are {:.0f} numbers, got "
-                              "sizes of one with at least {:.4g}",
+                              "sizes of a model with at least {:.4g}",
                               held, asked));
 }
 
@@ -126,7 +128,7 @@ nn::EncoderDecoder load_encoder_decoder(const std::string& folder, torch::Scalar
 }
 
 void save_model(const std::string& folder, const torch::nn::Module& model,
-                const nn::ModelConfig& config, std::uint64_t max_shard_bytes) {
+                const nn::ModelConfig& config, uint64_t max_shard_bytes) {
   const NamedTensors weights = named_weights(model);
   write_tensor_folder(folder, weights, max_shard_bytes, {{"format", "pt"}});
   io::write_text(folder + "/config.json",
@@ -134,7 +136,7 @@ void save_model(const std::string& folder, const torch::nn::Module& model,
 }
 
 void save_causal_lm(const std::string& folder, const nn::CausalLMImpl& model,
-                    std::uint64_t max_shard_bytes) {
+                    uint64_t max_shard_bytes) {
   save_model(folder, model, model.config, max_shard_bytes);
 }
 

@@ -42,7 +42,7 @@ void write_all(Writer& writer, const NamedTensors& tensors) {
   writer.commit();
 }
 
-/// Whole numbers, as of quantised weights, would be numbers of another model.
+/// True for floating-point types. Integers would be quantised weights, which need a scale.
 bool is_floating(io::Dtype dtype) {
   return std::ranges::any_of(kTypes, [&](const TypePair& pair) {
     return pair.file == dtype && c10::isFloatingType(pair.torch);
@@ -71,7 +71,8 @@ void check_tensors(const io::TensorSource& source, const NamedTensors& tensors,
   }
   for (const std::string& name : source.names()) {
     if (wanted.contains(name) || (ignored && ignored(name))) continue;
-    throw io::Error(source.name(), "tensor " + io::in_quotes(name) + ": the model has no such one");
+    throw io::Error(source.name(),
+                    "tensor " + io::in_quotes(name) + ": expected no such tensor in this model");
   }
 }
 
@@ -89,7 +90,7 @@ torch::ScalarType torch_dtype(io::Dtype dtype) {
     if (pair.file == dtype) return pair.torch;
   }
   TORCH_CHECK(false, "safetensors: element type ", std::string(io::dtype_name(dtype)),
-              " is not read here");
+              " is not supported");
 }
 
 Tensor read_tensor(const io::TensorSource& source, const std::string& name) {
@@ -107,7 +108,7 @@ void write_tensor_file(const std::string& path, const NamedTensors& tensors,
 }
 
 void write_tensor_folder(const std::string& folder, const NamedTensors& tensors,
-                         std::uint64_t max_shard_bytes, const io::Metadata& metadata) {
+                         uint64_t max_shard_bytes, const io::Metadata& metadata) {
   io::ShardedWriter writer(folder, specs_of(tensors), max_shard_bytes, metadata);
   write_all(writer, tensors);
 }

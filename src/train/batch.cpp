@@ -1,7 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/train/batch.h"
 
+#include <numeric>
+
+#include "diffattn/data/tasks.h"
+
 namespace diffattn::train {
+namespace {
+
+using torch::Tensor;
+
+Tensor to_tensor(const std::vector<int64_t>& values) {
+  return torch::tensor(values, torch::kInt64);
+}
+
+Tensor to_tensor(const data::PaddedBatch& batch) {
+  return to_tensor(batch.ids).view({batch.rows, batch.length});
+}
+
+std::vector<uint64_t> all_indices(const data::ExampleSet& set) {
+  std::vector<uint64_t> all(set.examples.size());
+  std::iota(all.begin(), all.end(), uint64_t{0});
+  return all;
+}
+
+/// Returns a batch with the ids and lengths of the sources.
+Batch source_batch(const data::ExampleSet& set, const std::vector<uint64_t>& indices) {
+  const data::PaddedBatch sources = data::pad_sources(set, indices, data::kTaskPad);
+  Batch batch;
+  batch.ids = to_tensor(sources);
+  batch.mask.key_lengths(to_tensor(sources.lengths));
+  return batch;
+}
+
+}  // namespace
 
 nn::DecoderInput Batch::model_input() const {
   nn::DecoderInput input;
@@ -13,7 +45,7 @@ nn::DecoderInput Batch::model_input() const {
 
 Batch Batch::to(torch::Device device) const {
   if (device.is_cpu()) return *this;
-  const auto move = [&](const std::optional<torch::Tensor>& tensor) {
+  const auto move = [&](const std::optional<Tensor>& tensor) {
     return tensor ? std::optional(tensor->to(device)) : std::nullopt;
   };
   Batch moved{ids.to(device),
@@ -28,6 +60,40 @@ Batch Batch::to(torch::Device device) const {
       .cu_seqlens_q(move(mask.cu_seqlens_q()))
       .cu_seqlens_k(move(mask.cu_seqlens_k()));
   return moved;
+}
+
+Batch packed_batch(const data::RowBatch& rows) {
+  Batch batch;
+  if (rows.rows == 0) return batch;
+  batch.ids = to_tensor(rows.ids);
+  batch.labels = to_tensor(rows.labels);
+  batch.positions = to_tensor(rows.positions);
+  batch.mask.cu_seqlens_q(torch::tensor(rows.cu_seqlens, torch::kInt32));
+  return batch;
+}
+
+Batch sequence_batch(const data::RowBatch& rows) {
+  Batch batch;
+  batch.ids = to_tensor(rows.ids).view({rows.rows, rows.seq_len});
+  batch.labels = to_tensor(rows.labels).view({rows.rows, rows.seq_len});
+  batch.answer_rows = (batch.labels.flatten() != data::kIgnoredLabel).nonzero().squeeze(1);
+  return batch;
+}
+
+Batch classification_batch(const data::ExampleSet& set) {
+  const std::vector<uint64_t> all = all_indices(set);
+  Batch batch = source_batch(set, all);
+  batch.labels = to_tensor(data::class_labels(set, all));
+  return batch;
+}
+
+Batch summarization_batch(const data::ExampleSet& set, int64_t begin_token) {
+  const std::vector<uint64_t> all = all_indices(set);
+  Batch batch = source_batch(set, all);
+  const auto begin = static_cast<io::TokenId>(begin_token);
+  batch.target_ids = to_tensor(data::pad_targets(set, all, begin, data::kTaskPad));
+  batch.labels = to_tensor(data::target_labels(set, all)).view_as(batch.target_ids);
+  return batch;
 }
 
 }  // namespace diffattn::train

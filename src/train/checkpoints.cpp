@@ -21,13 +21,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kPrefix[] = "step-";
-constexpr char kTemporary[] = ".writing-";  // never read, removed at the next start
+constexpr char kTemporary[] = ".writing-";  // unfinished folders
 
 [[noreturn]] void fail(const std::string& path, const std::string& action) {
   throw io::Error(path, action + ": " + strerror(errno));
 }
 
-/// N of "step-N", or nothing.
+/// Returns N of "step-N", or nothing for another name.
 std::optional<int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
   const char* begin = name.data() + strlen(kPrefix);
@@ -41,7 +41,7 @@ std::optional<int64_t> step_of(const std::string& name) {
 void make_folder(const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) throw io::Error(folder, "could not be made: " + error.message());
+  if (error) throw io::Error(folder, "could not create the folder: " + error.message());
 }
 
 }  // namespace
@@ -57,7 +57,7 @@ RunLock::RunLock(const std::string& folder) {
     close(fd_);
     throw io::Error(folder, "another run writes here (process " +
                                 std::string(length > 0 ? holder : "unknown") +
-                                "); choose another --out or stop it first");
+                                "); choose another --out or stop that run first");
   }
   const std::string id = std::to_string(getpid());
   if (ftruncate(fd_, 0) != 0 || pwrite(fd_, id.data(), id.size(), 0) < 0) {
@@ -78,11 +78,11 @@ void sync_folder(const std::string& folder) {
 void replace_folder(const std::string& finished, const std::string& target) {
   const fs::path parent = fs::path(target).parent_path();
   const bool there = fs::exists(target);
-  // Exchanged in one step; the old content then lies under the temporary name.
+  // After an exchange, the old content is under the temporary name.
   const bool exchanged = there && renameat2(AT_FDCWD, finished.c_str(), AT_FDCWD, target.c_str(),
                                             RENAME_EXCHANGE) == 0;
   if (there && !exchanged) {
-    // Some file systems cannot exchange: the old folder steps aside, under a name that says so.
+    // The file system cannot exchange names, so we move the old folder aside first.
     if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) {
       fail(target, "could not be replaced");
     }
@@ -141,8 +141,8 @@ std::vector<int64_t> Checkpoints::steps() const {
 }
 
 std::optional<std::string> Checkpoints::latest() const {
-  // Names appear only on finished folders, so the highest is the newest even where a kill came
-  // between a folder's name and the file `latest`.
+  // Only finished folders have such a name, so the highest step is right even if a kill came before
+  // the update of `latest`.
   const auto found = steps();
   if (found.empty()) return std::nullopt;
   return folder_of(found.back());
@@ -151,7 +151,7 @@ std::optional<std::string> Checkpoints::latest() const {
 void Checkpoints::remove_old() {
   const auto found = steps();
   for (size_t i = 0; i + static_cast<size_t>(keep_) < found.size(); ++i) {
-    std::error_code ignored;  // an old checkpoint too many harms nobody
+    std::error_code ignored;  // one old checkpoint too many does no harm
     fs::remove_all(folder_of(found[i]), ignored);
   }
 }

@@ -9,8 +9,8 @@
 
 namespace diffattn::train {
 
-/// Keeps a run folder to one process: a second one gets an io::Error that says who holds it. The
-/// kernel lets go of the lock when the process ends, however it ends.
+/// A lock on a run folder. A second process gets an io::Error that names the first one. The kernel
+/// releases the lock when the process ends, also after a kill.
 class RunLock {
  public:
   explicit RunLock(const std::string& folder);
@@ -22,22 +22,22 @@ class RunLock {
   int fd_ = -1;
 };
 
-/// The folders `checkpoints/step-N` of a run, each there complete or not at all, and the file
-/// `checkpoints/latest` that names the newest, written last.
+/// The folders `checkpoints/step-N` of a run and the file `checkpoints/latest`, which names the
+/// newest. A folder appears under its name only when it is complete.
 class Checkpoints {
  public:
-  /// Makes `<run>/checkpoints` and removes what a killed run left half written. The caller holds
-  /// the RunLock. `keep` >= 2 newest are kept.
+  /// Creates `<run>/checkpoints` and removes unfinished folders of a killed run. The caller holds
+  /// the RunLock. The newest `keep` checkpoints are kept, at least 2.
   Checkpoints(const std::string& run, int64_t keep);
 
-  /// `write` fills a new folder; it then gets its name, `latest` moves, old ones go. An exception
-  /// from `write`, or a kill at any moment, leaves everything as it was.
+  /// Calls `write` to fill a new folder, gives it its name, updates `latest` and removes old
+  /// checkpoints. If `write` throws or the process is killed, the other checkpoints stay intact.
   void save(int64_t step, const std::function<void(const std::string& folder)>& write);
 
-  /// The newest complete checkpoint, or nothing.
+  /// Returns the newest checkpoint, or nothing.
   std::optional<std::string> latest() const;
 
-  /// Steps of all complete checkpoints, ascending.
+  /// Returns the steps of all checkpoints in ascending order.
   std::vector<int64_t> steps() const;
 
  private:
@@ -48,11 +48,11 @@ class Checkpoints {
   int64_t keep_;
 };
 
-/// Syncs a folder, so that the names in it survive a power cut.
+/// Syncs a folder, so that the names in it survive a power failure.
 void sync_folder(const std::string& folder);
 
-/// Gives a finished folder its name, replacing what is there in one step; where the file system
-/// cannot do that, what was there lies at `target`.old for a moment.
+/// Renames `finished` to `target` and replaces an existing folder atomically. On file systems that
+/// cannot exchange two names, the old folder is at `target`.old for a moment.
 void replace_folder(const std::string& finished, const std::string& target);
 
 }  // namespace diffattn::train

@@ -16,7 +16,6 @@ Evaluation& Evaluation::operator+=(const Evaluation& other) {
   return *this;
 }
 
-// Without a label both are NaN: nothing was measured.
 double Evaluation::loss() const { return loss_sum / static_cast<double>(tokens); }
 double Evaluation::perplexity() const { return std::exp(loss()); }
 double Evaluation::accuracy() const {

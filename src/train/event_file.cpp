@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A record is: length (8 bytes), masked CRC of the length (4), an Event (protocol buffer), masked
-// CRC of the Event (4); all little-endian. Of an Event we write: 1 wall_time (double), 2 step
-// (varint), 3 file_version (string), 5 summary { 1 value { 1 tag (string), 2 simple_value (float) }
-// }.
+// A record has four little-endian parts: length (8 bytes), masked CRC of the length (4), an Event
+// (protocol buffer), masked CRC of the Event (4). We write these fields of an Event: 1 wall_time
+// (double), 2 step (varint), 3 file_version (string),
+// 5 summary { 1 value { 1 tag (string), 2 simple_value (float) } }.
 
 #include "train/event_file.h"
 
@@ -21,7 +21,7 @@
 namespace diffattn::train {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "records are written as they lie");
+static_assert(std::endian::native == std::endian::little, "records are copied from memory");
 
 enum WireType : uint64_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
@@ -43,7 +43,7 @@ std::string field(uint64_t number, WireType type, const std::string& payload) {
   return out + payload;
 }
 
-/// Readers refuse unmasked sums, so that a CRC inside data does not pass for its own.
+/// Masks a CRC as the format requires, because a CRC over data that contains CRCs is weak.
 uint32_t masked(uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xa282ead8u; }
 
 double now() {
@@ -95,7 +95,7 @@ void EventFile::record(const std::string& event) {
   const std::string length = raw(uint64_t{event.size()});
   const std::string bytes =
       length + raw(masked(crc32c(length))) + event + raw(masked(crc32c(event)));
-  // One write: the file never ends inside a record unless the disk is full.
+  // A single write: the file ends inside a record only if the disk is full.
   const ssize_t written = write(fd_, bytes.data(), bytes.size());
   if (written != static_cast<ssize_t>(bytes.size())) {
     throw io::Error(path_, std::string("could not be written: ") +

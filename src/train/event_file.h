@@ -9,11 +9,11 @@
 
 namespace diffattn::train {
 
-/// A TensorBoard event file with scalars. Every record is flushed, so that a reader that follows
-/// the file, or a killed run, sees whole records.
+/// A TensorBoard event file with scalars. Each record is written at once, so a reader of the file
+/// sees only whole records, also after a kill.
 class EventFile {
  public:
-  /// Creates `<folder>/events.out.tfevents.<unix time>.<host>.<process>`; throws io::Error.
+  /// Creates `<folder>/events.out.tfevents.<unix time>.<host>.<process>`. Throws io::Error.
   explicit EventFile(const std::string& folder);
   EventFile(const EventFile&) = delete;
   EventFile& operator=(const EventFile&) = delete;
@@ -29,7 +29,7 @@ class EventFile {
   int fd_ = -1;
 };
 
-/// CRC-32C (Castagnoli) of the bytes.
+/// Computes the CRC-32C (Castagnoli) of the bytes.
 uint32_t crc32c(std::string_view bytes);
 
 }  // namespace diffattn::train

@@ -11,7 +11,7 @@ namespace {
 
 using torch::Tensor;
 
-/// Pairs of tokens of which the first may see the second.
+/// Counts the pairs (query, key) that the causal mask allows.
 double visible_pairs(const Tensor& ids, const std::optional<Tensor>& cu_seqlens, bool causal) {
   const auto of_length = [causal](double n) { return causal ? n * (n + 1.0) / 2.0 : n * n; };
   if (!cu_seqlens) {
@@ -45,7 +45,7 @@ double measure_product(torch::Device device, torch::ScalarType type) {
 FlopCounter::FlopCounter(const torch::nn::Module& model, const nn::ModelConfig& config)
     : config_(config) {
   for (const auto& item : model.named_parameters()) {
-    // Tied embeddings are the head of a model that says tokens; a classifier has its own.
+    // Tied embeddings are also the output layer of a language model, but not of a classifier.
     const bool head = config.tie_word_embeddings && config.labels.empty();
     const bool looked_up = item.key().ends_with("embed_tokens.weight") && !head;
     if (item.value().dim() < 2 || looked_up) continue;

@@ -10,25 +10,26 @@
 
 namespace diffattn::train {
 
-/// The floating-point operations that a training step needs, forward and backward: 6 for every
-/// matrix element a token passes through, 12 times the heads' width for every pair of tokens of
-/// which one may see the other, in each layer. Two maps of half as many heads cost what one map of
-/// all heads costs. What is computed again for want of memory does not count.
+/// Counts the floating-point operations of a training step, forward and backward: 6 per matrix
+/// element and token, and per layer 12 * heads * head_dim for each pair of tokens that the mask
+/// allows. Two maps with half of the heads each cost as much as one map with all heads.
+/// Recomputation by activation checkpointing does not count.
 class FlopCounter {
  public:
   FlopCounter(const torch::nn::Module& model, const nn::ModelConfig& config);
 
-  /// Of one batch (on the CPU, so that packed lengths need no wait), without windows and masks.
+  /// Returns the operations for one batch, which is on the CPU so that no synchronisation is
+  /// needed. Sliding windows and explicit masks are not taken into account.
   double training(const Batch& batch) const;
 
  private:
   nn::ModelConfig config_;
-  double encoder_elements_ = 0;  // of matrices that source tokens pass through
-  double elements_ = 0;          // of all other matrices
+  double encoder_elements_ = 0;  // matrix elements of the encoder
+  double elements_ = 0;          // all other matrix elements
 };
 
-/// FLOP/s that large matrix products reach on this device in this type ("float32" or "bfloat16"):
-/// measured at the first call, some 50 ms, and kept.
+/// Returns the FLOP/s of large matrix products on a device in "float32" or "bfloat16". The first
+/// call measures them in about 50 ms; later calls return the same number.
 double product_speed(torch::Device device, const std::string& dtype);
 
 }  // namespace diffattn::train

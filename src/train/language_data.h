@@ -1,29 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "diffattn/data/corpus.h"
 #include "diffattn/data/packed_rows.h"
 #include "diffattn/io/tokenizer.h"
-#include "diffattn/train/batch.h"
-#include "diffattn/train/run_config.h"
+#include "diffattn/train/task_data.h"
 
 namespace diffattn::train {
 
-/// The tokenizer that data.tokenizer names: "bytes", a tokenizer.json, or a folder with one.
+/// Returns the tokenizer that data.tokenizer names: "bytes", a tokenizer.json, or a folder with
+/// one.
 io::Tokenizer tokenizer_for(const RunConfig& config);
 
-/// Rows of a corpus as packed batches: documents of a row do not see each other.
-class CorpusBatches : public BatchSource {
+/// A corpus as packed batches. At the end of a pass that is not endless, the ids are undefined.
+class CorpusBatches final : public BatchSource {
  public:
   CorpusBatches(const data::Corpus& corpus, const data::RowOptions& options)
       : rows_(corpus, options) {}
 
-  /// A batch without ids at the end of a pass that is not endless.
-  Batch next() override;
+  Batch next() override { return packed_batch(rows_.next()); }
   std::string position() const override { return rows_.position(); }
   void seek(const std::string& position) override { rows_.seek(position); }
 
@@ -31,30 +29,9 @@ class CorpusBatches : public BatchSource {
   data::PackedRows rows_;
 };
 
-/// Text of a language-model run, read and split.
-class LanguageData {
- public:
-  /// Reads data.train and data.valid (or splits off data.valid_fraction). Throws io::Error, and
-  /// ConfigError when data.train is not given.
-  LanguageData(const RunConfig& config, const io::Tokenizer& tokenizer);
-
-  std::unique_ptr<BatchSource> train_batches() const;
-  /// Always in the same order; null when there is nothing to validate on.
-  std::unique_ptr<BatchSource> valid_batches() const;
-
-  int64_t train_tokens() const { return static_cast<int64_t>(train_.tokens()); }
-  int64_t valid_tokens() const { return static_cast<int64_t>(valid_.tokens()); }
-  /// Bad lines that data.skip_bad passed over.
-  uint64_t skipped_lines() const { return skipped_; }
-
- private:
-  LanguageData(const RunConfig& config, std::pair<data::Corpus, data::Corpus> parts,
-               uint64_t skipped);
-  static LanguageData read(const RunConfig& config, const io::Tokenizer& tokenizer);
-
-  data::RowOptions options_;
-  data::Corpus train_, valid_;
-  uint64_t skipped_ = 0;
-};
+/// Reads data.train and data.valid, or splits data.valid_fraction off from data.train. Throws
+/// io::Error, and ConfigError if data.train is missing.
+std::unique_ptr<TaskData> read_language_data(const RunConfig& config,
+                                             const io::Tokenizer& tokenizer);
 
 }  // namespace diffattn::train

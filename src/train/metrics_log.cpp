@@ -18,9 +18,9 @@
 namespace diffattn::train {
 namespace {
 
-constexpr std::uint64_t kMaxLogBytes = std::uint64_t{4} << 30;
+constexpr uint64_t kMaxLogBytes = uint64_t{4} << 30;
 
-/// Lines up to `step`; a last line without its end, left by a kill, goes too.
+/// Returns the lines up to `step`, without an unfinished last line of a killed run.
 std::string lines_until(const std::string& text, const std::string& path, int64_t step) {
   std::string kept;
   for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos;

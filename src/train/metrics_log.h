@@ -10,18 +10,18 @@
 
 namespace diffattn::train {
 
-/// `metrics.jsonl`, one object per line with `step` and what was measured, and a TensorBoard event
-/// file beside it.
+/// The file `metrics.jsonl`, one object with `step` and metrics per line, and a TensorBoard event
+/// file with the same numbers.
 class MetricsLog {
  public:
-  /// Continues the folder's log after `step`: lines of later steps, which a resumed run writes
-  /// again, are taken out.
+  /// Continues the folder's log after `step`. Removes the lines of later steps, because a resumed
+  /// run writes them again.
   MetricsLog(const std::string& folder, int64_t step);
   MetricsLog(const MetricsLog&) = delete;
   MetricsLog& operator=(const MetricsLog&) = delete;
   ~MetricsLog();
 
-  /// Numbers that are not finite become null, which JSON can say.
+  /// Appends one line. Non-finite numbers become null.
   void write(int64_t step, const std::vector<std::pair<std::string, double>>& values);
 
  private:

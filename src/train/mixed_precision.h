@@ -8,8 +8,8 @@
 
 namespace diffattn::train {
 
-/// While it lives, matrix products run in bfloat16 when `dtype` says so; weights stay float32 and
-/// their bfloat16 copies are made once per region.
+/// A scope in which matrix products run in bfloat16 if `dtype` is "bfloat16". The weights stay
+/// float32; each is converted to bfloat16 once per scope.
 class MixedPrecision {
  public:
   MixedPrecision(torch::Device device, const std::string& dtype)

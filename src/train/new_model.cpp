@@ -1,34 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/new_model.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <fstream>
-
-#include "diffattn/nn/cross_entropy.h"
-#include "diffattn/nn/presets.h"
-
 namespace diffattn::train {
-namespace {
-
-// Measured: what a run touches of the libraries after they were loaded, and what the C library's
-// heap does not find a use for between large blocks of many sizes.
-constexpr int64_t kTouchedBytes = int64_t{30} << 20;
-constexpr int64_t kHeapWastePercent = 12;
-
-int64_t resident_bytes() {
-  std::ifstream statm("/proc/self/statm");
-  int64_t size = 0, resident = 0;  // in pages
-  statm >> size >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
-
-// Of this process when its libraries had been loaded: 110 MiB with torch for CPUs, 390 with torch
-// for GPUs.
-const int64_t loaded_bytes = resident_bytes();
-
-}  // namespace
 
 nn::ModelConfig model_config_of(const RunConfig& config) {
   const RunConfig::Model& m = config.model;
@@ -55,99 +28,6 @@ nn::ModelConfig model_config_of(const RunConfig& config) {
 nn::CausalLM new_model(const RunConfig& config) {
   torch::manual_seed(static_cast<uint64_t>(config.seed));
   return nn::CausalLM(model_config_of(config));
-}
-
-namespace {
-
-/// Bytes per token that a layer saves for its backward pass, and that one layer's backward pass
-/// takes beside them.
-struct LayerBytes {
-  int64_t saved, working;
-};
-
-LayerBytes layer_bytes(const RunConfig& config) {
-  const RunConfig::Model& m = config.model;
-  const bool mixed = config.train.dtype == "bfloat16";
-  const bool gpu = config.train.device != "cpu";
-  const int64_t hidden = m.hidden_size, inner = m.intermediate_size;
-  const int64_t heads = m.num_attention_heads * m.head_dim, kv = m.num_key_value_heads * m.head_dim;
-  const int64_t bytes = mixed ? 2 : 4;
-  // The residual stream before and after the attention, in float32; both norms' results; q, k, v;
-  // the attention's result and, of differential heads, what it was made of.
-  const int64_t parts = m.attention == "transformer" ? 1 : 3;
-  const int64_t rest = mixed && gpu && parts == 3 ? 2 * heads : 0;  // a byte of each rounding
-  const int64_t attention =
-      2 * hidden * 4 + bytes * (2 * hidden + heads + 2 * kv + parts * heads) + rest;
-  // gate, up, their product; silu(gate) where it is torch's.
-  const int64_t feed_forward = bytes * inner * (mixed && !gpu ? 4 : 3);
-  // Gradients of the feed-forward layer's three wide tensors and of the residual stream; on a GPU
-  // the norms' float32 rows and the attention's workspace count too (fitted to measurements).
-  const int64_t gradients = bytes * 3 * inner + 2 * hidden * 4;
-  return {attention + feed_forward, gradients + (gpu ? 14 * hidden * 4 + 6 * heads * bytes : 0)};
-}
-
-/// Whether a kernel can use them. A pair's values are two heads wide.
-bool sums_are_kept(const RunConfig& config) {
-  const RunConfig::Model& m = config.model;
-  if (config.train.device == "cpu" || config.train.dtype != "bfloat16") return false;
-  const auto sizes = nn::check(
-      nn::preset_options(m.attention, nn::PresetOptions(m.hidden_size, m.num_attention_heads)
-                                          .num_kv_heads(m.num_key_value_heads)
-                                          .head_dim(m.head_dim)));
-  return (m.head_dim == 64 || m.head_dim == 128) && sizes.value_dim <= 128;
-}
-
-/// Bytes per token that activation checkpointing keeps of a layer's attention.
-int64_t kept_bytes(const RunConfig& config) {
-  const RunConfig::Model& m = config.model;
-  const bool gpu = config.train.device != "cpu", mixed = config.train.dtype == "bfloat16";
-  if (m.attention == "transformer" || m.attention == "introspective") return 0;
-  const int64_t out = m.num_attention_heads * m.head_dim * (mixed ? 2 : 4);
-  const int64_t sums = 2 * (m.num_attention_heads / 2) * 4;
-  const int64_t saved = mixed ? out + out / 2 : out;  // o and o2, a byte of each rounding beside
-  const int64_t calls = m.attention == "dint" ? 2 : 1;
-  if (config.train.keep_attention == "results") return calls * (out + sums + (gpu ? 2 * saved : 0));
-  const bool kept = config.train.keep_attention == "sums" && sums_are_kept(config);
-  return kept ? calls * (saved + sums) : 0;
-}
-
-}  // namespace
-
-MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count) {
-  const RunConfig::Model& m = config.model;
-  const bool mixed = config.train.dtype == "bfloat16";
-  const bool gpu = config.train.device != "cpu";
-  const int64_t tokens = config.train.batch_size * config.train.seq_len;
-  const LayerBytes layer = layer_bytes(config);
-  const int64_t hidden_rows = tokens * m.hidden_size * 4;
-  const int64_t head = m.vocab_size * m.hidden_size * 4;
-  MemoryEstimate estimate;
-  estimate.parameters = parameter_count * (mixed ? 6 : 4);
-  estimate.optimizer = parameter_count * 8;
-  estimate.gradients = parameter_count * 4 + tokens * layer.working;
-  // The layer that is run again has what it kept already.
-  const int64_t kept = kept_bytes(config);
-  estimate.activations =
-      config.train.activation_checkpointing
-          ? m.num_hidden_layers * (hidden_rows + tokens * kept) + tokens * (layer.saved - kept)
-          : m.num_hidden_layers * tokens * layer.saved;
-  estimate.activations += 2 * hidden_rows;  // before and after the last norm
-  const int64_t chunk = std::min(nn::default_chunk_bytes(torch::Device(config.train.device)),
-                                 tokens * m.vocab_size * int64_t{4});
-  // Logits (in float32 on the CPU they become gradients in place), else their softmax too, in mixed
-  // precision each twice; gradients of hidden states and head.
-  const int64_t loss = (mixed ? 3 : gpu ? 2 : 1) * chunk + hidden_rows + head;
-  const int64_t backward = 2 * head + 2 * hidden_rows + tokens * layer.working;
-  estimate.working = std::max(loss, backward);
-  if (gpu) return estimate;
-  const int64_t runtime = loaded_bytes + kTouchedBytes;
-  estimate.runtime = runtime;
-  // With activation checkpointing the program keeps large blocks out of the heap.
-  const int64_t needed = estimate.total() - runtime;
-  if (!config.train.activation_checkpointing) {
-    estimate.runtime += needed * kHeapWastePercent / 100;
-  }
-  return estimate;
 }
 
 }  // namespace diffattn::train

@@ -11,8 +11,8 @@
 #include "diffattn/io/file.h"
 #include "diffattn/io/json.h"
 #include "diffattn/io/safetensors.h"
-#include "io/safetensors/sharded.h"
 #include "diffattn/models/model_folder.h"
+#include "io/safetensors/sharded.h"
 #include "models/tensor_file.h"
 #include "train/checkpoints.h"
 #include "train/metrics_log.h"
@@ -28,7 +28,8 @@ constexpr char kOptimizerFile[] = "/optimizer.safetensors";
 constexpr char kRandomFile[] = "/random.safetensors";
 
 models::NamedTensors random_state(torch::Device device) {
-  models::NamedTensors state{{"cpu", at::globalContext().defaultGenerator(torch::kCPU).get_state()}};
+  models::NamedTensors state{
+      {"cpu", at::globalContext().defaultGenerator(torch::kCPU).get_state()}};
   if (!device.is_cpu()) {
     state.emplace_back("device", at::globalContext().defaultGenerator(device).get_state());
   }
@@ -44,17 +45,18 @@ void restore_random_state(const std::string& path, torch::Device device) {
   on_device.set_state(models::read_tensor(file, "device"));
 }
 
-std::string state_text(const Progress& progress, const std::string& position) {
-  nlohmann::json json{{"step", progress.step},
-                      {"tokens", progress.tokens},
-                      {"skipped", progress.skipped},
-                      {"skipped_in_row", progress.skipped_in_row},
+std::string state_text(const TrainingState& state, const std::string& position) {
+  nlohmann::json json{{"step", state.step},
+                      {"tokens", state.tokens},
+                      {"skipped", state.skipped},
+                      {"skipped_in_row", state.skipped_in_row},
                       {"data_position", position}};
-  if (std::isfinite(progress.best_valid_loss)) json["best_valid_loss"] = progress.best_valid_loss;
+  if (std::isfinite(state.best_valid_loss)) json["best_valid_loss"] = state.best_valid_loss;
   return json.dump(2) + "\n";
 }
 
-/// Peak memory in MiB: what torch allocated on a GPU, else resident memory of the process.
+/// Returns the peak memory in MiB: torch's allocations on a GPU, else the resident memory of the
+/// process.
 double peak_memory(torch::Device device) {
   if (!device.is_cpu()) {
     constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
@@ -70,7 +72,7 @@ double peak_memory(torch::Device device) {
 }  // namespace
 
 std::string read_run_file(const std::string& folder) {
-  return io::read_text(folder + kRunFile, std::uint64_t{1} << 20);
+  return io::read_text(folder + kRunFile, uint64_t{1} << 20);
 }
 
 Run::Run(const std::string& folder, const RunConfig& config, nn::CausalLM model,
@@ -89,12 +91,13 @@ Run::Run(const std::string& folder, const RunConfig& config, std::shared_ptr<Tas
 Run::~Run() = default;
 
 void Run::save(const BatchSource& train) {
-  checkpoints_->save(trainer_.progress.step, [&](const std::string& folder) {
-    trainer_.task().save(folder);
+  checkpoints_->save(trainer_.state.step, [&](const std::string& folder) {
+    trainer_.task_model().save(folder);
     for (const auto& [name, text] : extra_files_) io::write_text(folder + "/" + name, text);
     models::write_tensor_file(folder + kOptimizerFile, trainer_.optimizer().state());
-    models::write_tensor_file(folder + kRandomFile, random_state(torch::Device(config_.train.device)));
-    io::write_text(folder + kStateFile, state_text(trainer_.progress, train.position()));
+    models::write_tensor_file(folder + kRandomFile,
+                              random_state(torch::Device(config_.train.device)));
+    io::write_text(folder + kStateFile, state_text(trainer_.state, train.position()));
   });
 }
 
@@ -102,18 +105,18 @@ bool Run::resume(BatchSource& train) {
   const auto folder = checkpoints_->latest();
   if (!folder) return false;
   const auto json = io::read_json(*folder + kStateFile);
-  const io::JsonValue state(json, *folder + kStateFile);
-  models::read_tensors_into(io::SafetensorsReader::open(*folder + "/" + io::kModelFile),
-                    models::named_weights(*trainer_.model()));
+  const io::JsonValue saved(json, *folder + kStateFile);
+  models::read_tensors_into(io::ShardedReader::open(*folder),
+                            models::named_weights(*trainer_.model()));
   models::read_tensors_into(io::SafetensorsReader::open(*folder + kOptimizerFile),
-                    trainer_.optimizer().state());
-  Progress& progress = trainer_.progress;
-  progress.step = state.at("step").to_int(0);
-  progress.tokens = state.at("tokens").to_int(0);
-  progress.skipped = state.at("skipped").to_int(0);
-  progress.skipped_in_row = state.at("skipped_in_row").to_int(0);
-  if (const auto best = state.find("best_valid_loss")) progress.best_valid_loss = best->to_double();
-  train.seek(state.at("data_position").to_string());
+                            trainer_.optimizer().state());
+  TrainingState& state = trainer_.state;
+  state.step = saved.at("step").to_int(0);
+  state.tokens = saved.at("tokens").to_int(0);
+  state.skipped = saved.at("skipped").to_int(0);
+  state.skipped_in_row = saved.at("skipped_in_row").to_int(0);
+  if (const auto best = saved.find("best_valid_loss")) state.best_valid_loss = best->to_double();
+  train.seek(saved.at("data_position").to_string());
   restore_random_state(*folder + kRandomFile, torch::Device(config_.train.device));
   return true;
 }
@@ -122,20 +125,20 @@ void Run::save_model() {
   const std::string temporary = folder_ + "/.writing-model";
   fs::remove_all(temporary);
   fs::create_directories(temporary);
-  trainer_.task().save(temporary);
+  trainer_.task_model().save(temporary);
   for (const auto& [name, text] : extra_files_) io::write_text(temporary + "/" + name, text);
   sync_folder(temporary);
   replace_folder(temporary, model_folder());
 }
 
-/// Both leave a source where it was: every evaluation sees the same batches, and statistics on the
-/// training data take none away from it.
+// log_statistics() and evaluate() reset the source afterwards: every evaluation sees the same
+// batches, and statistics take no batch away from the training.
 void Run::log_statistics(BatchSource& source) {
   const std::string here = source.position();
   const Batch batch = source.next();
   source.seek(here);
-  metrics_->write(trainer_.progress.step,
-                  attention_statistics(trainer_.task(), batch, config_.train.dtype));
+  metrics_->write(trainer_.state.step,
+                  attention_statistics(trainer_.task_model(), batch, config_.train.dtype));
 }
 
 void Run::evaluate(BatchSource& valid, const RunEvents& events) {
@@ -143,21 +146,22 @@ void Run::evaluate(BatchSource& valid, const RunEvents& events) {
   trainer_.model()->eval();
   Evaluation result;
   for (int64_t i = 0; i < config_.train.eval_batches; ++i) {
-    result += train::evaluate(trainer_.task(), valid.next(), config_.train.dtype);
+    result += train::evaluate(trainer_.task_model(), valid.next(), config_.train.dtype);
   }
   valid.seek(here);
-  Progress& progress = trainer_.progress;
-  // A saved model computes with lambda whole, so one of the warm-up would be another.
-  const bool whole = progress.step > config_.train.lambda_warmup_steps;
-  const bool best = whole && result.loss() < progress.best_valid_loss;
+  TrainingState& state = trainer_.state;
+  // A saved model always uses the full lambda, so it would differ from a model in its lambda
+  // warm-up.
+  const bool full_lambda = state.step > config_.train.lambda_warmup_steps;
+  const bool best = full_lambda && result.loss() < state.best_valid_loss;
   if (best) {
-    progress.best_valid_loss = result.loss();
+    state.best_valid_loss = result.loss();
     save_model();
   }
-  metrics_->write(progress.step, {{"valid_loss", result.loss()},
-                                  {"valid_perplexity", result.perplexity()},
-                                  {"valid_accuracy", result.accuracy()}});
-  if (events.on_evaluation) events.on_evaluation(progress.step, result, best);
+  metrics_->write(state.step, {{"valid_loss", result.loss()},
+                               {"valid_perplexity", result.perplexity()},
+                               {"valid_accuracy", result.accuracy()}});
+  if (events.on_evaluation) events.on_evaluation(state.step, result, best);
 }
 
 void Run::log(const StepReport& report) {
@@ -165,25 +169,25 @@ void Run::log(const StepReport& report) {
                   {{"loss", report.loss},
                    {"gradient_norm", report.gradient_norm},
                    {"learning_rate", report.learning_rate},
-                   {"tokens", static_cast<double>(trainer_.progress.tokens)},
+                   {"tokens", static_cast<double>(trainer_.state.tokens)},
                    {"tokens_per_second", static_cast<double>(report.tokens) / report.seconds},
                    {"model_flop_utilisation", report.utilisation},
-                   {"skipped", static_cast<double>(trainer_.progress.skipped)},
+                   {"skipped", static_cast<double>(trainer_.state.skipped)},
                    {"memory_mib", peak_memory(torch::Device(config_.train.device))}});
 }
 
 Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events) {
   const RunConfig::Train& t = config_.train;
   io::write_text(folder_ + kRunFile, config_.to_toml());
-  metrics_ = std::make_unique<MetricsLog>(folder_, trainer_.progress.step);
+  metrics_ = std::make_unique<MetricsLog>(folder_, trainer_.state.step);
   const auto due = [&](int64_t every) {
-    return every > 0 && (trainer_.progress.step % every == 0 || trainer_.progress.step == t.steps);
+    return every > 0 && (trainer_.state.step % every == 0 || trainer_.state.step == t.steps);
   };
-  while (trainer_.progress.step < t.steps) {
+  while (trainer_.state.step < t.steps) {
     const StepReport report = trainer_.step(train);
     if (due(t.log_every) || report.skipped) log(report);
-    if (events.on_step) events.on_step(report, trainer_.progress);
-    if (trainer_.progress.skipped_in_row >= t.max_skipped_steps) return Outcome::kNonFinite;
+    if (events.on_step) events.on_step(report, trainer_.state);
+    if (trainer_.state.skipped_in_row >= t.max_skipped_steps) return Outcome::kNonFinite;
     if (valid && due(t.eval_every)) evaluate(*valid, events);
     if (due(t.stats_every)) log_statistics(valid ? *valid : train);
     const bool stop = events.stop && events.stop();

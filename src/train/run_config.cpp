@@ -5,212 +5,28 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <functional>
-#include <limits>
-#include <numeric>
-#include <optional>
-#include <utility>
 #include <variant>
 
-#include "diffattn/nn/presets.h"
+#include "io/settings.h"
+#include "train/config_fields.h"
 #include "train/sections.h"
 
 namespace diffattn::train {
+
+const std::vector<std::string>& task_names() {
+  static const std::vector<std::string> names{"lm", "needle", "recall", "classify", "summarize"};
+  return names;
+}
+
+const std::string& task_name(Task task) { return task_names().at(static_cast<size_t>(task)); }
+
+std::optional<Task> find_task(std::string_view name) {
+  const auto found = std::ranges::find(task_names(), name);
+  if (found == task_names().end()) return std::nullopt;
+  return static_cast<Task>(found - task_names().begin());
+}
+
 namespace {
-
-constexpr double kHuge = std::numeric_limits<double>::max();
-constexpr int64_t kMany = int64_t{1} << 40;
-constexpr int64_t kTaskMost = int64_t{1} << 24;
-
-struct IntField {
-  int64_t* value;
-  int64_t min, max;
-};
-struct DoubleField {
-  double* value;
-  double min, max;
-};
-struct TextField {
-  std::string* value;
-  std::vector<std::string> choices;  // empty: anything
-};
-/// Tasks with both read some keys only where their texts are generated, or come from files.
-enum class Texts { kAny, kGenerated, kRead };
-struct Field {
-  const char* key;
-  std::variant<IntField, DoubleField, TextField, bool*> target;
-  Texts texts = Texts::kAny;
-};
-
-std::vector<Field> fields(RunConfig& c) {
-  auto& m = c.model;
-  auto& d = c.data;
-  auto& t = c.train;
-  return {
-      {"task", TextField{&c.task, {"lm", "needle", "recall", "classify", "summarize"}}},
-      {"seed", IntField{&c.seed, 0, std::numeric_limits<int64_t>::max()}},
-      {"model.attention", TextField{&m.attention, nn::preset_names()}},
-      {"model.vocab_size", IntField{&m.vocab_size, 0, 1 << 24}},
-      {"model.hidden_size", IntField{&m.hidden_size, 1, 1 << 20}},
-      {"model.intermediate_size", IntField{&m.intermediate_size, 0, 1 << 22}},
-      {"model.num_hidden_layers", IntField{&m.num_hidden_layers, 1, 4096}},
-      {"model.num_attention_heads", IntField{&m.num_attention_heads, 1, 4096}},
-      {"model.num_key_value_heads", IntField{&m.num_key_value_heads, 0, 4096}},
-      {"model.head_dim", IntField{&m.head_dim, 0, 1024}},
-      {"model.max_position_embeddings", IntField{&m.max_position_embeddings, 0, kMany}},
-      {"model.rms_norm_eps", DoubleField{&m.rms_norm_eps, 0.0, 1.0}},
-      {"model.rope_theta", DoubleField{&m.rope_theta, 1.0, 1e12}},
-      {"model.initializer_range", DoubleField{&m.initializer_range, 0.0, 10.0}},
-      {"model.lambda_std_dev", DoubleField{&m.lambda_std_dev, 0.0, 10.0}},
-      {"model.tie_word_embeddings", &m.tie_word_embeddings},
-      {"model.head_norm", &m.head_norm},
-      {"model.lambda_init", DoubleField{&m.lambda_init, -1.0, 10.0}},
-      {"data.train", TextField{&d.train, {}}, Texts::kRead},
-      {"data.valid", TextField{&d.valid, {}}, Texts::kRead},
-      {"data.valid_fraction", DoubleField{&d.valid_fraction, 0.0, 0.5}, Texts::kRead},
-      {"data.tokenizer", TextField{&d.tokenizer, {}}, Texts::kRead},
-      {"data.skip_bad", &d.skip_bad, Texts::kRead},
-      {"needle.length", IntField{&c.needle.length, 2, kTaskMost}},
-      {"needle.needles", IntField{&c.needle.needles, 1, kTaskMost}},
-      {"needle.min_needles", IntField{&c.needle.min_needles, 0, kTaskMost}},
-      {"needle.asked", IntField{&c.needle.asked, 1, kTaskMost}},
-      {"needle.questions", IntField{&c.needle.questions, 1, kTaskMost}},
-      {"needle.keys", IntField{&c.needle.keys, 1, kTaskMost}},
-      {"needle.values", IntField{&c.needle.values, 2, kTaskMost}},
-      {"needle.noise", IntField{&c.needle.noise, 1, kTaskMost}},
-      {"curriculum.steps", IntField{&c.curriculum.steps, 0, kMany}},
-      {"curriculum.length", IntField{&c.curriculum.length, 2, kTaskMost}},
-      {"curriculum.growth_steps", IntField{&c.curriculum.growth_steps, 0, kMany}},
-      {"recall.pairs", IntField{&c.recall.pairs, 1, kTaskMost}},
-      {"recall.distractors", IntField{&c.recall.distractors, 0, kTaskMost}},
-      {"recall.questions", IntField{&c.recall.questions, 1, kTaskMost}},
-      {"recall.key_parts", IntField{&c.recall.key_parts, 1, kTaskMost}},
-      {"recall.values", IntField{&c.recall.values, 2, kTaskMost}},
-      {"classify.backbone", TextField{&c.classify.backbone, {"decoder", "encoder"}}},
-      {"classify.pooling", TextField{&c.classify.pooling, {"cls", "last", "mean"}}},
-      {"classify.head_size", IntField{&c.classify.head_size, 0, 1 << 20}},
-      {"classify.dropout", DoubleField{&c.classify.dropout, 0.0, 0.99}},
-      {"classify.class_weights", TextField{&c.classify.class_weights, {"none", "balanced"}},
-       Texts::kRead},
-      {"classify.classes", IntField{&c.classify.text.classes, 2, 1 << 16}, Texts::kGenerated},
-      {"classify.length", IntField{&c.classify.text.length, 1, kTaskMost}, Texts::kGenerated},
-      {"classify.signal", IntField{&c.classify.text.signal, 1, kTaskMost}, Texts::kGenerated},
-      {"classify.misleading", IntField{&c.classify.text.misleading, 0, kTaskMost},
-       Texts::kGenerated},
-      {"classify.words_per_class", IntField{&c.classify.text.words_per_class, 1, 1 << 16},
-       Texts::kGenerated},
-      {"classify.noise", IntField{&c.classify.text.noise, 1, kTaskMost}, Texts::kGenerated},
-      {"summarize.decoder_layers", IntField{&c.summarize.decoder_layers, 0, 4096}},
-      {"summarize.max_summary", IntField{&c.summarize.max_summary, 1, kTaskMost}, Texts::kRead},
-      {"summarize.sentences", IntField{&c.summarize.select.sentences, 1, 1 << 16},
-       Texts::kGenerated},
-      {"summarize.selected", IntField{&c.summarize.select.selected, 1, 1 << 16}, Texts::kGenerated},
-      {"summarize.words", IntField{&c.summarize.select.words, 1, 1 << 16}, Texts::kGenerated},
-      {"summarize.cues", IntField{&c.summarize.select.cues, 2, 1 << 16}, Texts::kGenerated},
-      {"summarize.vocabulary", IntField{&c.summarize.select.vocabulary, 1, kTaskMost},
-       Texts::kGenerated},
-      {"train.steps", IntField{&t.steps, 1, kMany}},
-      {"train.batch_size", IntField{&t.batch_size, 1, 1 << 20}},
-      {"train.accumulate", IntField{&t.accumulate, 1, 1 << 20}},
-      {"train.seq_len", IntField{&t.seq_len, 2, 1 << 24}},
-      {"train.learning_rate", DoubleField{&t.learning_rate, 0.0, 10.0}},
-      {"train.final_fraction", DoubleField{&t.final_fraction, 0.0, 1.0}},
-      {"train.warmup_steps", IntField{&t.warmup_steps, -1, kMany}},
-      {"train.schedule", TextField{&t.schedule, {"cosine", "linear", "constant"}}},
-      {"train.lambda_warmup_steps", IntField{&t.lambda_warmup_steps, 0, kMany}},
-      {"train.beta1", DoubleField{&t.beta1, 0.0, 0.999999}},
-      {"train.beta2", DoubleField{&t.beta2, 0.0, 0.999999}},
-      {"train.eps", DoubleField{&t.eps, 0.0, 1.0}},
-      {"train.weight_decay", DoubleField{&t.weight_decay, 0.0, 10.0}},
-      {"train.clip_norm", DoubleField{&t.clip_norm, 0.0, kHuge}},
-      {"train.label_smoothing", DoubleField{&t.label_smoothing, 0.0, 0.999}},
-      {"train.z_loss", DoubleField{&t.z_loss, 0.0, 10.0}},
-      {"train.sparsity_weight", DoubleField{&t.sparsity_weight, 0.0, kHuge}},
-      {"train.focus_weight", DoubleField{&t.focus_weight, 0.0, kHuge}},
-      {"train.dtype", TextField{&t.dtype, {"float32", "bfloat16"}}},
-      {"train.device", TextField{&t.device, {}}},
-      {"train.activation_checkpointing", &t.activation_checkpointing},
-      {"train.keep_attention", TextField{&t.keep_attention, {"nothing", "sums", "results"}}},
-      {"train.eval_every", IntField{&t.eval_every, 0, kMany}},
-      {"train.eval_batches", IntField{&t.eval_batches, 1, kMany}},
-      {"train.log_every", IntField{&t.log_every, 1, kMany}},
-      {"train.stats_every", IntField{&t.stats_every, 0, kMany}},
-      {"train.checkpoint_every", IntField{&t.checkpoint_every, 1, kMany}},
-      {"train.keep_checkpoints", IntField{&t.keep_checkpoints, 2, 1 << 20}},
-      {"train.peak_tflops", DoubleField{&t.peak_tflops, 0.0, 1e9}},
-      {"train.max_skipped_steps", IntField{&t.max_skipped_steps, 1, kMany}},
-  };
-}
-
-/// Letters put in, left out, replaced, or two of them swapped.
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> before, above(b.size() + 1), row(b.size() + 1);
-  std::iota(above.begin(), above.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    row[0] = i + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      row[j + 1] = std::min({above[j + 1] + 1, row[j] + 1, above[j] + (a[i] == b[j] ? 0 : 1)});
-      if (i > 0 && j > 0 && a[i] == b[j - 1] && a[i - 1] == b[j]) {
-        row[j + 1] = std::min(row[j + 1], before[j - 1] + 1);
-      }
-    }
-    before = std::exchange(above, row);
-  }
-  return above.back();
-}
-
-struct KeyParts {
-  std::string section, name;
-};
-
-KeyParts parts_of(const std::string& key) {
-  const size_t dot = key.find('.');
-  if (dot == std::string::npos) return {"", key};
-  return {key.substr(0, dot), key.substr(dot + 1)};
-}
-
-/// How far `known` is from what was written; none where nobody would take one for the other. A
-/// name may be written right in the wrong section.
-std::optional<size_t> key_distance(const std::string& written, const std::string& known) {
-  const KeyParts ours = parts_of(written), theirs = parts_of(known);
-  const size_t section = edit_distance(ours.section, theirs.section);
-  const size_t name = edit_distance(ours.name, theirs.name);
-  if (name > ours.name.size() / 3) return {};
-  if (name > 0 && section + name > written.size() / 3) return {};
-  return section + name;
-}
-
-[[noreturn]] void fail_unknown(const std::string& key, const std::vector<Field>& known) {
-  std::string hint;
-  size_t least = std::numeric_limits<size_t>::max();
-  for (const Field& field : known) {
-    const auto distance = key_distance(key, field.key);
-    if (!distance || *distance >= least) continue;
-    least = *distance;
-    hint = fmt::format("; the nearest is {}", field.key);
-  }
-  throw ConfigError(fmt::format("{}: no such key{}", key, hint));
-}
-
-Field field_of(RunConfig& config, const std::string& key) {
-  const auto known = fields(config);
-  const auto field = std::ranges::find_if(known, [&](const Field& f) { return key == f.key; });
-  if (field == known.end()) fail_unknown(key, known);
-  return *field;
-}
-
-/// False for the keys of other tasks, and for those of texts that are not generated, or not read.
-bool is_read(const RunConfig& config, const Field& field) {
-  const std::string section = parts_of(field.key).section;
-  if (section == "needle" || section == "recall" || section == "classify" ||
-      section == "summarize") {
-    if (config.task != section) return false;
-  }
-  if (section == "curriculum") return config.task == "needle" && config.curriculum.steps > 0;
-  const bool read = config.task == "lm" || !config.data.train.empty();
-  return field.texts == Texts::kAny || (field.texts == Texts::kRead) == read;
-}
 
 template <class Number>
 Number parse(const std::string& key, const std::string& text, const char* kind, Number min,
@@ -238,8 +54,7 @@ struct Setter {
   }
   void operator()(const TextField& f) const {
     if (!f.choices.empty() && std::ranges::find(f.choices, text) == f.choices.end()) {
-      throw ConfigError(
-          fmt::format("{}: expected one of {}, got '{}'", key, fmt::join(f.choices, ", "), text));
+      fail_choice(f.choices);
     }
     const auto unwritable = [](unsigned char c) {
       return (c < 0x20 && c != '\n' && c != '\t' && c != '\r') || c == 0x7f;
@@ -251,23 +66,34 @@ struct Setter {
     }
     *f.value = text;
   }
+  void operator()(const TaskField& f) const {
+    const auto task = find_task(text);
+    if (!task) fail_choice(task_names());
+    *f.value = *task;
+  }
   void operator()(bool* value) const {
     if (text != "true" && text != "false") {
       throw ConfigError(fmt::format("{}: expected true or false, got '{}'", key, text));
     }
     *value = text == "true";
   }
+
+  [[noreturn]] void fail_choice(const std::vector<std::string>& choices) const {
+    throw ConfigError(
+        fmt::format("{}: expected one of {}, got '{}'", key, fmt::join(choices, ", "), text));
+  }
 };
 
-/// What a run file holds for a field.
+/// Names what a run file must hold for a field.
 struct TypeName {
   const char* operator()(const IntField&) const { return "an integer"; }
   const char* operator()(const DoubleField&) const { return "a number"; }
   const char* operator()(const TextField&) const { return "a string in quotes"; }
+  const char* operator()(const TaskField&) const { return "a string in quotes"; }
   const char* operator()(const bool*) const { return "true or false"; }
 };
 
-/// A TOML basic string.
+/// Returns a TOML basic string.
 std::string toml_string(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -287,6 +113,7 @@ struct Printer {
   std::string operator()(const IntField& f) const { return fmt::format("{}", *f.value); }
   std::string operator()(const DoubleField& f) const { return fmt::format("{}", *f.value); }
   std::string operator()(const TextField& f) const { return toml_string(*f.value); }
+  std::string operator()(const TaskField& f) const { return toml_string(task_name(*f.value)); }
   std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
 };
 
@@ -294,7 +121,7 @@ void require(bool holds, const std::string& message) {
   if (!holds) throw ConfigError(message);
 }
 
-/// The first haystacks must hold as many needles and may not be longer than the others.
+/// Throws if the first haystacks have no room for the needles or are longer than the last ones.
 void check_curriculum(int64_t length, data::NeedleOptions needle) {
   require(length <= needle.length,
           fmt::format("curriculum.length: expected at most needle.length = {}, got {}",
@@ -303,16 +130,19 @@ void check_curriculum(int64_t length, data::NeedleOptions needle) {
   with_section("curriculum", [&] { return data::needle_task(needle); });
 }
 
-/// Files that a task would not read are refused: the numbers would not be of them.
+/// Throws if the config names files that its task does not read: the user would take the results
+/// for results on these files.
 void check_data(const RunConfig& config) {
-  const bool sequences = config.task == "needle" || config.task == "recall";
+  const bool sequences = config.task == Task::kNeedle || config.task == Task::kRecall;
   require(!sequences || config.data.train.empty(),
-          fmt::format("data.train: expected none with task = \"{}\", which is generated, got '{}'",
-                      config.task, config.data.train));
-  require(config.task == "lm" || !config.data.train.empty() || config.data.valid.empty(),
-          fmt::format("data.valid: expected none without data.train with task = \"{}\", which is "
-                      "then generated, got '{}'",
-                      config.task, config.data.valid));
+          fmt::format("data.train: expected none, because task = \"{}\" generates its data, got "
+                      "'{}'",
+                      task_name(config.task), config.data.train));
+  const bool reads_text = config.task == Task::kLanguageModel || !config.data.train.empty();
+  require(reads_text || config.data.valid.empty(),
+          fmt::format("data.valid: expected none, because task = \"{}\" without data.train "
+                      "generates its data, got '{}'",
+                      task_name(config.task), config.data.valid));
 }
 
 }  // namespace
@@ -323,7 +153,9 @@ void RunConfig::set(const std::string& key, const std::string& value) {
 
 void RunConfig::set(const io::Setting& setting) {
   const Field field = field_of(*this, setting.key);
-  if (setting.is_string != std::holds_alternative<TextField>(field.target)) {
+  const bool is_text = std::holds_alternative<TextField>(field.target) ||
+                       std::holds_alternative<TaskField>(field.target);
+  if (setting.is_string != is_text) {
     throw ConfigError(fmt::format(
         "{}: expected {}, got {}", setting.key, std::visit(TypeName{}, field.target),
         setting.is_string ? "the string " + toml_string(setting.value) : setting.value));
@@ -350,16 +182,16 @@ void RunConfig::resolve() {
                       "got {}",
                       m.num_attention_heads, m.num_key_value_heads));
   if (m.intermediate_size == 0) m.intermediate_size = (m.hidden_size * 8 / 3 + 63) / 64 * 64;
-  if (task == "needle") {
+  if (task == Task::kNeedle) {
     train.seq_len = with_section("needle", [&] { return data::needle_task(needle)->length(); });
     if (curriculum.steps > 0) check_curriculum(curriculum.length, needle);
   }
-  if (task == "recall") {
+  if (task == Task::kRecall) {
     train.seq_len = with_section("recall", [&] { return data::recall_task(recall)->length(); });
   }
   check_data(*this);
-  if (task == "classify" && data.train.empty()) train.seq_len = classify.text.length;
-  if (task == "summarize" && data.train.empty()) {
+  if (task == Task::kClassify && data.train.empty()) train.seq_len = classify.text.length;
+  if (task == Task::kSummarize && data.train.empty()) {
     train.seq_len = summarize.select.sentences * (summarize.select.words + 2);
   }
   if (m.max_position_embeddings == 0) m.max_position_embeddings = train.seq_len;
@@ -370,12 +202,13 @@ void RunConfig::resolve() {
                   train.seq_len, m.max_position_embeddings));
   require(!train.activation_checkpointing ||
               (train.sparsity_weight == 0.0 && train.focus_weight == 0.0),
-          "train.activation_checkpointing: expected false with train.sparsity_weight or "
-          "train.focus_weight, which read what the layers computed, got true");
-  require(train.activation_checkpointing || train.keep_attention == Train().keep_attention,
-          fmt::format("train.keep_attention: expected train.activation_checkpointing = true, which "
-                      "reads it, got '{}' without",
-                      train.keep_attention));
+          "train.activation_checkpointing: expected false, because train.sparsity_weight and "
+          "train.focus_weight need the activations of every layer, got true");
+  require(
+      train.activation_checkpointing || train.keep_attention == Train().keep_attention,
+      fmt::format("train.keep_attention: expected train.activation_checkpointing = true, because "
+                  "the key has no effect without it, got '{}' and false",
+                  train.keep_attention));
   require(train.lambda_warmup_steps < train.steps,
           fmt::format("train.lambda_warmup_steps: expected fewer than train.steps ({}), got {}",
                       train.steps, train.lambda_warmup_steps));

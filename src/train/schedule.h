@@ -8,10 +8,11 @@ namespace diffattn::train {
 
 enum class Decay { kConstant, kLinear, kCosine };
 
-/// "constant", "linear" or "cosine"; throws std::invalid_argument for anything else.
+/// Converts "constant", "linear" or "cosine". Throws std::invalid_argument for another name.
 Decay decay_from_name(const std::string& name);
 
-/// Linear warm-up from 0 to `peak`, then decay to `final_fraction * peak` at the last step.
+/// Learning rates: linear warm-up from 0 to `peak`, then decay to `final_fraction * peak` in the
+/// last update.
 struct Schedule {
   double peak = 6e-4;
   double final_fraction = 0.1;
@@ -19,8 +20,8 @@ struct Schedule {
   int64_t steps = 1;
   Decay decay = Decay::kCosine;
 
-  /// Learning rate of update `step`, which counts from 0. The first update of a warm-up of w steps
-  /// has peak / w, update w - 1 has the peak.
+  /// Returns the learning rate of update `step`, counted from 0. With a warm-up of w steps, update
+  /// 0 has peak / w and update w - 1 has the peak.
   double at(int64_t step) const;
 };
 

@@ -8,7 +8,7 @@
 
 namespace diffattn::train {
 
-/// What `make` gives. Options of a task that cannot be are named by their keys, with the section.
+/// Calls `make` and prefixes the run-file section to the key that an io::Error names.
 template <class Make>
 auto with_section(const std::string& section, const Make& make) {
   try {

@@ -14,7 +14,7 @@ volatile std::sig_atomic_t received_signal = 0;
 std::array<struct sigaction, kSignals.size()> previous;
 
 extern "C" void on_signal(int signal) {
-  // Files are written under temporary names: leaving in the middle of one harms nothing.
+  // Files have temporary names until they are complete, so an immediate exit damages none.
   if (received_signal != 0) _exit(128 + signal);
   received_signal = signal;
 }
@@ -25,7 +25,7 @@ StopSignal::StopSignal() {
   received_signal = 0;
   struct sigaction action = {};
   action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;  // a save that is under way must not see EINTR
+  action.sa_flags = SA_RESTART;  // system calls of a running save must not return EINTR
   sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &previous[i]);
 }

@@ -3,8 +3,8 @@
 
 namespace diffattn::train {
 
-/// While it lives, SIGTERM, SIGINT and SIGUSR1 ask for a stop instead of ending the process; a
-/// second signal ends it at once. Only one may live at a time.
+/// A scope in which SIGTERM, SIGINT and SIGUSR1 request a stop instead of ending the process. A
+/// second signal ends the process at once. Only one object may exist at a time.
 class StopSignal {
  public:
   StopSignal();
@@ -12,7 +12,7 @@ class StopSignal {
   StopSignal& operator=(const StopSignal&) = delete;
   ~StopSignal();
 
-  /// The signal that came, 0 when none has.
+  /// Returns the signal received, or 0.
   int received() const;
 };
 

@@ -77,19 +77,18 @@ Trainer::Loss Trainer::loss_of(const Batch& batch) {
   return {value, loss.count};
 }
 
-/// lambda is 0 in the first update and itself after the last of the warm-up.
+// Lambda is 0 in the first update and has its full value after the last update of the warm-up.
 void Trainer::warm_up_lambda() {
   const int64_t steps = config_.train.lambda_warmup_steps;
-  if (steps == 0 || progress.step > steps) return;
-  nn::scale_lambda(*model_->module(),
-                   static_cast<double>(progress.step) / static_cast<double>(steps));
+  if (steps == 0 || state.step > steps) return;
+  nn::scale_lambda(*model_->module(), static_cast<double>(state.step) / static_cast<double>(steps));
 }
 
 StepReport Trainer::step(BatchSource& source) {
   const auto start = std::chrono::steady_clock::now();
   const RunConfig::Train& t = config_.train;
   StepReport report;
-  report.learning_rate = schedule_->at(progress.step);
+  report.learning_rate = schedule_->at(state.step);
   model_->module()->train();
   optimizer_.zero_grad();
   warm_up_lambda();
@@ -102,7 +101,7 @@ StepReport Trainer::step(BatchSource& source) {
     sums += torch::stack({loss.value.detach().to(torch::kFloat64), loss.count.to(torch::kFloat64)});
   }
   const Tensor norm = optimizer_.gradient_norm();
-  // The one place where the host waits for the device.
+  // This is the only synchronisation of an update.
   const Tensor read = torch::cat({sums, norm.to(torch::kFloat64).reshape({1})}).to(torch::kCPU);
   report.loss = read[0].item<double>() / static_cast<double>(t.accumulate);
   report.tokens = read[1].item<int64_t>();
@@ -114,11 +113,11 @@ StepReport Trainer::step(BatchSource& source) {
     }
     optimizer_.step(report.learning_rate);
   }
-  ++progress.step;
-  progress.tokens += report.tokens;
-  progress.skipped += report.skipped ? 1 : 0;
-  progress.skipped_in_row = report.skipped ? progress.skipped_in_row + 1 : 0;
-  report.step = progress.step;
+  ++state.step;
+  state.tokens += report.tokens;
+  state.skipped += report.skipped ? 1 : 0;
+  state.skipped_in_row = report.skipped ? state.skipped_in_row + 1 : 0;
+  report.step = state.step;
   report.seconds = seconds_since(start);
   report.utilisation = report.flops / report.seconds / peak_flops_;
   return report;

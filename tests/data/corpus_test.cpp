@@ -18,7 +18,7 @@ const io::Tokenizer& bytes() {
   return tokenizer;
 }
 
-/// Documents as text; the end-of-text token shows as '|'.
+/// Returns the documents as text, with '|' for the end-of-text token.
 std::vector<std::string> texts_of(const Corpus& corpus) {
   std::vector<std::string> texts;
   for (const Document& document : corpus.documents()) {
@@ -104,7 +104,7 @@ TEST(WriteCorpus, TokenFileEqualsText) {
   folder.put("a.txt", text);
   folder.put("b.jsonl", "{\"text\":\"1\"}\n{\"text\":\"2\"}\n");
   const TempFolder out;
-  std::uint64_t calls = 0;
+  uint64_t calls = 0;
   const ReadReport report = write_corpus(folder.path(), bytes(), out / "tokens",
                                          {.progress = [&](const ReadReport&) { ++calls; }});
   EXPECT_EQ(report.documents, 3u);
@@ -124,22 +124,20 @@ TEST(WriteCorpus, AnotherTokenizerIsRefused) {
 }
 
 TEST(Corpus, SplitsShareNothingAndLoseNothing) {
-  for (const std::size_t count : {1u, 2u, 5u, 19u, 20u, 100u, 1000u}) {
+  for (const size_t count : {1u, 2u, 5u, 19u, 20u, 100u, 1000u}) {
     std::vector<TokenId> tokens;
     std::vector<Document> documents;
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::uint64_t begin = tokens.size();
-      for (std::size_t k = 0; k < 10 + i % 7; ++k)
-        tokens.push_back(static_cast<TokenId>(tokens.size()));
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t begin = tokens.size();
+      for (size_t k = 0; k < 10 + i % 7; ++k) tokens.push_back(static_cast<TokenId>(tokens.size()));
       documents.push_back({begin, tokens.size()});
     }
     const Corpus corpus = Corpus::of_tokens(tokens, documents);
     const auto [train, valid] = corpus.split(0.1, 3);
-    std::set<std::uint64_t> seen;
+    std::set<uint64_t> seen;
     for (const Corpus& part : {train, valid}) {
       for (const Document& document : part.documents()) {
-        for (std::uint64_t t = document.begin; t < document.end; ++t)
-          EXPECT_TRUE(seen.insert(t).second);
+        for (uint64_t t = document.begin; t < document.end; ++t) EXPECT_TRUE(seen.insert(t).second);
       }
     }
     EXPECT_EQ(seen.size(), tokens.size());

@@ -25,9 +25,9 @@ TEST(Examples, LabelsAreSortedNumbersAsNumbers) {
                  "{\"text\":\"c\",\"label\":\"x\"}\n{\"text\":\"d\",\"label\":\"9\"}\n");
   const ExampleSet set = read_examples(path, io::RecordKind::kLabelled, bytes());
   EXPECT_EQ(set.label_names, (std::vector<std::string>{"9", "10", "x"}));
-  std::vector<std::int64_t> labels;
+  std::vector<int64_t> labels;
   for (const Example& example : set.examples) labels.push_back(example.label);
-  EXPECT_EQ(labels, (std::vector<std::int64_t>{1, 0, 2, 0}));
+  EXPECT_EQ(labels, (std::vector<int64_t>{1, 0, 2, 0}));
   EXPECT_EQ(set.examples[2].source, (std::vector<TokenId>{'c'}));
 }
 
@@ -82,13 +82,13 @@ TEST(Examples, SummariesEndAndLongTextsAreCut) {
   EXPECT_EQ(set.examples[0].source, (std::vector<TokenId>{'a', 'b', 'c', 'd'}));
   EXPECT_EQ(set.examples[0].target, (std::vector<TokenId>{'x', 'y', 256}));
   EXPECT_EQ(set.truncated, 1u);
-  const std::vector<std::uint64_t> both = {0, 1};
+  const std::vector<uint64_t> both = {0, 1};
   const PaddedBatch sources = pad_sources(set, both, 7);
-  EXPECT_EQ(sources.ids, (std::vector<std::int64_t>{'a', 'b', 'c', 'd', 'a', 'b', 7, 7}));
-  EXPECT_EQ(sources.lengths, (std::vector<std::int64_t>{4, 2}));
+  EXPECT_EQ(sources.ids, (std::vector<int64_t>{'a', 'b', 'c', 'd', 'a', 'b', 7, 7}));
+  EXPECT_EQ(sources.lengths, (std::vector<int64_t>{4, 2}));
   const PaddedBatch targets = pad_targets(set, both, 256, 7);
-  EXPECT_EQ(targets.ids, (std::vector<std::int64_t>{256, 'x', 'y', 256, 'x', 7}));
-  EXPECT_EQ(target_labels(set, both), (std::vector<std::int64_t>{'x', 'y', 256, 'x', 256, -100}));
+  EXPECT_EQ(targets.ids, (std::vector<int64_t>{256, 'x', 'y', 256, 'x', 7}));
+  EXPECT_EQ(target_labels(set, both), (std::vector<int64_t>{'x', 'y', 256, 'x', 256, -100}));
 }
 
 TEST(Examples, NoneIsAnError) {
@@ -115,36 +115,36 @@ TEST(Examples, SplitsShareNothing) {
 TEST(ShuffledIndices, EveryExampleOncePerEpochAndExactResume) {
   const RowOptions options{.batch_size = 3, .seed = 5};
   ShuffledIndices indices(10, options);
-  std::vector<std::uint64_t> all;
+  std::vector<uint64_t> all;
   std::vector<std::string> positions;
   for (int i = 0; i < 20; ++i) {
     positions.push_back(indices.position());
     const auto batch = indices.next();
     all.insert(all.end(), batch.begin(), batch.end());
   }
-  for (std::size_t epoch = 0; epoch < 6; ++epoch) {
-    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(10 * epoch);
-    EXPECT_EQ(std::set<std::uint64_t>(begin, begin + 10).size(), 10u);
+  for (size_t epoch = 0; epoch < 6; ++epoch) {
+    const auto begin = all.begin() + static_cast<ptrdiff_t>(10 * epoch);
+    EXPECT_EQ(std::set<uint64_t>(begin, begin + 10).size(), 10u);
   }
   EXPECT_NE(std::vector(all.begin(), all.begin() + 10),
             std::vector(all.begin() + 10, all.begin() + 20));
-  for (std::size_t i = 0; i < positions.size(); ++i) {
+  for (size_t i = 0; i < positions.size(); ++i) {
     ShuffledIndices resumed(10, options);
     resumed.seek(positions[i]);
     const auto batch = resumed.next();
     EXPECT_TRUE(
-        std::equal(batch.begin(), batch.end(), all.begin() + static_cast<std::ptrdiff_t>(3 * i)));
+        std::equal(batch.begin(), batch.end(), all.begin() + static_cast<ptrdiff_t>(3 * i)));
   }
   ShuffledIndices other(11, options);
   EXPECT_TRUE(holds(error_of([&] { other.seek(positions[1]); }), "key 'size'"));
 }
 
 TEST(ShuffledIndices, OnePassOverRanks) {
-  std::set<std::uint64_t> seen;
-  for (std::int64_t rank = 0; rank < 2; ++rank) {
+  std::set<uint64_t> seen;
+  for (int64_t rank = 0; rank < 2; ++rank) {
     ShuffledIndices indices(9, {.batch_size = 2, .endless = false, .rank = rank, .world_size = 2});
     for (auto batch = indices.next(); !batch.empty(); batch = indices.next()) {
-      for (const std::uint64_t i : batch) EXPECT_TRUE(seen.insert(i).second);
+      for (const uint64_t i : batch) EXPECT_TRUE(seen.insert(i).second);
     }
   }
   EXPECT_EQ(seen.size(), 9u);

@@ -8,7 +8,7 @@
 namespace diffattn::data {
 namespace {
 
-// Counted by hand: 6 words against 6. Unigrams in common: the (2), cat, on, mat = 5 of 6 and 6.
+// Counted by hand, with 6 words each. Unigrams in common: the (2), cat, on, mat = 5 of 6 and 6.
 // Bigrams in common: the cat, on the, the mat = 3 of 5 and 5. Longest common subsequence: the cat
 // on the mat = 5.
 TEST(Rouge, CatOnTheMat) {
@@ -18,8 +18,7 @@ TEST(Rouge, CatOnTheMat) {
   EXPECT_DOUBLE_EQ(r.rouge_l, 5.0 / 6);
 }
 
-// "police killed the gunman" and "police kill the gunman", "the gunman kill police": the example
-// of the paper that defined ROUGE-L, where recall with 4 words each is 3/4 and 2/4.
+// The example of the paper that defined ROUGE-L: with 4 words each, the recall is 3/4 and 2/4.
 TEST(Rouge, OrderCountsInTheLongestSubsequence) {
   EXPECT_DOUBLE_EQ(rouge("police kill the gunman", "police killed the gunman").rouge_l, 0.75);
   EXPECT_DOUBLE_EQ(rouge("the gunman kill police", "police killed the gunman").rouge_l, 0.5);
@@ -27,7 +26,7 @@ TEST(Rouge, OrderCountsInTheLongestSubsequence) {
 
 // Precision 2/8 (only two of eight "the" are in the reference), recall 2/3: F1 = 4/11.
 TEST(Rouge, RepeatedWordsCountAsOftenAsBothHaveThem) {
-  const std::vector<std::int64_t> the(8, 1), reference{1, 2, 1};
+  const std::vector<int64_t> the(8, 1), reference{1, 2, 1};
   const Rouge r = rouge(the, reference);
   EXPECT_DOUBLE_EQ(r.rouge1, 4.0 / 11);
   EXPECT_DOUBLE_EQ(r.rouge2, 0.0);
@@ -42,7 +41,7 @@ TEST(Rouge, EmptyOrDisjointTexts) {
   EXPECT_DOUBLE_EQ(rouge("GRÜN, Welt", "grün welt").rouge1, 0.5);  // only ASCII changes case
 }
 
-// One word has no bigram, so that there is nothing in common, whatever the word.
+// One word has no bigram, so rouge2 is 0 even for equal words.
 TEST(Rouge, SingleWordsHaveNoBigrams) {
   const auto expect = [](const Rouge& r, double rouge1, double rouge2, double rouge_l) {
     EXPECT_DOUBLE_EQ(r.rouge1, rouge1);
@@ -59,7 +58,7 @@ TEST(Rouge, SingleWordsHaveNoBigrams) {
 // Labels 0 0 0 1 1 2, predictions 0 0 1 1 2 2: f1 = 2*2/(2+3), 2*1/(2+2), 2*1/(2+1).
 TEST(Confusion, AccuracyAndMacroF1) {
   Confusion confusion(3);
-  const std::int64_t pairs[][2] = {{0, 0}, {0, 0}, {0, 1}, {1, 1}, {1, 2}, {2, 2}};
+  const int64_t pairs[][2] = {{0, 0}, {0, 0}, {0, 1}, {1, 1}, {1, 2}, {2, 2}};
   for (const auto& [label, predicted] : pairs) confusion.add(label, predicted);
   EXPECT_EQ(confusion.count(0, 1), 1);
   EXPECT_EQ(confusion.count(1, 0), 0);

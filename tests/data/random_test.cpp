@@ -10,10 +10,10 @@
 namespace diffattn::data::random_test {
 namespace {
 
-// Worked out by another program with Python's integers. The order must never change between
-// versions: saved positions would mean other data.
-TEST(Random, TheSameNumbersForEver) {
-  const std::array<std::uint64_t, 4> expected[] = {
+// Computed with Python's integers. The numbers must never change between versions, because saved
+// positions would then mean other data.
+TEST(Random, TheNumbersNeverChange) {
+  const std::array<uint64_t, 4> expected[] = {
       {0u, 0u, 0u, 0x4beec0e117e08c11u},
       {1u, 0u, 0u, 0x5ab299d8bcee887au},
       {0u, 1u, 0u, 0xff207495b0731674u},
@@ -26,7 +26,7 @@ TEST(Random, TheSameNumbersForEver) {
   }
 }
 
-TEST(Random, BelowIsEven) {
+TEST(Random, BelowIsUniform) {
   Random random(5, 6);
   std::array<int, 7> counts{};
   for (int i = 0; i < 70'000; ++i) ++counts[random.below(7)];
@@ -47,21 +47,21 @@ TEST(Random, UniformIsInRange) {
   EXPECT_NEAR(sum / 100'000, 0.5, 0.005);
 }
 
-TEST(Permutation, TheSameOrderForEver) {
-  std::vector<std::uint64_t> order;
-  for (std::uint64_t i = 0; i < 10; ++i) order.push_back(Permutation(10, 11, 0)(i));
-  EXPECT_EQ(order, (std::vector<std::uint64_t>{7, 0, 1, 6, 3, 4, 8, 2, 9, 5}));
+TEST(Permutation, TheOrderNeverChanges) {
+  std::vector<uint64_t> order;
+  for (uint64_t i = 0; i < 10; ++i) order.push_back(Permutation(10, 11, 0)(i));
+  EXPECT_EQ(order, (std::vector<uint64_t>{7, 0, 1, 6, 3, 4, 8, 2, 9, 5}));
 }
 
 TEST(Permutation, EveryIndexOnce) {
-  std::vector<std::uint64_t> sizes = {1000, 4096, 4097, 65'537};
-  for (std::uint64_t size = 1; size < 200; ++size) sizes.push_back(size);
-  for (const std::uint64_t size : sizes) {
-    for (std::uint64_t stream = 0; stream < 3; ++stream) {
+  std::vector<uint64_t> sizes = {1000, 4096, 4097, 65'537};
+  for (uint64_t size = 1; size < 200; ++size) sizes.push_back(size);
+  for (const uint64_t size : sizes) {
+    for (uint64_t stream = 0; stream < 3; ++stream) {
       const Permutation permutation(size, 7, stream);
       std::vector<bool> seen(size);
-      for (std::uint64_t i = 0; i < size; ++i) {
-        const std::uint64_t place = permutation(i);
+      for (uint64_t i = 0; i < size; ++i) {
+        const uint64_t place = permutation(i);
         ASSERT_LT(place, size);
         ASSERT_FALSE(seen[place]) << size;
         seen[place] = true;
@@ -70,15 +70,15 @@ TEST(Permutation, EveryIndexOnce) {
   }
 }
 
-// Over many seeds each index goes to each place about equally often, and neighbours part.
+// Over many seeds, each index goes to each position about equally often, and neighbours separate.
 TEST(Permutation, IsAShuffle) {
-  constexpr std::uint64_t kSize = 12;
+  constexpr uint64_t kSize = 12;
   constexpr int kSeeds = 12'000;
   std::array<std::array<int, kSize>, kSize> counts{};
   int stay_neighbours = 0;
   for (int seed = 0; seed < kSeeds; ++seed) {
-    const Permutation permutation(kSize, static_cast<std::uint64_t>(seed), 0);
-    for (std::uint64_t i = 0; i < kSize; ++i) ++counts[i][permutation(i)];
+    const Permutation permutation(kSize, static_cast<uint64_t>(seed), 0);
+    for (uint64_t i = 0; i < kSize; ++i) ++counts[i][permutation(i)];
     stay_neighbours += permutation(0) + 1 == permutation(1);
   }
   for (const auto& row : counts) {
@@ -88,9 +88,9 @@ TEST(Permutation, IsAShuffle) {
 }
 
 TEST(Permutation, LargeSizesNeedNoMemory) {
-  const std::uint64_t size = (1ull << 50) + 12345;
+  const uint64_t size = (1ull << 50) + 12345;
   const Permutation permutation(size, 1, 2);
-  for (std::uint64_t i = 0; i < 1000; ++i) EXPECT_LT(permutation(i * 1'000'003), size);
+  for (uint64_t i = 0; i < 1000; ++i) EXPECT_LT(permutation(i * 1'000'003), size);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Activation checkpointing of whole models: gradients, what is kept, what is computed again.
+// Activation checkpointing of whole models: gradients, memory, and recomputation.
 
 #include <ATen/autocast_mode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -10,11 +10,11 @@
 #include <atomic>
 #include <thread>
 
-#include "diffattn/nn/decoder.h"
 #include "diffattn/models/model_folder.h"
+#include "diffattn/nn/decoder.h"
 #include "tests/ops/operator_calls.h"
 
-namespace diffattn::train::recompute_test {
+namespace diffattn::train::activation_checkpointing_test {
 namespace {
 
 using testing::expect_same_bits;
@@ -45,7 +45,7 @@ nn::DecoderInput rows_of(int64_t batch, int64_t length) {
   return input;
 }
 
-/// Three documents in one row.
+/// Returns three packed documents.
 nn::DecoderInput packed() {
   nn::DecoderInput input;
   input.ids = torch::arange(40).mul(11).remainder(kVocabulary);
@@ -71,7 +71,7 @@ std::vector<Tensor> gradients_of(nn::CausalLM& model, const nn::DecoderInput& in
   return taken_gradients(model);
 }
 
-TEST(Recompute, GivesTheBitsOfOneRun) {
+TEST(ActivationCheckpointing, GivesTheBitsOfOneRun) {
   for (const char* attention :
        {"diffllama", "transformer", "microsoft_v2", "dint", "introspective"}) {
     torch::manual_seed(6);
@@ -87,7 +87,7 @@ TEST(Recompute, GivesTheBitsOfOneRun) {
   }
 }
 
-TEST(Recompute, GraphsMayBeGoneThroughTwice) {
+TEST(ActivationCheckpointing, GraphsMayBeGoneThroughTwice) {
   torch::manual_seed(7);
   nn::CausalLM model(config_of("diffllama"));
   const nn::DecoderInput input = rows_of(2, 9);
@@ -102,7 +102,7 @@ TEST(Recompute, GraphsMayBeGoneThroughTwice) {
   }
 }
 
-/// Bytes that torch holds on the CPU more than when it was made.
+/// Counts the bytes that torch allocates on the CPU during its lifetime.
 class HeldBytes {
  public:
   HeldBytes() : guard_(c10::DebugInfoKind::PROFILER_STATE, ledger_) {}
@@ -120,7 +120,7 @@ class HeldBytes {
   c10::DebugInfoGuard guard_;
 };
 
-TEST(Recompute, KeepsWhatItSays) {
+TEST(ActivationCheckpointing, KeepsWhatItSays) {
   torch::manual_seed(8);
   nn::CausalLM model(config_of("diffllama"));
   constexpr int64_t kBatch = 2, kLength = 50, kHidden = 32, kHeads = 2;
@@ -131,18 +131,18 @@ TEST(Recompute, KeepsWhatItSays) {
     const Tensor loss = loss_of(model, input);
     return bytes.count();
   };
-  held(true, KeepAttention::kNothing);  // what is made once, the angles' table
+  held(true, KeepAttention::kNothing);  // creates the table of rotary angles once
   const int64_t nothing = held(true, KeepAttention::kNothing);
-  EXPECT_EQ(held(true, KeepAttention::kSums), nothing);  // no kernel uses them here
+  EXPECT_EQ(held(true, KeepAttention::kSums), nothing);  // no kernel reuses sums here
   const int64_t rows = kBatch * kLength;
   EXPECT_EQ(held(true, KeepAttention::kResults) - nothing,
-            kLayers * rows * (kHidden + 2 * kHeads) * 4);  // out and two sums of every head
+            kLayers * rows * (kHidden + 2 * kHeads) * 4);  // out and two sums per head
   EXPECT_GT(held(false, KeepAttention::kNothing), nothing + 4 * kLayers * rows * kHidden * 4);
 }
 
-/// While the graph is there, what is left behind of a layer that has been gone through would add up
-/// to what checkpointing saves.
-TEST(Recompute, ReleasesLayerByLayer) {
+/// Checks that the backward pass frees each recomputed layer while the graph still exists.
+/// Otherwise the layers would use the memory that checkpointing saves.
+TEST(ActivationCheckpointing, ReleasesLayerByLayer) {
   torch::manual_seed(8);
   nn::CausalLM model(config_of("diffllama"));
   const nn::DecoderInput input = rows_of(2, 50);
@@ -160,7 +160,8 @@ TEST(Recompute, ReleasesLayerByLayer) {
   for (const KeepAttention keep : kKeeps) EXPECT_LE(left(true, keep), plain + 1024);
 }
 
-/// Losses of a few updates in mixed precision; backward in the region of autocast or after it.
+/// Returns the losses of a few updates in mixed precision, with the backward pass inside or outside
+/// the autocast scope.
 std::vector<double> mixed_losses(bool checkpointed, KeepAttention keep, bool backward_inside) {
   torch::manual_seed(13);
   nn::CausalLM model(config_of("diffllama"));
@@ -185,7 +186,7 @@ std::vector<double> mixed_losses(bool checkpointed, KeepAttention keep, bool bac
   return losses;
 }
 
-TEST(Recompute, MixedPrecisionSeesTheWeightsOfItsStep) {
+TEST(ActivationCheckpointing, MixedPrecisionSeesTheWeightsOfItsStep) {
   for (const bool inside : {false, true}) {
     const auto want = mixed_losses(false, KeepAttention::kNothing, inside);
     EXPECT_NE(want[0], want[2]);
@@ -195,7 +196,7 @@ TEST(Recompute, MixedPrecisionSeesTheWeightsOfItsStep) {
   }
 }
 
-TEST(Recompute, KeptResultsAreNotComputedAgain) {
+TEST(ActivationCheckpointing, KeptResultsAreNotComputedAgain) {
   torch::manual_seed(9);
   nn::CausalLM model(config_of("diffllama"));
   const auto forwards = [&](bool checkpointed, KeepAttention keep) {
@@ -210,8 +211,8 @@ TEST(Recompute, KeptResultsAreNotComputedAgain) {
   EXPECT_EQ(forwards(true, KeepAttention::kNothing), 2 * once);
 }
 
-/// Whatever a run was doing when it failed, the next one starts afresh.
-TEST(Recompute, ErrorsLeaveNothingBehind) {
+/// Checks that a failed pass leaves no state for the next one.
+TEST(ActivationCheckpointing, ErrorsLeaveNothingBehind) {
   torch::manual_seed(10);
   nn::CausalLM model(config_of("diffllama"));
   const nn::DecoderInput input = packed();
@@ -219,7 +220,7 @@ TEST(Recompute, ErrorsLeaveNothingBehind) {
   for (const KeepAttention keep : kKeeps) {
     model->model->checkpoint_activations(true, keep);
     nn::DecoderInput wrong = packed();
-    wrong.mask.cu_seqlens_q(torch::tensor({0, 17, 18, 39}, torch::kInt));  // a row of nobody
+    wrong.mask.cu_seqlens_q(torch::tensor({0, 17, 18, 39}, torch::kInt));  // one row in no sequence
     EXPECT_ANY_THROW(loss_of(model, wrong)) << "in the first run";
     nn::DecoderInput changed = packed();
     changed.positions = torch::arange(40);
@@ -233,7 +234,7 @@ TEST(Recompute, ErrorsLeaveNothingBehind) {
   }
 }
 
-TEST(Recompute, ThreadsKeepTheirOwn) {
+TEST(ActivationCheckpointing, ThreadsKeepTheirOwn) {
   std::vector<std::thread> threads;
   std::atomic<int> equal{0};
   for (int i = 0; i < 2; ++i) {
@@ -257,7 +258,7 @@ TEST(Recompute, ThreadsKeepTheirOwn) {
   EXPECT_EQ(equal, 10);
 }
 
-TEST(Recompute, OnAGpu) {
+TEST(ActivationCheckpointing, OnAGpu) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no GPU";
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   const torch::Device cuda(torch::kCUDA, 0);
@@ -292,4 +293,4 @@ TEST(Recompute, OnAGpu) {
 }
 
 }  // namespace
-}  // namespace diffattn::train::recompute_test
+}  // namespace diffattn::train::activation_checkpointing_test

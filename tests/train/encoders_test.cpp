@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The encoder and the encoder-decoder: who sees whom, caches against whole passes, folders.
+// Encoder and encoder-decoder: attention masks, cached against uncached passes, model folders.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -9,12 +9,12 @@
 #include <filesystem>
 
 #include "diffattn/io/error.h"
+#include "diffattn/models/model_folder.h"
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/encoder.h"
 #include "diffattn/nn/encoder_decoder.h"
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/nn/presets.h"
-#include "diffattn/models/model_folder.h"
 #include "tests/io/test_files.h"
 
 namespace diffattn::train::encoders_test {
@@ -84,8 +84,8 @@ TEST(Encoder, PackedSequencesEqualTheirOwnRuns) {
   EXPECT_LT(distance(model->forward(packed).last.slice(0, 5), model->forward(alone).last[0]), 1e-5);
 }
 
-/// softmax(q1 k1) - lambda softmax(q2 k2) over the context, times v, normed: Hugging Face's layout
-/// (map 1 from the first half of the heads) in plain tensor algebra.
+/// Computes norm((softmax(q1 k1) - lambda softmax(q2 k2)) v) over the context in plain tensor
+/// algebra, in the layout of Hugging Face: map 1 has the first half of the heads.
 Tensor cross_by_hand(const nn::AttentionLayer& layer, const Tensor& x, const Tensor& context,
                      double lambda_init) {
   const auto weights = layer.named_parameters();
@@ -118,7 +118,7 @@ TEST(EncoderDecoder, CrossAttentionIsTheDifferenceOfTwoMapsOverTheSource) {
   }
 }
 
-TEST(EncoderDecoder, WritingStepByStepEqualsTheWholePassWhateverTheLengths) {
+TEST(EncoderDecoder, WritingStepByStepEqualsTheWholePassForAllLengths) {
   for (const std::string& attention : nn::preset_names()) {
     torch::manual_seed(6);
     nn::EncoderDecoder model(tiny_config(nn::ModelKind::kEncoderDecoder, attention));
@@ -138,7 +138,7 @@ TEST(EncoderDecoder, WritingStepByStepEqualsTheWholePassWhateverTheLengths) {
       done += count;
       EXPECT_EQ(state.length(), done);
     }
-    // What another source says, and only that, changes its row.
+    // A change of a source token changes its own row only; a change of padding changes nothing.
     Tensor changed = sources.clone();
     changed[1][2] = (changed[1][2] + 1) % 53;
     changed[1][5] = (changed[1][5] + 1) % 53;  // padding: beyond length 4
@@ -148,7 +148,7 @@ TEST(EncoderDecoder, WritingStepByStepEqualsTheWholePassWhateverTheLengths) {
   }
 }
 
-TEST(EncoderDecoder, SelectedRowsGoOnAsIfTheyHadAlwaysBeenThere) {
+TEST(EncoderDecoder, SelectedRowsContinueLikeRowsOfTheirOwn) {
   torch::manual_seed(7);
   nn::EncoderDecoder model(tiny_config(nn::ModelKind::kEncoderDecoder, "microsoft_v1"));
   model->eval();
@@ -162,7 +162,7 @@ TEST(EncoderDecoder, SelectedRowsGoOnAsIfTheyHadAlwaysBeenThere) {
   };
   nn::WritingState state = model->begin(padded_right(sources, {5, 7}));
   const Tensor beams = torch::tensor({0, 0, 1, 1}, torch::kLong);
-  state.select_rows(beams);  // before anything was written
+  state.select_rows(beams);  // before the first token
   model->write(tokens.slice(1, 0, 3), state);
   const Tensor swap = torch::tensor({1, 0, 2, 2}, torch::kLong);
   state.select_rows(swap, /*same_source=*/true);
@@ -301,7 +301,7 @@ TEST(Models, TheTransformerOfEachKindHasTheSameSize) {
 
 template <class Model, class Load>
 void expect_round_trip(const Model& model, const Load& load) {
-  for (const std::uint64_t shard_bytes : {models::kDefaultShardBytes, std::uint64_t{8192}}) {
+  for (const uint64_t shard_bytes : {models::kDefaultShardBytes, uint64_t{8192}}) {
     const TempFolder folder;
     models::save_model(folder.path(), *model, model->config, shard_bytes);
     EXPECT_EQ(std::filesystem::exists(folder / "model.safetensors.index.json"),
@@ -332,8 +332,9 @@ TEST(ModelFolder, EncodersAndEncoderDecodersRoundTrip) {
     config = tiny_config(nn::ModelKind::kEncoderDecoder, attention);
     config.decoder_start_token_id = 2;
     config.tie_word_embeddings = true;
-    expect_round_trip(nn::EncoderDecoder(config),
-                      [](const std::string& folder) { return models::load_encoder_decoder(folder); });
+    expect_round_trip(nn::EncoderDecoder(config), [](const std::string& folder) {
+      return models::load_encoder_decoder(folder);
+    });
   }
 }
 

@@ -27,7 +27,7 @@ Example example(int64_t rows, int64_t width, int64_t vocabulary, torch::ScalarTy
   return e;
 }
 
-/// The same loss from whole logits, by torch.
+/// Computes the loss with torch from all logits.
 Tensor whole_logits_loss(const Example& e, const CrossEntropyOptions& options) {
   const Tensor logits = torch::matmul(e.hidden, e.weight.t()).flatten(0, 1);
   const Tensor labels = e.labels.flatten();
@@ -104,7 +104,7 @@ TEST(CrossEntropy, GradientsBelongToTheirLeaves) {
     for (size_t i = 0; i < 2; ++i) {
       Tensor grad = (i == 0 ? e.hidden : e.weight).mutable_grad();
       EXPECT_TRUE(torch::equal(2.0 * grad, want[i])) << i << ", time " << time;
-      grad.zero_();  // what the graph keeps is not touched
+      grad.zero_();  // must not change the tensors of the graph
     }
   }
 }

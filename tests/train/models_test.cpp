@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The decoder against recorded Hugging Face DiffLlama runs, and what must hold between its ways to
-// compute the same thing.
+// The decoder against recorded results of Hugging Face's DiffLlama, and its cached, padded and
+// batched paths against each other.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -10,10 +10,10 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
+#include "diffattn/models/model_folder.h"
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/decoder.h"
 #include "diffattn/nn/generate.h"
-#include "diffattn/models/model_folder.h"
 #include "tests/io/test_files.h"
 #include "tests/ops/golden.h"
 
@@ -26,7 +26,7 @@ using testing::GoldenFile;
 using testing::GoldenKind;
 using torch::Tensor;
 
-constexpr double kBound = 2e-5;  // up to magnitude 1; relative above
+constexpr double kBound = 2e-5;  // absolute up to magnitude 1, relative above
 
 void expect_close(const Tensor& actual, const Tensor& expected, const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
@@ -49,8 +49,8 @@ nn::DecoderInput left_padded(const Tensor& ids, const Tensor& mask) {
   return input;
 }
 
-/// The mask as transformers' eager attention adds it: rows of padding, which see nothing, get the
-/// lowest number everywhere and so look at all tokens alike.
+/// Builds the mask that the eager attention of transformers adds. Rows of padding get the lowest
+/// number everywhere, so their softmax is uniform.
 nn::DecoderInput as_recorded(const Tensor& ids, const Tensor& mask) {
   const int64_t n = ids.size(1);
   const Tensor sees =
@@ -63,7 +63,7 @@ nn::DecoderInput as_recorded(const Tensor& ids, const Tensor& mask) {
   return input;
 }
 
-/// The next token of each, where it is real.
+/// Returns the next token of each token, -100 for padding.
 Tensor next_labels(const Tensor& ids, const Tensor& mask) {
   const Tensor known = torch::where(mask.to(torch::kBool), ids, -100);
   return torch::constant_pad_nd(known, {0, 1}, -100).slice(1, 1);
@@ -140,13 +140,13 @@ TEST(ModelFolder, RoundTripsBitForBitInOneFileAndInShards) {
   for (const char* attention : {"diffllama", "transformer", "microsoft_v2"}) {
     torch::manual_seed(2);
     const nn::CausalLM model(small_config(attention));
-    for (const std::uint64_t shard_bytes : {models::kDefaultShardBytes, std::uint64_t{8192}}) {
+    for (const uint64_t shard_bytes : {models::kDefaultShardBytes, uint64_t{8192}}) {
       const TempFolder folder;
       models::save_causal_lm(folder.path(), *model, shard_bytes);
       EXPECT_EQ(std::filesystem::exists(folder / "model.safetensors.index.json"),
                 shard_bytes == 8192);
       const nn::CausalLM loaded = models::load_causal_lm(folder.path());
-      const nn::CausalLM other(model->config);  // with weights of its own until then
+      const nn::CausalLM other(model->config);  // has other weights before load_weights()
       models::load_weights(folder.path(), *other, model->config);
       const auto weights = models::named_weights(*model), again = models::named_weights(*loaded),
                  copied = models::named_weights(*other);
@@ -171,7 +171,7 @@ TEST(ModelFolder, TiedModelsHaveNoHead) {
   for (const auto& item : model->named_parameters()) EXPECT_NE(item.key(), "lm_head.weight");
 }
 
-TEST(ModelFolder, RefusesConfigsThatItDoesNotCompute) {
+TEST(ModelFolder, RefusesUnsupportedConfigs) {
   const TempFolder folder;
   models::save_causal_lm(folder.path(), *nn::CausalLM(small_config()));
   const std::string good = io::read_text(folder / "config.json", 1 << 20);

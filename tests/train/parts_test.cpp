@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Schedule, optimiser, config, checkpoints and event files, each on its own.
+// Unit tests of schedule, optimiser, config, checkpoints and event files.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -11,14 +11,14 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "io/settings.h"
 #include "diffattn/train/adamw.h"
+#include "diffattn/train/run_config.h"
+#include "io/settings.h"
+#include "tests/io/test_files.h"
 #include "train/checkpoints.h"
 #include "train/event_file.h"
 #include "train/metrics_log.h"
-#include "diffattn/train/run_config.h"
 #include "train/schedule.h"
-#include "tests/io/test_files.h"
 
 namespace diffattn::train::parts_test {
 namespace {
@@ -179,7 +179,7 @@ TEST(RunConfig, RunFilesKeepTypesApart) {
             "train.steps: expected an integer in [1, 1099511627776], got 'true'");
   EXPECT_EQ(message("model.head_norm = 1"), "model.head_norm: expected true or false, got '1'");
   EXPECT_EQ(message("train.steps = +1_0\ntrain.eps = 1"), "nothing was thrown");
-  // Every key, with the type it is written with and the other.
+  // Every key accepts its own type and refuses the other one.
   for (const char* task : {"lm", "needle", "recall", "classify", "summarize"}) {
     RunConfig config;
     config.set_all({{"task", task}, {"curriculum.steps", "1"}});
@@ -221,7 +221,7 @@ TEST(RunConfig, RunFilesHoldWhatTheRunReads) {
   EXPECT_NE(config.to_toml().find("\nclass_weights = "), std::string::npos);
 }
 
-TEST(RunConfig, NamesTheKeysOfTasksThatCannotBe) {
+TEST(RunConfig, NamesTheKeysOfContradictingTaskOptions) {
   const auto message = [](std::vector<std::pair<std::string, std::string>> settings) {
     RunConfig config;
     config.set_all(settings);
@@ -320,7 +320,7 @@ TEST(RunLock, KeepsASecondRunOut) {
 
 TEST(EventFile, HasTheFormatsCheckSum) { EXPECT_EQ(crc32c("123456789"), 0xe3069283u); }
 
-TEST(MetricsLog, TakesOutStepsThatComeAgain) {
+TEST(MetricsLog, RemovesStepsThatAResumedRunRepeats) {
   const TemporaryFolder folder;
   {
     MetricsLog log(folder.path(), 0);

@@ -8,9 +8,10 @@
 #include "diffattn/io/file.h"
 #include "diffattn/io/json.h"
 #include "diffattn/models/model_folder.h"
-#include "train/new_model.h"
 #include "diffattn/train/run.h"
 #include "tests/io/test_files.h"
+#include "train/flops.h"
+#include "train/new_model.h"
 
 namespace diffattn::train::run_test {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 using io::testing::TempFolder;
 using torch::Tensor;
 
-/// Counting sequences (a, a+1, ... mod 13) from a generator whose state is one number.
+/// Generates counting sequences (a, a+1, ... mod 13). Its state is one number.
 class Counting : public BatchSource {
  public:
   explicit Counting(uint64_t seed) : state_(seed) {}
@@ -38,7 +39,7 @@ class Counting : public BatchSource {
   uint64_t state_;
 };
 
-/// The same with one label that no model can have, from a certain batch on: its loss is NaN.
+/// Generates the same sequences, but from a certain batch on the loss is NaN.
 class Poisoned : public Counting {
  public:
   Poisoned(uint64_t seed, int64_t good) : Counting(seed), good_(good) {}
@@ -77,7 +78,7 @@ TEST(Run, LearnsToCount) {
   Counting train(1), valid(2);
   double first = 0, last = 0;
   RunEvents events;
-  events.on_step = [&](const StepReport& report, const Progress&) {
+  events.on_step = [&](const StepReport& report, const TrainingState&) {
     (report.step == 1 ? first : last) = report.loss;
   };
   EXPECT_EQ(run.go(train, &valid, events), Outcome::kDone);
@@ -100,13 +101,13 @@ TEST(Run, StoppedAndResumedRunsEndInTheSameBits) {
       Counting train(1), valid(2);
       train::Run run(parts.path(), config, new_model(config));
       RunEvents events;
-      events.stop = [&] { return run.trainer().progress.step == stop_at; };
+      events.stop = [&] { return run.trainer().state.step == stop_at; };
       EXPECT_EQ(run.go(train, &valid, events), Outcome::kStopped);
     }
     Counting train(99), valid(2);
     train::Run run(parts.path(), config, new_model(small_run(12)));
     ASSERT_TRUE(run.resume(train));
-    EXPECT_EQ(run.trainer().progress.step, stop_at);
+    EXPECT_EQ(run.trainer().state.step, stop_at);
     EXPECT_EQ(run.go(train, &valid), Outcome::kDone);
     for (const char* file :
          {"/checkpoints/step-12/model.safetensors", "/checkpoints/step-12/optimizer.safetensors",
@@ -126,12 +127,12 @@ TEST(Run, NeverUpdatesFromANonFiniteStep) {
   Poisoned train(1, /*good=*/5);
   std::vector<bool> skipped;
   RunEvents events;
-  events.on_step = [&](const StepReport& report, const Progress&) {
+  events.on_step = [&](const StepReport& report, const TrainingState&) {
     skipped.push_back(report.skipped);
   };
   EXPECT_EQ(run.go(train, nullptr, events), Outcome::kNonFinite);
   EXPECT_EQ(skipped, (std::vector<bool>{false, false, false, false, false, true, true, true}));
-  EXPECT_EQ(run.trainer().progress.skipped, 3);
+  EXPECT_EQ(run.trainer().state.skipped, 3);
   for (const auto& parameter : run.trainer().model()->parameters()) {
     EXPECT_TRUE(torch::isfinite(parameter).all().item<bool>());
   }

@@ -8,13 +8,13 @@
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/nn/attention_penalty.h"
-#include "train/tasks/evaluator.h"
-#include "train/flops.h"
-#include "train/new_model.h"
 #include "diffattn/train/run.h"
 #include "diffattn/train/summarizer.h"
 #include "diffattn/train/task_data.h"
 #include "tests/io/test_files.h"
+#include "train/flops.h"
+#include "train/new_model.h"
+#include "train/tasks/evaluator.h"
 
 namespace diffattn::train {
 namespace {
@@ -51,13 +51,13 @@ RunConfig tiny_task(const std::string& task) {
 }
 
 void run_until(const std::string& folder, RunConfig config, int64_t stop_at) {
-  const auto data = open_task(config);
+  const auto data = open_task_data(config);
   Run run(folder, config, new_task_model(config, *data));
   const auto train = data->train_batches();
   const auto valid = data->valid_batches();
   run.resume(*train);
   RunEvents events;
-  events.stop = [&] { return run.trainer().progress.step == stop_at; };
+  events.stop = [&] { return run.trainer().state.step == stop_at; };
   run.go(*train, valid.get(), events);
 }
 
@@ -82,7 +82,7 @@ TEST(Tasks, ShortHaystacksComeFirst) {
   config.set("needle.questions", "1");
   config.set("curriculum.steps", "2");
   config.set("curriculum.length", "17");
-  const auto data = open_task(config);
+  const auto data = open_task_data(config);
   const auto source = data->train_batches();
   EXPECT_EQ(source->next().ids.sizes(), (std::vector<int64_t>{8, 20}));
   const std::string here = source->position();
@@ -101,17 +101,17 @@ TEST(Tasks, HaystacksGrowUntilTheyAreWhole) {
   config.set("curriculum.steps", "1");
   config.set("curriculum.length", "20");
   config.set("curriculum.growth_steps", "4");
-  const auto source = open_task(config)->train_batches();
-  std::vector<std::int64_t> lengths;
+  const auto source = open_task_data(config)->train_batches();
+  std::vector<int64_t> lengths;
   for (int i = 0; i < 6; ++i) lengths.push_back(source->next().ids.size(1) - 6);
   EXPECT_EQ(lengths, (std::vector<int64_t>{20, 40, 40, 80, 80, 100}));
-  source->seek(open_task(config)->train_batches()->position());
+  source->seek(open_task_data(config)->train_batches()->position());
   EXPECT_EQ(source->next().ids.size(1), 26);
 }
 
 TEST(Tasks, OnlyAnswersPassThroughTheHead) {
   RunConfig config = tiny_task("needle");
-  const auto data = open_task(config);
+  const auto data = open_task_data(config);
   const auto model = new_task_model(config, *data);
   Batch batch = data->train_batches()->next();
   EXPECT_EQ(batch.answer_rows->numel(), 4 * config.needle.questions);
@@ -137,7 +137,7 @@ TEST(Tasks, ClassWeightsMakeRareClassesHeavier) {
   config.set("data.train", folder.path() + "/data.jsonl");
   config.set("data.valid", folder.path() + "/data.jsonl");
   config.set("classify.class_weights", "balanced");
-  const auto data = open_task(config);
+  const auto data = open_task_data(config);
   EXPECT_EQ(data->labels, (std::vector<std::string>{"x", "y"}));
   EXPECT_FLOAT_EQ(data->class_weights[0].item<float>(), 10.0F / 16);
   EXPECT_FLOAT_EQ(data->class_weights[1].item<float>(), 10.0F / 4);
@@ -155,11 +155,11 @@ TEST(Tasks, LabelsOfTheValidationDataMustBeKnown) {
   RunConfig config = tiny_task("classify");
   config.set("data.train", folder.path() + "/train.jsonl");
   config.set("data.valid", folder.path() + "/valid.jsonl");
-  EXPECT_THROW(open_task(config), io::Error);
+  EXPECT_THROW(open_task_data(config), io::Error);
 }
 
 Classifier classifier_of(RunConfig config) {
-  const auto data = open_task(config);
+  const auto data = open_task_data(config);
   return Classifier(
       std::dynamic_pointer_cast<ClassifierImpl>(new_task_model(config, *data)->module()));
 }
@@ -203,7 +203,7 @@ TEST(Classifier, ComesBackFromItsFolder) {
 TEST(Evaluator, BucketsAddUpToTheWhole) {
   for (const char* task : {"needle", "classify", "summarize"}) {
     RunConfig config = tiny_task(task);
-    const auto data = open_task(config);
+    const auto data = open_task_data(config);
     const auto model = new_task_model(config, *data);
     const auto valid = data->valid_batches();
     Evaluator evaluator(*model, "float32", 1);
@@ -238,7 +238,8 @@ double value_of(const Values& values, const std::string& name) {
   return 0;
 }
 
-/// Source and target lengths; the longest are equal, so that the maps of a batch are all square.
+/// Returns texts of different lengths. The longest source and target have equal lengths, so all
+/// maps of a batch are square.
 data::ExampleSet texts_of_lengths() {
   data::ExampleSet texts;
   for (const auto& [source, target] : {std::pair{3, 10}, {10, 4}, {6, 6}, {1, 2}}) {
@@ -285,14 +286,14 @@ TEST(Evaluator, AttentionDoesNotDependOnHowTextsAreBatched) {
   RunConfig config = tiny_task("summarize");
   config.set("model.attention", "microsoft_v2");
   config.set("model.initializer_range", "1");
-  const auto data = open_task(config);
+  const auto data = open_task_data(config);
   const auto model = new_task_model(config, *data);
   expect_same_alone(
       *model, [](const data::ExampleSet& set) { return summarization_batch(set, 1); },
       "summarize ");
 }
 
-/// The same batch at every step.
+/// A source that always returns the same batch.
 class OneBatch final : public BatchSource {
  public:
   explicit OneBatch(Batch batch) : batch_(std::move(batch)) {}
@@ -305,12 +306,13 @@ class OneBatch final : public BatchSource {
 };
 
 Batch batch_of(const RunConfig& config, const data::ExampleSet& texts) {
-  return config.task == "classify" ? classification_batch(texts) : summarization_batch(texts, 1);
+  return config.task == Task::kClassify ? classification_batch(texts)
+                                        : summarization_batch(texts, 1);
 }
 
-/// What a weight of 1 adds to the loss of the first update.
+/// Returns how much a penalty weight of 1 adds to the loss of the first update.
 double added_penalty(RunConfig config, const std::string& key, const data::ExampleSet& texts) {
-  const auto data = open_task(config);
+  const auto data = open_task_data(config);
   OneBatch source(batch_of(config, texts));
   const auto loss = [&](const std::string& weight) {
     config.set(key, weight);
@@ -319,8 +321,7 @@ double added_penalty(RunConfig config, const std::string& key, const data::Examp
   return loss("1") - loss("0");
 }
 
-// Sources and targets are as long as each other: rows of all maps weigh the same, and all are
-// square.
+// Sources and targets have equal lengths, so all maps are square and their rows have equal weights.
 TEST(Trainer, PaddingHasNoShareInTheAttentionPenalty) {
   data::ExampleSet texts;
   for (const int length : {3, 10, 6, 1}) {
@@ -347,8 +348,8 @@ TEST(Trainer, PaddingHasNoShareInTheAttentionPenalty) {
       }
       EXPECT_NEAR(added_penalty(config, key, texts), sum / rows, 2e-5) << task << backbone << key;
     }
-    // It would show if all 10 rows of each text counted.
-    const auto data = open_task(config);
+    // The result differs if all 10 rows of each text count.
+    const auto data = open_task_data(config);
     const auto model = new_task_model(config, *data);
     const Batch batch = batch_of(config, texts);
     TaskModel::Traces traces;
@@ -368,7 +369,7 @@ TEST(Evaluator, NamesMeanWhatTheyMeanInAnAnalysis) {
     const auto model = classifier_model(classifier_of(config));
     Evaluator evaluator(*model, "float32", 1);
     evaluator.add(classification_batch(texts_of_lengths()));
-    // One layer: the mean over all is that of the layer.
+    // The model has one layer, so both means are equal.
     for (const char* name : {"focus", "sparsity", "negative_mass", "entropy"}) {
       EXPECT_NEAR(value_of(evaluator.attention(), name),
                   value_of(evaluator.layer_attention(), std::string("layer.0.") + name), 1e-9)
@@ -381,7 +382,7 @@ TEST(Evaluator, NamesMeanWhatTheyMeanInAnAnalysis) {
 
 TEST(Tasks, ClassifiersHaveAZLoss) {
   RunConfig config = tiny_task("classify");
-  const auto data = open_task(config);
+  const auto data = open_task_data(config);
   const auto model = new_task_model(config, *data);
   model->module()->eval();
   const Batch batch = data->train_batches()->next();
@@ -394,7 +395,7 @@ TEST(Tasks, ClassifiersHaveAZLoss) {
   EXPECT_NEAR(loss(0.5) - loss(0), 0.5 * lse.square().mean().item<double>(), 1e-6);
 }
 
-TEST(Tasks, RefusesFilesThatWouldNotBeReadAndTooSmallVocabularies) {
+TEST(Tasks, RefusesUnreadFilesAndTooSmallVocabularies) {
   const TempFolder folder;
   const std::string file = folder.path() + "/data.jsonl";
   io::write_text(file, R"({"text": "aa", "label": "x"})"
@@ -403,7 +404,7 @@ TEST(Tasks, RefusesFilesThatWouldNotBeReadAndTooSmallVocabularies) {
                        "\n");
   const auto message = [](RunConfig config) -> std::string {
     try {
-      open_task(config);
+      open_task_data(config);
     } catch (const ConfigError& error) {
       return error.what();
     }
@@ -430,7 +431,7 @@ TEST(Tasks, RefusesFilesThatWouldNotBeReadAndTooSmallVocabularies) {
 
 TEST(Tasks, LambdaMayBeginBelowZero) {
   RunConfig config = tiny_task("needle");
-  open_task(config);
+  open_task_data(config);
   EXPECT_FALSE(model_config_of(config).lambda_init.has_value());
   config.set("model.lambda_init", "-0.5");
   EXPECT_EQ(model_config_of(config).lambda_init, -0.5);
@@ -447,7 +448,7 @@ TEST(Tasks, EmbeddingsOfAClassifierAreNoProduct) {
             FlopCounter(*untied, untied->config).training(batch));
 }
 
-/// A summariser of a few tokens, so that all texts can be tried.
+/// A summariser with a tiny vocabulary, so that a test can try all texts.
 struct TinyWriter {
   TinyWriter() {
     torch::manual_seed(5);
@@ -459,14 +460,14 @@ struct TinyWriter {
     c.num_hidden_layers = c.num_encoder_layers = 1;
     c.num_attention_heads = c.num_key_value_heads = 2;
     c.head_dim = 8;
-    c.initializer_range = 0.7;  // far from uniform
+    c.initializer_range = 0.7;  // predictions far from uniform
     c.decoder_start_token_id = 0;
     c.eos_token_id = 4;
     model = nn::EncoderDecoder(c);
     model->eval();
   }
 
-  /// Log-probability of a text and its end, without a cache.
+  /// Returns the log-probability of a text, and of its end token if `end`, without a KV cache.
   double score(const std::vector<int64_t>& source, std::vector<int64_t> text, bool end) {
     const torch::NoGradGuard no_grad;
     nn::ModelInput from, to;
@@ -483,7 +484,7 @@ struct TinyWriter {
   nn::EncoderDecoder model{nullptr};
 };
 
-/// Every text of exactly three tokens, or shorter and ended, by probability / length.
+/// Returns the text with the best log-probability / length among all texts of up to three tokens.
 std::vector<int64_t> best_text(TinyWriter& writer, const std::vector<int64_t>& source) {
   std::vector<int64_t> best;
   double most = -1e30;
@@ -508,7 +509,7 @@ std::vector<int64_t> best_text(TinyWriter& writer, const std::vector<int64_t>& s
 
 TEST(WriteTexts, ManyBeamsFindTheBestOfAllTexts) {
   TinyWriter writer;
-  // With 64 beams nothing is ever dropped, and no source finishes early.
+  // With 64 beams the search drops no text and no source finishes early.
   for (const std::vector<int64_t>& source :
        {std::vector<int64_t>{1, 2, 3}, {3, 3}, {2, 1, 1, 0, 2}}) {
     const auto found = write_texts(*writer.model, {source}, {.max_new_tokens = 3, .beams = 64});
@@ -562,7 +563,7 @@ TEST(WriteTexts, BlockedRunsOfTokensDoNotComeTwice) {
   }
 }
 
-TEST(WriteTexts, RefusesWhatCannotBe) {
+TEST(WriteTexts, RefusesInvalidArguments) {
   TinyWriter writer;
   EXPECT_ANY_THROW(write_texts(*writer.model, {{}}, {}));
   EXPECT_ANY_THROW(write_texts(*writer.model, {{5}}, {}));

@@ -35,7 +35,7 @@ struct StepReport {
   int64_t tokens = 0;  // labels that counted in this update
   double seconds = 0;
   double flops = 0;        // floating-point operations of the model, without recomputation
-  double utilisation = 0;  // flops / seconds, as a share of train.peak_tflops
+  double utilisation = 0;  // flops / seconds, as a share of the peak; see train.peak_tflops
 };
 
 /// Trains a model one update at a time, on the device and in the dtype of the config. It does not

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/position.h"
-#include "diffattn/data/tasks.h"
 #include "data/tasks/draw.h"
+#include "diffattn/data/tasks.h"
 
 namespace diffattn::data {
 namespace {
@@ -12,17 +12,17 @@ constexpr char kExampleRows[] = "task examples";
 std::vector<PositionField> rows_identity(const SequenceTask& task, Split split,
                                          const RowOptions& options) {
   return {{"seed", options.seed},
-          {"split", static_cast<std::uint64_t>(split)},
-          {"length", static_cast<std::uint64_t>(task.length())},
-          {"vocab_size", static_cast<std::uint64_t>(task.vocab_size())}};
+          {"split", static_cast<uint64_t>(split)},
+          {"length", static_cast<uint64_t>(task.length())},
+          {"vocab_size", static_cast<uint64_t>(task.vocab_size())}};
 }
 
 std::vector<PositionField> rows_identity(const ExampleTask& task, Split split,
                                          const RowOptions& options) {
   return {{"seed", options.seed},
-          {"split", static_cast<std::uint64_t>(split)},
-          {"classes", static_cast<std::uint64_t>(task.classes())},
-          {"vocab_size", static_cast<std::uint64_t>(task.vocab_size())}};
+          {"split", static_cast<uint64_t>(split)},
+          {"classes", static_cast<uint64_t>(task.classes())},
+          {"vocab_size", static_cast<uint64_t>(task.vocab_size())}};
 }
 
 void expect_ranks(const RowOptions& options) {
@@ -44,16 +44,16 @@ RowBatch TaskRows::next() {
   batch.rows = options_.batch_size;
   batch.seq_len = batch.max_segment = task_->length();
   batch.cu_seqlens.push_back(0);
-  const auto tokens = static_cast<std::size_t>(batch.rows * batch.seq_len);
+  const auto tokens = static_cast<size_t>(batch.rows * batch.seq_len);
   for (auto* values : {&batch.ids, &batch.labels, &batch.positions}) values->reserve(tokens);
-  const auto ranks = static_cast<std::uint64_t>(options_.world_size);
-  for (std::int64_t row = 0; row < batch.rows; ++row, taken_ += ranks) {
+  const auto ranks = static_cast<uint64_t>(options_.world_size);
+  for (int64_t row = 0; row < batch.rows; ++row, taken_ += ranks) {
     const TaskSequence sequence =
-        task_->example(options_.seed, split_, taken_ + static_cast<std::uint64_t>(options_.rank));
+        task_->example(options_.seed, split_, taken_ + static_cast<uint64_t>(options_.rank));
     batch.ids.insert(batch.ids.end(), sequence.ids.begin(), sequence.ids.end());
     batch.labels.insert(batch.labels.end(), sequence.labels.begin(), sequence.labels.end());
-    for (std::int64_t i = 0; i < batch.seq_len; ++i) batch.positions.push_back(i);
-    batch.cu_seqlens.push_back(static_cast<std::int32_t>(batch.ids.size()));
+    for (int64_t i = 0; i < batch.seq_len; ++i) batch.positions.push_back(i);
+    batch.cu_seqlens.push_back(static_cast<int32_t>(batch.ids.size()));
   }
   return batch;
 }
@@ -77,10 +77,10 @@ ExampleRows::ExampleRows(std::shared_ptr<const ExampleTask> task, Split split,
 
 ExampleSet ExampleRows::next() {
   ExampleSet set = task_->examples(options_.seed, split_, 0, 0);
-  const auto ranks = static_cast<std::uint64_t>(options_.world_size);
-  for (std::int64_t row = 0; row < options_.batch_size; ++row, taken_ += ranks) {
+  const auto ranks = static_cast<uint64_t>(options_.world_size);
+  for (int64_t row = 0; row < options_.batch_size; ++row, taken_ += ranks) {
     set.examples.push_back(
-        task_->example(options_.seed, split_, taken_ + static_cast<std::uint64_t>(options_.rank)));
+        task_->example(options_.seed, split_, taken_ + static_cast<uint64_t>(options_.rank)));
   }
   return set;
 }

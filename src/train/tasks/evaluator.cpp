@@ -14,8 +14,8 @@ using torch::Tensor;
 
 constexpr int64_t kBuckets = 41;  // lengths up to 2^40
 
-/// What a statistic is a mean of: rows, visible entries, rows of two maps. The sums that means
-/// divide by come after those of the statistics, in this order.
+/// The number that a mean divides by: rows, visible entries, or rows of layers with two maps. The
+/// columns of row_sums_ are the statistics and then these counts.
 enum Divisor { kRows, kEntries, kRowsOfTwoMaps, kDivisors };
 
 struct Evaluated {
@@ -34,7 +34,7 @@ constexpr std::array<Evaluated, 6> kEvaluated{{
 }};
 constexpr auto kEvaluatedCount = static_cast<int64_t>(kEvaluated.size());
 
-/// k with length in (2^(k-1), 2^k], on the CPU.
+/// Returns k with length in (2^(k-1), 2^k], on the CPU.
 Tensor bucket_of(const Tensor& lengths) {
   const Tensor exact = lengths.to(torch::kCPU, torch::kFloat64).clamp_min(1).log2();
   return exact.ceil().to(torch::kLong).clamp(0, kBuckets - 1);
@@ -45,7 +45,7 @@ Values means_of(const Tensor& row) {
   if (row[kEvaluatedCount + kRows].item<double>() == 0) return values;
   for (int64_t i = 0; i < kEvaluatedCount; ++i) {
     const Evaluated& one = kEvaluated[static_cast<size_t>(i)];
-    // 0 / 0 is NaN: none of the maps has it.
+    // 0 / 0 gives NaN if no map has the statistic.
     values.emplace_back(one.name,
                         row[i].item<double>() / row[kEvaluatedCount + one.by].item<double>());
   }
@@ -106,14 +106,14 @@ void Evaluator::add_statistics(const Batch& batch, const TaskModel::Traces& trac
       std::vector<Tensor> columns;
       for (const Evaluated& one : kEvaluated) {
         Tensor values = stats.select(1, one.stat);
-        if (one.by == kEntries) values = values * visible;  // shares of what a row sees
+        if (one.by == kEntries) values = values * visible;  // a share of the visible entries
         if (one.by == kRowsOfTwoMaps && heads.single_map) values = torch::zeros_like(values);
         columns.push_back(values);
       }
       columns.push_back(torch::ones_like(visible));
       columns.push_back(visible);
       columns.push_back(torch::full_like(visible, heads.single_map ? 0.0 : 1.0));
-      // Rows that see nothing are padding.
+      // Rows without a visible entry are padding.
       const Tensor kept = (visible > 0).nonzero().squeeze(1);
       row_sums_.index_add_(0, bucket_of(visible.index_select(0, kept)),
                            torch::stack(columns, 1).index_select(0, kept));

@@ -11,35 +11,34 @@
 
 namespace diffattn::train {
 
-/// What was measured where there were above `from` and at most `to` tokens to look at.
+/// Results for lengths in (from, to]; see Predictions::lengths.
 struct LengthBucket {
   int64_t from = 0, to = 0;
-  Evaluation sums;   // its seconds are not told apart: 0
-  Values attention;  // as Evaluator::attention(), of rows that see as many; may be empty
+  Evaluation sums;   // `seconds` is 0
+  Values attention;  // as Evaluator::attention(), for rows that see (from, to] tokens
 };
 
-/// Adds up what a model does on one batch after another: a few sums per length bucket, no maps.
-///
-/// Lengths fall into (2^(k-1), 2^k]. Of language models the length is that of the context of each
-/// token, of classifiers and summarisers that of the text.
+/// Evaluates a model on any number of batches. It keeps a few sums per length bucket
+/// (2^(k-1), 2^k] and no attention maps.
 class Evaluator {
  public:
-  /// The attention statistics of the first `stats_batches` batches are taken. The model is put into
+  /// Computes attention statistics for the first `stats_batches` batches. Puts the model into
   /// evaluation mode.
   Evaluator(TaskModel& model, std::string dtype, int64_t stats_batches = 1);
 
   void add(const Batch& batch);
 
   const Evaluation& total() const { return total_; }
-  /// Those that something fell into, shortest first.
+  /// Returns the buckets that are not empty, shortest first.
   std::vector<LengthBucket> buckets() const;
-  /// "focus", "coverage", "negative_mass", "noise_cancelled", ...: means over everything, defined
-  /// as `analysis::attention_statistics()`; coverage is the share of entries with A > 1/10. NaN:
-  /// what plain maps do not have. Empty without statistics.
+  /// Returns the means over all layers and rows: "focus", "coverage", "negative_mass",
+  /// "noise_cancelled", "sparsity" and "entropy", defined as in `analysis::attention_statistics()`.
+  /// Coverage is the share of entries with A > 1/10. NaN if no layer has the statistic; empty
+  /// without statistics.
   Values attention() const;
-  /// "layer.0.focus", ... of the same batches.
+  /// Returns the means per layer for the same batches: "layer.0.focus", ...
   Values layer_attention() const { return layers_.means(); }
-  /// Of a classifier; no classes for other models.
+  /// Returns the confusion matrix of a classifier. It has no classes for other models.
   const data::Confusion& confusion() const { return confusion_; }
 
  private:

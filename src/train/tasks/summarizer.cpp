@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Beam search over an encoder-decoder. Beams of a source are rows next to each other; a source that
-// has as many finished texts as beams gives its rows back.
+// Beam search over an encoder-decoder. The beams of a source are adjacent rows of the batch. A
+// source leaves the batch when it has as many finished texts as beams.
 
 #include "diffattn/train/summarizer.h"
 
@@ -62,7 +62,7 @@ nn::ModelInput padded_sources(const std::vector<Ids>& sources, torch::Device dev
   return input;
 }
 
-/// Tokens that would make the last n tokens stand in `ids` a second time.
+/// Returns the tokens that would complete an n-gram which `ids` already contains.
 Ids banned_tokens(const Ids& ids, int64_t n) {
   Ids banned;
   if (n <= 0 || std::ssize(ids) + 1 < n) return banned;
@@ -90,7 +90,7 @@ class BeamSearch {
                             .repeat_interleave(options_.beams));
     }
     beams_.resize(active_.size() * static_cast<size_t>(options_.beams));
-    // All beams of a source begin alike: only the first may be continued.
+    // All beams of a source start equal, so only the first may be continued.
     for (size_t i = 0; i < beams_.size(); ++i) {
       if (static_cast<int64_t>(i) % options_.beams != 0) beams_[i].log_probability = kBeamNever;
     }
@@ -109,8 +109,8 @@ class BeamSearch {
   }
 
  private:
-  /// One step of all sources: log_probabilities [rows, V] -> the row that each new row goes on
-  /// from.
+  /// Advances all sources by one token, from log_probabilities [rows, V]. Returns for each new row
+  /// the old row that it continues.
   Ids advance(Tensor log_probabilities) {
     block_ngrams(log_probabilities);
     const int64_t vocabulary = log_probabilities.size(1), k = options_.beams;
@@ -142,7 +142,7 @@ class BeamSearch {
         from.push_back(row);
       }
       if (std::ssize(finished_[active_[s]]) >= k || kept.empty()) continue;
-      while (std::ssize(kept) < k) {  // fewer ways to go on than beams: dead copies fill the rows
+      while (std::ssize(kept) < k) {  // fewer continuations than beams: fill with dead copies
         kept.push_back({kept.front().ids, kBeamNever});
         from.push_back(from.front());
       }
@@ -173,7 +173,7 @@ class BeamSearch {
   }
 
   std::vector<Ids> best() {
-    for (size_t s = 0; s < active_.size(); ++s) {  // those that came to the end of their length
+    for (size_t s = 0; s < active_.size(); ++s) {  // sources that reached max_new_tokens
       for (int64_t b = 0; b < options_.beams; ++b) {
         finish(active_[s],
                beams_[s * static_cast<size_t>(options_.beams) + static_cast<size_t>(b)]);
@@ -190,8 +190,8 @@ class BeamSearch {
   nn::EncoderDecoderImpl& model_;
   const WritingOptions& options_;
   std::vector<std::vector<Hypothesis>> finished_;  // per source
-  std::vector<size_t> active_;                     // sources that go on
-  std::vector<Beam> beams_;                        // options.beams per active source
+  std::vector<size_t> active_;                     // sources in the batch
+  std::vector<Beam> beams_;                        // options_.beams per active source
   bool same_sources_ = true;
   torch::Device device_;
 };

@@ -13,7 +13,7 @@ using Traces = TaskModel::Traces;
 
 constexpr int64_t kPredictionChunkBytes = int64_t{64} << 20;
 
-/// Rows of `values` [B, N, ...] or [total, ...] that have a label, in order.
+/// Selects the rows of `values` [B, N, ...] or [total, ...] whose labels count.
 Tensor answered(const Tensor& values, int64_t label_dims, const Tensor& rows) {
   return values.flatten(0, label_dims - 1).index_select(0, rows);
 }
@@ -23,7 +23,7 @@ Tensor rows_with_label(const Batch& batch) {
   return (batch.labels.flatten() != nn::CrossEntropyOptions().ignore_index()).nonzero().squeeze(1);
 }
 
-/// Place of each token in its sequence, counted from 1, in the shape of ids.
+/// Returns the position of each token in its sequence, counted from 1, in the shape of ids.
 Tensor context_lengths(const Batch& batch) {
   if (batch.positions) return (*batch.positions + 1).expand_as(batch.ids);
   const Tensor line = torch::arange(1, batch.ids.size(-1) + 1, batch.ids.options());
@@ -34,9 +34,9 @@ void append_traces(Traces& all, Traces part) {
   std::move(part.begin(), part.end(), std::back_inserter(all));
 }
 
-class LanguageTask final : public TaskModel {
+class LanguageTaskModel final : public TaskModel {
  public:
-  explicit LanguageTask(nn::CausalLM model) : model_(std::move(model)) {}
+  explicit LanguageTaskModel(nn::CausalLM model) : model_(std::move(model)) {}
   std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   const nn::ModelConfig& config() const override { return model_->config; }
   void checkpoint_activations(bool on, KeepAttention keep) override {
@@ -74,9 +74,9 @@ class LanguageTask final : public TaskModel {
   nn::CausalLM model_;
 };
 
-class ClassificationTask final : public TaskModel {
+class ClassificationTaskModel final : public TaskModel {
  public:
-  ClassificationTask(Classifier model, Tensor class_weights)
+  ClassificationTaskModel(Classifier model, Tensor class_weights)
       : model_(std::move(model)), class_weights_(std::move(class_weights)) {}
   std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   const nn::ModelConfig& config() const override { return model_->config; }
@@ -119,9 +119,9 @@ class ClassificationTask final : public TaskModel {
   Tensor class_weights_;
 };
 
-class SummarizationTask final : public TaskModel {
+class SummarizationTaskModel final : public TaskModel {
  public:
-  explicit SummarizationTask(nn::EncoderDecoder model) : model_(std::move(model)) {}
+  explicit SummarizationTaskModel(nn::EncoderDecoder model) : model_(std::move(model)) {}
   std::shared_ptr<torch::nn::Module> module() const override { return model_.ptr(); }
   const nn::ModelConfig& config() const override { return model_->config; }
   void checkpoint_activations(bool on, KeepAttention keep) override {
@@ -173,7 +173,9 @@ class SummarizationTask final : public TaskModel {
 
 }  // namespace
 
-void TaskModel::save(const std::string& folder) const { models::save_model(folder, *module(), config()); }
+void TaskModel::save(const std::string& folder) const {
+  models::save_model(folder, *module(), config());
+}
 
 torch::Device TaskModel::device() const { return module()->parameters().front().device(); }
 
@@ -184,22 +186,22 @@ int64_t TaskModel::parameter_count() const {
 }
 
 std::shared_ptr<TaskModel> language_model(nn::CausalLM model) {
-  return std::make_shared<LanguageTask>(std::move(model));
+  return std::make_shared<LanguageTaskModel>(std::move(model));
 }
 
 std::shared_ptr<TaskModel> classifier_model(Classifier model, Tensor class_weights) {
-  return std::make_shared<ClassificationTask>(std::move(model), std::move(class_weights));
+  return std::make_shared<ClassificationTaskModel>(std::move(model), std::move(class_weights));
 }
 
 std::shared_ptr<TaskModel> summarizer_model(nn::EncoderDecoder model) {
-  return std::make_shared<SummarizationTask>(std::move(model));
+  return std::make_shared<SummarizationTaskModel>(std::move(model));
 }
 
 std::vector<std::optional<Tensor>> traced_row_lengths(const TaskModel& model, const Batch& batch,
                                                       size_t layers) {
   std::vector<std::optional<Tensor>> lengths(layers, batch.mask.key_lengths());
   if (!batch.target_ids.defined()) return lengths;
-  // The encoder's layers come first, then those whose rows are targets, each of which has a label.
+  // The layers of the encoder come first. In all others the rows are targets, one per label.
   const Tensor targets = (batch.labels != nn::CrossEntropyOptions().ignore_index()).sum(1);
   for (auto i = static_cast<size_t>(model.config().num_encoder_layers); i < layers; ++i) {
     lengths[i] = targets;

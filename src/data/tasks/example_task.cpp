@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "diffattn/data/tasks.h"
 #include "data/tasks/draw.h"
+#include "diffattn/data/tasks.h"
 
 namespace diffattn::data {
 namespace {
@@ -17,13 +17,13 @@ class NoisyTextTask final : public ExampleTask {
     expect_option("words_per_class", o_.words_per_class, 1, 1 << 16);
     expect_option("noise", o_.noise, 1, kMostOfATask);
   }
-  std::int64_t vocab_size() const override {
+  int64_t vocab_size() const override {
     return kTaskTokens + o_.classes * o_.words_per_class + o_.noise;
   }
-  std::int64_t classes() const override { return o_.classes; }
+  int64_t classes() const override { return o_.classes; }
 
  private:
-  TokenId word_of(std::int64_t label, Random& random) const {
+  TokenId word_of(int64_t label, Random& random) const {
     return static_cast<TokenId>(kTaskTokens + label * o_.words_per_class +
                                 draw(random, o_.words_per_class));
   }
@@ -31,15 +31,15 @@ class NoisyTextTask final : public ExampleTask {
   Example make(Random& random) const override {
     Example example;
     example.label = draw(random, o_.classes);
-    const std::int64_t first_noise = kTaskTokens + o_.classes * o_.words_per_class;
-    for (std::int64_t i = 0; i < o_.length; ++i) {
+    const int64_t first_noise = kTaskTokens + o_.classes * o_.words_per_class;
+    for (int64_t i = 0; i < o_.length; ++i) {
       example.source.push_back(static_cast<TokenId>(first_noise + draw(random, o_.noise)));
     }
     const auto places = draw_different(random, o_.length, o_.signal + o_.misleading);
-    for (std::int64_t i = 0; i < std::ssize(places); ++i) {
-      // Any class but the right one.
-      const std::int64_t other = (example.label + 1 + draw(random, o_.classes - 1)) % o_.classes;
-      example.source[static_cast<std::size_t>(places[static_cast<std::size_t>(i)])] =
+    for (int64_t i = 0; i < std::ssize(places); ++i) {
+      // Any class except the right one.
+      const int64_t other = (example.label + 1 + draw(random, o_.classes - 1)) % o_.classes;
+      example.source[static_cast<size_t>(places[static_cast<size_t>(i)])] =
           word_of(i < o_.signal ? example.label : other, random);
     }
     return example;
@@ -57,20 +57,20 @@ class SelectTask final : public ExampleTask {
     expect_option("cues", o_.cues, 2, 1 << 16);
     expect_option("vocabulary", o_.vocabulary, 1, kMostOfATask);
   }
-  std::int64_t vocab_size() const override { return kTaskTokens + o_.cues + o_.vocabulary; }
-  std::int64_t classes() const override { return 0; }
+  int64_t vocab_size() const override { return kTaskTokens + o_.cues + o_.vocabulary; }
+  int64_t classes() const override { return 0; }
 
  private:
   Example make(Random& random) const override {
     Example example;
     const auto chosen = draw_different(random, o_.sentences, o_.selected);
-    const std::int64_t salient_cues = o_.cues / 2;
-    for (std::int64_t s = 0; s < o_.sentences; ++s) {
+    const int64_t salient_cues = o_.cues / 2;
+    for (int64_t s = 0; s < o_.sentences; ++s) {
       const bool salient = std::find(chosen.begin(), chosen.end(), s) != chosen.end();
-      const std::int64_t cue = salient ? draw(random, salient_cues)
-                                       : salient_cues + draw(random, o_.cues - salient_cues);
+      const int64_t cue = salient ? draw(random, salient_cues)
+                                  : salient_cues + draw(random, o_.cues - salient_cues);
       example.source.push_back(static_cast<TokenId>(kTaskTokens + cue));
-      for (std::int64_t w = 0; w < o_.words; ++w) {
+      for (int64_t w = 0; w < o_.words; ++w) {
         const auto word = static_cast<TokenId>(kTaskTokens + o_.cues + draw(random, o_.vocabulary));
         example.source.push_back(word);
         if (salient) example.target.push_back(word);
@@ -87,18 +87,17 @@ class SelectTask final : public ExampleTask {
 
 }  // namespace
 
-Example ExampleTask::example(std::uint64_t seed, Split split, std::uint64_t index) const {
-  Random random(seed, 2 * index + static_cast<std::uint64_t>(split));
+Example ExampleTask::example(uint64_t seed, Split split, uint64_t index) const {
+  Random random(seed, 2 * index + static_cast<uint64_t>(split));
   return make(random);
 }
 
-ExampleSet ExampleTask::examples(std::uint64_t seed, Split split, std::uint64_t first,
-                                 std::uint64_t count) const {
+ExampleSet ExampleTask::examples(uint64_t seed, Split split, uint64_t first, uint64_t count) const {
   ExampleSet set;
-  for (std::int64_t label = 0; label < classes(); ++label) {
+  for (int64_t label = 0; label < classes(); ++label) {
     set.label_names.push_back(std::to_string(label));
   }
-  for (std::uint64_t i = 0; i < count; ++i) {
+  for (uint64_t i = 0; i < count; ++i) {
     set.examples.push_back(example(seed, split, first + i));
   }
   return set;

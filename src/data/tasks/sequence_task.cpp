@@ -2,17 +2,17 @@
 #include <algorithm>
 #include <cmath>
 
-#include "diffattn/data/tasks.h"
 #include "data/tasks/draw.h"
+#include "diffattn/data/tasks.h"
 
 namespace diffattn::data {
 namespace {
 
 /// Appends a question about the value at `answer`: mark, key, then the value itself.
-void ask(TaskSequence& sequence, std::initializer_list<std::int64_t> key, std::int64_t answer) {
+void ask(TaskSequence& sequence, std::initializer_list<int64_t> key, int64_t answer) {
   sequence.ids.push_back(kTaskMark);
   sequence.ids.insert(sequence.ids.end(), key);
-  const std::int64_t value = sequence.ids[static_cast<std::size_t>(answer)];
+  const int64_t value = sequence.ids[static_cast<size_t>(answer)];
   sequence.labels.resize(sequence.ids.size(), kIgnoredLabel);
   sequence.labels.back() = value;
   sequence.questions.push_back({std::ssize(sequence.ids) - 1, answer});
@@ -35,53 +35,54 @@ class NeedleTask final : public SequenceTask {
       throw io::Error("depth", "expected a number in [0, 1], got " + std::to_string(*o_.depth));
     }
   }
-  std::int64_t vocab_size() const override { return kTaskTokens + o_.keys + o_.values + o_.noise; }
-  std::int64_t length() const override { return o_.length + 3 * o_.questions; }
+  int64_t vocab_size() const override { return kTaskTokens + o_.keys + o_.values + o_.noise; }
+  int64_t length() const override { return o_.length + 3 * o_.questions; }
 
  private:
   TaskSequence make(Random& random) const override {
     TaskSequence sequence = empty_sequence();
-    sequence.ids.resize(static_cast<std::size_t>(o_.length));
-    for (std::int64_t& id : sequence.ids) {
+    sequence.ids.resize(static_cast<size_t>(o_.length));
+    for (int64_t& id : sequence.ids) {
       id = kTaskTokens + o_.keys + o_.values + draw(random, o_.noise);
     }
-    const std::int64_t needles =
-        o_.min_needles == 0 ? o_.needles
-                            : o_.min_needles + draw(random, o_.needles - o_.min_needles + 1);
-    const std::int64_t asked = std::min(o_.asked, needles);
-    const std::vector<std::int64_t> keys = draw_different(random, o_.keys, needles);
-    const std::vector<std::int64_t> places = needle_places(random, needles);
-    for (std::int64_t n = 0; n < needles; ++n) {
-      const auto at = static_cast<std::size_t>(places[static_cast<std::size_t>(n)]);
-      sequence.ids[at] = kTaskTokens + keys[static_cast<std::size_t>(n)];
+    const int64_t needles = o_.min_needles == 0
+                                ? o_.needles
+                                : o_.min_needles + draw(random, o_.needles - o_.min_needles + 1);
+    const int64_t asked = std::min(o_.asked, needles);
+    const std::vector<int64_t> keys = draw_different(random, o_.keys, needles);
+    const std::vector<int64_t> places = needle_places(random, needles);
+    for (int64_t n = 0; n < needles; ++n) {
+      const auto at = static_cast<size_t>(places[static_cast<size_t>(n)]);
+      sequence.ids[at] = kTaskTokens + keys[static_cast<size_t>(n)];
       sequence.ids[at + 1] = kTaskTokens + o_.keys + draw(random, o_.values);
     }
-    // Needle 0 comes first: it is the one whose depth can be set. With more questions than needles
-    // asked for, each draws its needle: else a model could guess among those not asked for before.
+    // The first question is about needle 0, which options.depth places. If there are more questions
+    // than needles to ask for, each question draws its needle. Otherwise a model could exclude the
+    // needles of earlier questions.
     const bool each_once = o_.questions <= asked;
-    for (std::int64_t q = 0; q < o_.questions; ++q) {
-      const auto needle = static_cast<std::size_t>(each_once || q == 0 ? q : draw(random, asked));
+    for (int64_t q = 0; q < o_.questions; ++q) {
+      const auto needle = static_cast<size_t>(each_once || q == 0 ? q : draw(random, asked));
       ask(sequence, {kTaskTokens + keys[needle]}, places[needle] + 1);
     }
     return sequence;
   }
 
-  /// Where needles begin: two tokens each, none on another.
-  std::vector<std::int64_t> needle_places(Random& random, std::int64_t needles) const {
-    // Among length - needles slots each needle takes one, and behind it everything moves on by one.
-    const std::int64_t slots = o_.length - needles;
-    std::vector<std::int64_t> drawn = draw_different(random, slots, needles);
+  /// Returns the positions of the needles, which take two tokens each and do not overlap.
+  std::vector<int64_t> needle_places(Random& random, int64_t needles) const {
+    // Each needle takes one of length - needles slots and shifts all later slots by one.
+    const int64_t slots = o_.length - needles;
+    std::vector<int64_t> drawn = draw_different(random, slots, needles);
     if (o_.depth) {
       const auto wanted =
-          static_cast<std::int64_t>(std::llround(*o_.depth * static_cast<double>(slots - 1)));
+          static_cast<int64_t>(std::llround(*o_.depth * static_cast<double>(slots - 1)));
       const auto taken = std::find(drawn.begin(), drawn.end(), wanted);
       if (taken != drawn.end()) std::swap(*taken, drawn[0]);
       drawn[0] = wanted;
     }
-    std::vector<std::int64_t> places = drawn;
-    for (std::int64_t& place : places) {
+    std::vector<int64_t> places = drawn;
+    for (int64_t& place : places) {
       place += std::count_if(drawn.begin(), drawn.end(),
-                             [slot = place](std::int64_t other) { return other < slot; });
+                             [slot = place](int64_t other) { return other < slot; });
     }
     return places;
   }
@@ -96,36 +97,34 @@ class RecallTask final : public SequenceTask {
     expect_option("pairs", o_.pairs, 1, 1 << 16);
     expect_option("questions", o_.questions, 1, kMostOfATask);
     expect_option("values", o_.values, 2, kMostOfATask);
-    // First halves differ from pair to pair, second halves within a pair and its distractors.
+    // First halves differ between groups of pairs, second halves within a group.
     expect_option("key_parts", o_.key_parts, std::max(o_.pairs, o_.distractors + 1), kMostOfATask);
   }
-  std::int64_t vocab_size() const override { return kTaskTokens + 2 * o_.key_parts + o_.values; }
-  std::int64_t length() const override {
-    return 3 * o_.pairs * (1 + o_.distractors) + 4 * o_.questions;
-  }
+  int64_t vocab_size() const override { return kTaskTokens + 2 * o_.key_parts + o_.values; }
+  int64_t length() const override { return 3 * o_.pairs * (1 + o_.distractors) + 4 * o_.questions; }
 
  private:
   struct Pair {
-    std::int64_t first, second, value;
-    std::int64_t place = 0;  // of the value
+    int64_t first, second, value;
+    int64_t place = 0;  // position of the value
   };
 
   TaskSequence make(Random& random) const override {
     std::vector<Pair> pairs;
-    for (const std::int64_t first : draw_different(random, o_.key_parts, o_.pairs)) {
-      for (const std::int64_t second : draw_different(random, o_.key_parts, 1 + o_.distractors)) {
+    for (const int64_t first : draw_different(random, o_.key_parts, o_.pairs)) {
+      for (const int64_t second : draw_different(random, o_.key_parts, 1 + o_.distractors)) {
         pairs.push_back({kTaskTokens + first, kTaskTokens + o_.key_parts + second,
                          kTaskTokens + 2 * o_.key_parts + draw(random, o_.values)});
       }
     }
     TaskSequence sequence = empty_sequence();
-    for (const std::int64_t i : draw_different(random, std::ssize(pairs), std::ssize(pairs))) {
-      Pair& pair = pairs[static_cast<std::size_t>(i)];
+    for (const int64_t i : draw_different(random, std::ssize(pairs), std::ssize(pairs))) {
+      Pair& pair = pairs[static_cast<size_t>(i)];
       sequence.ids.insert(sequence.ids.end(), {pair.first, pair.second, pair.value});
       pair.place = std::ssize(sequence.ids) - 1;
     }
-    for (std::int64_t q = 0; q < o_.questions; ++q) {
-      const Pair& pair = pairs[static_cast<std::size_t>(draw(random, std::ssize(pairs)))];
+    for (int64_t q = 0; q < o_.questions; ++q) {
+      const Pair& pair = pairs[static_cast<size_t>(draw(random, std::ssize(pairs)))];
       ask(sequence, {pair.first, pair.second}, pair.place);
     }
     return sequence;
@@ -138,13 +137,13 @@ class RecallTask final : public SequenceTask {
 
 TaskSequence SequenceTask::empty_sequence() const {
   TaskSequence sequence;
-  sequence.ids.reserve(static_cast<std::size_t>(length()));
-  sequence.labels.reserve(static_cast<std::size_t>(length()));
+  sequence.ids.reserve(static_cast<size_t>(length()));
+  sequence.labels.reserve(static_cast<size_t>(length()));
   return sequence;
 }
 
-TaskSequence SequenceTask::example(std::uint64_t seed, Split split, std::uint64_t index) const {
-  Random random(seed, 2 * index + static_cast<std::uint64_t>(split));
+TaskSequence SequenceTask::example(uint64_t seed, Split split, uint64_t index) const {
+  Random random(seed, 2 * index + static_cast<uint64_t>(split));
   return make(random);
 }
 
@@ -152,10 +151,10 @@ std::unique_ptr<SequenceTask> needle_task(const NeedleOptions& options) {
   return std::make_unique<NeedleTask>(options);
 }
 
-std::string needle_label(std::int64_t id, const NeedleOptions& options) {
+std::string needle_label(int64_t id, const NeedleOptions& options) {
   if (id == kTaskMark) return "?";
-  const std::int64_t key = id - kTaskTokens;
-  const std::int64_t value = key - options.keys, noise = value - options.values;
+  const int64_t key = id - kTaskTokens;
+  const int64_t value = key - options.keys, noise = value - options.values;
   if (key < 0) return std::to_string(id);
   if (value < 0) return "key" + std::to_string(key);
   return noise < 0 ? "val" + std::to_string(value) : "n" + std::to_string(noise);
