@@ -1,24 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn classify: labels for lines of text.
+// diffattn classify: labels lines of text.
 
 #include <fmt/core.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
-#include "diffattn/data/metrics.h"
-#include "diffattn/ops.h"
-#include "diffattn/train/classifier.h"
 #include "apps/diffattn/options/line_items.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/verbs.h"
+#include "diffattn/data/metrics.h"
+#include "diffattn/ops.h"
+#include "diffattn/train/classifier.h"
 
 namespace diffattn::app {
 namespace {
-
-using ClassifyJson = nlohmann::ordered_json;
 
 struct ClassifyOptions {
   std::string model, input, device = "cpu";
@@ -26,9 +23,9 @@ struct ClassifyOptions {
   bool json = false, explain = false, truncate = false;
 };
 
-constexpr int64_t kMapEntries = int64_t{1} << 22;  // of one map that are held at a time
+constexpr int64_t kMapEntries = int64_t{1} << 22;  // most entries of a map held at a time
 
-/// Row `b` of the batch of a call, alone.
+/// Returns the attention call for text `b` of the batch alone.
 nn::HeadTensors one_text(const nn::HeadTensors& call, int64_t b) {
   nn::HeadTensors one = call;
   for (torch::Tensor* t : {&one.q1, &one.q2, &one.k1, &one.k2}) *t = t->narrow(0, b, 1);
@@ -74,20 +71,20 @@ class Classify {
     }
   }
 
-  /// Labels of a batch, in the order of lines.
+  /// Classifies a batch and adds the results in the order of the lines.
   void answer(std::vector<LineItem>& batch) {
     std::vector<size_t> good;
     for (size_t i = 0; i < batch.size(); ++i) {
       check_label(batch[i]);
       if (batch[i].error.empty()) good.push_back(i);
     }
-    std::vector<ClassifyJson> results(batch.size());
+    std::vector<Json> results(batch.size());
     if (!good.empty()) predict(batch, good, results);
     for (size_t i = 0; i < batch.size(); ++i) results_.add(batch[i], results[i]);
   }
 
   void predict(const std::vector<LineItem>& batch, const std::vector<size_t>& good,
-               std::vector<ClassifyJson>& results) {
+               std::vector<Json>& results) {
     const torch::NoGradGuard no_grad;
     const torch::Device device(options_.device);
     size_t longest = 0;
@@ -116,16 +113,16 @@ class Classify {
     }
   }
 
-  ClassifyJson result_of(const LineItem& item, const torch::Tensor& chances) {
+  Json result_of(const LineItem& item, const torch::Tensor& chances) {
     const auto& labels = model_->config.labels;
     const auto best = chances.argmax().item<int64_t>();
-    ClassifyJson probabilities = ClassifyJson::object();
+    Json probabilities = Json::object();
     for (size_t i = 0; i < labels.size(); ++i) {
       probabilities[labels[i]] = chances[static_cast<int64_t>(i)].item<double>();
     }
-    ClassifyJson result{{"line", item.line},
-                        {"label", labels[static_cast<size_t>(best)]},
-                        {"probabilities", probabilities}};
+    Json result{{"line", item.line},
+                {"label", labels[static_cast<size_t>(best)]},
+                {"probabilities", probabilities}};
     if (item.truncated()) result["truncated_from"] = item.tokens;
     if (item.expected) {
       const auto wanted = std::ranges::find(labels, *item.expected) - labels.begin();
@@ -135,14 +132,14 @@ class Classify {
     return result;
   }
 
-  /// [N]: what the tokens of text `b` that were pooled took from each token, in the last layer,
-  /// with its sign; mean over heads.
+  /// Returns [N]: the signed attention weight that each token of text `b` gets in the last layer,
+  /// as the mean over heads and over the rows that the classifier pools.
   torch::Tensor token_weights(const nn::AttentionTrace& layer, int64_t b, int64_t length) const {
     const nn::HeadTensors h = one_text(layer.calls.front(), b);
     const std::string& pooling = model_->config.classifier_pooling;
     const int64_t begin = pooling == "last" ? length - 1 : 0;
     const int64_t end = pooling == "cls" ? 1 : length;
-    // A block of rows at a time: a whole map is quadratic in the length.
+    // We go by blocks of rows, because a whole map is quadratic in the length.
     const int64_t block = std::max<int64_t>(1, kMapEntries / (h.q1.size(2) * h.k1.size(1)));
     torch::Tensor sum = torch::zeros({h.k1.size(1)}, torch::kFloat64);
     for (int64_t row = begin; row < end; row += block) {
@@ -151,12 +148,12 @@ class Classify {
                  .select(2, 2)
                  .mean(1)[0]
                  .to(torch::kCPU, torch::kFloat64)
-                 .sum(0);  // of [rows, N]
+                 .sum(0);  // [rows, N] -> [N]
     }
     return sum / (end - begin);
   }
 
-  ClassifyJson explained(const LineItem& item, const torch::Tensor& weights) const {
+  Json explained(const LineItem& item, const torch::Tensor& weights) const {
     std::vector<std::pair<double, size_t>> all;
     for (size_t i = 0; i < item.ids.size(); ++i) {
       all.emplace_back(weights[static_cast<int64_t>(i)].item<double>(), i);
@@ -166,10 +163,10 @@ class Classify {
     };
     std::ranges::stable_sort(all, larger);
     all.resize(std::min(all.size(), static_cast<size_t>(options_.top_tokens)));
-    ClassifyJson tokens = ClassifyJson::array();
-    for (const auto& [weight, place] : all) {
-      const auto id = static_cast<io::TokenId>(item.ids[place]);
-      ClassifyJson token{{"index", place}, {"id", id}, {"weight", weight}};
+    Json tokens = Json::array();
+    for (const auto& [weight, index] : all) {
+      const auto id = static_cast<io::TokenId>(item.ids[index]);
+      Json token{{"index", index}, {"id", id}, {"weight", weight}};
       if (tokenizer_) token["token"] = tokenizer_->decode({&id, 1}, false);
       tokens.push_back(std::move(token));
     }
@@ -177,16 +174,17 @@ class Classify {
   }
 
   int finish() {
-    ClassifyJson metrics = ClassifyJson::object();
+    Json metrics = Json::object();
     if (confusion_.total() > 0) {
       metrics = {{"labelled", confusion_.total()},
                  {"accuracy", confusion_.accuracy()},
                  {"macro_f1", confusion_.macro_f1()}};
-      ClassifyJson table = ClassifyJson::array();
+      Json table = Json::array();
       for (int64_t label = 0; label < confusion_.classes(); ++label) {
-        ClassifyJson row = ClassifyJson::array();
-        for (int64_t p = 0; p < confusion_.classes(); ++p)
-          row.push_back(confusion_.count(label, p));
+        Json row = Json::array();
+        for (int64_t predicted = 0; predicted < confusion_.classes(); ++predicted) {
+          row.push_back(confusion_.count(label, predicted));
+        }
         table.push_back(row);
       }
       metrics["confusion"] = table;
@@ -206,23 +204,25 @@ class Classify {
 
 }  // namespace
 
-Run add_classify(CLI::App& app) {
+VerbAction add_classify(CLI::App& app) {
   auto options = std::make_shared<ClassifyOptions>();
   CLI::App* verb = app.add_subcommand("classify", "Label lines of text: JSONL in, JSONL out");
-  verb->add_option("--model", options->model, "folder of a classifier")->required();
+  verb->add_option("--model", options->model, "model folder of a classifier")->required();
   verb->add_option("--input", options->input,
-                   "lines {\"text\": ...}, with \"label\" to measure; - reads standard input")
+                   "JSONL file of {\"text\": ...}, - for standard input; lines with \"label\" "
+                   "count for the accuracy")
       ->required();
-  verb->add_option("--batch-size", options->batch_size, "texts at a time (32)")
+  verb->add_option("--batch-size", options->batch_size, "texts at a time (default 32)")
       ->check(integer_in(1, int64_t{1} << 16));
   CLI::Option* explain = verb->add_flag("--explain", options->explain,
-                                        "also the tokens that attention took most from, with sign");
-  verb->add_option("--top-tokens", options->top_tokens, "how many of them (10)")
+                                        "also list the tokens with the largest attention weights");
+  verb->add_option("--top-tokens", options->top_tokens, "tokens in that list (default 10)")
       ->check(integer_in(1, int64_t{1} << 20))
       ->needs(explain);
-  verb->add_flag("--truncate", options->truncate, "texts longer than the model are no fault");
+  verb->add_flag("--truncate", options->truncate,
+                 "allow texts that are longer than the model reads");
   add_device_option(*verb, options->device);
-  verb->add_flag("--json", options->json, "one JSON object on standard output");
+  verb->add_flag("--json", options->json, "print one JSON object instead of one per line");
   verb->footer("Example:\n  diffattn classify --model runs/a/model --input in.jsonl --explain");
   return [options] { return Classify(*options).run(); };
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn compare: DIFF and its variants beside the Transformer of equal size.
+// diffattn compare: trains DIFF and its variants beside a Transformer of equal size.
 
 #include "compare/compare.h"
 
@@ -9,18 +9,17 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/options/run_file.h"
+#include "apps/diffattn/terminal/progress_bar.h"
+#include "apps/diffattn/verbs.h"
 #include "compare/recipes.h"
 #include "compare/results.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "train/stop_signal.h"
-#include "apps/diffattn/machine/machine.h"
-#include "apps/diffattn/options/option_checks.h"
-#include "apps/diffattn/terminal/progress.h"
-#include "apps/diffattn/options/run_file.h"
-#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {
@@ -28,17 +27,17 @@ namespace {
 struct CompareArguments {
   std::string task, config, out;
   std::vector<std::string> set, models = {"diffllama", "transformer"};
-  std::vector<int64_t> seeds;  // none: the config's
+  std::vector<int64_t> seeds;  // empty: the seed of the config
   std::vector<double> learning_rates;
-  int64_t jobs = 0, samples = 0, threads = 0;  // 0: as they are
+  int64_t jobs = 0, samples = 0, threads = 0;  // 0: the default
   bool json = false, keep_models = false, as_given = false;
 };
 
 const std::vector<std::string> kIntroduction{
-    "A differential head computes two softmax maps and subtracts one from the other, so that what "
-    "both look at by mistake cancels.",
+    "A differential head computes two softmax maps and subtracts one from the other, so that noise "
+    "in both maps cancels.",
     "A head of the Transformer has one map, which always spreads some of its weight over noise.",
-    "The models here saw the same sequences in the same order; the table has their sizes.",
+    "All models here saw the same sequences in the same order. The table shows their sizes.",
 };
 
 train::RunConfig base_config(const CompareArguments& arguments) {
@@ -53,7 +52,7 @@ train::RunConfig base_config(const CompareArguments& arguments) {
   return config;
 }
 
-/// What to type next, with the reason.
+/// Returns commands to run next, each with its purpose as a comment.
 std::vector<std::string> next_steps(const CompareArguments& arguments, int64_t seed) {
   const std::string task = arguments.task.empty() ? "needle" : arguments.task;
   const std::string program = program_invocation_name;
@@ -88,17 +87,22 @@ std::vector<std::string> next_steps(const CompareArguments& arguments, int64_t s
   return steps;
 }
 
-/// Results that cannot be written should be known before hours of training.
+/// Throws io::Error before hours of training if results cannot be written to the folder.
 void check_writable_folder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw io::Error(folder, "could not be made: " + error.message());
+  if (error) throw io::Error(folder, "could not create the folder: " + error.message());
   const io::AtomicFile probe(folder + "/results.json");
 }
 
-int run_compare(const CompareArguments& arguments) {
-  if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
-  const train::RunConfig base = base_config(arguments);
+compare::CompareOptions compare_options(const CompareArguments& arguments,
+                                        const train::RunConfig& base) {
+  if (const std::string problem = device_problem(base.train.device); !problem.empty()) {
+    throw train::ConfigError("train.device: " + problem);
+  }
+  if (arguments.samples > 0 && base.task != train::Task::kNeedle) {
+    throw train::ConfigError("--samples: expected task needle, got " + train::task_name(base.task));
+  }
   compare::CompareOptions options;
   for (const std::string& model : arguments.models) {
     options.models.push_back(compare::contender(model, base));
@@ -111,17 +115,15 @@ int run_compare(const CompareArguments& arguments) {
   if (arguments.keep_models && !arguments.out.empty()) {
     options.models_folder = arguments.out + "/models";
   }
-  if (const std::string problem = device_problem(base.train.device); !problem.empty()) {
-    throw train::ConfigError("train.device: " + problem);
-  }
-  if (arguments.samples > 0 && base.task != "needle") {
-    throw train::ConfigError("--samples: expected task needle, got " + base.task);
-  }
-  if (!arguments.out.empty()) check_writable_folder(arguments.out);
-  Progress bar("compare", compare::total_steps(options));
+  return options;
+}
+
+/// Trains and measures, with a bar on a terminal and lines elsewhere.
+compare::Comparison run_comparison(const compare::CompareOptions& options) {
+  ProgressBar bar("compare", compare::total_steps(options));
   const train::StopSignal signal;
   compare::CompareEvents events;
-  events.on_step = [&](const std::string& what) { bar.step(what); };
+  events.on_step = [&](const std::string& text) { bar.step(text); };
   events.on_message = [&](const std::string& line) {
     bar.clear();
     fmt::print(stderr, "{}\n", line);
@@ -132,9 +134,15 @@ int run_compare(const CompareArguments& arguments) {
                point.step, point.loss, point.valid_loss, point.valid_accuracy);
   };
   events.stop = [&] { return signal.received() != 0; };
-  const compare::Comparison comparison = compare::compare(options, events);
+  return compare::compare(options, events);
+}
+
+int run_compare(const CompareArguments& arguments) {
+  if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
+  const compare::CompareOptions options = compare_options(arguments, base_config(arguments));
+  if (!arguments.out.empty()) check_writable_folder(arguments.out);
+  const compare::Comparison comparison = run_comparison(options);
   const auto next = next_steps(arguments, options.seeds.front());
-  bar.clear();
   if (!arguments.out.empty()) {
     compare::write_results(arguments.out, comparison, kIntroduction, next);
   }
@@ -153,40 +161,40 @@ int run_compare(const CompareArguments& arguments) {
 
 }  // namespace
 
-Run add_compare(CLI::App& app) {
+VerbAction add_compare(CLI::App& app) {
   auto arguments = std::make_shared<CompareArguments>();
-  CLI::App* verb = app.add_subcommand(
-      "compare", "Train DIFF beside a Transformer of equal size, on the same data");
+  CLI::App* verb = app.add_subcommand("compare", "Train DIFF beside a Transformer of equal size");
   verb->add_option("--task", arguments->task,
-                   "needle, recall, classify, summarize (needle), or lm with --config");
-  verb->add_option("--config", arguments->config, "run file (TOML) in place of the task's recipe");
+                   "needle, recall, classify or summarize; lm with --config (default needle)");
+  verb->add_option("--config", arguments->config, "run file (TOML) instead of the task's recipe");
   verb->add_option("--models", arguments->models,
-                   "presets, each with keys of its own: diffllama:head_norm=false "
-                   "(diffllama,transformer)")
+                   "presets, each with its own keys: diffllama:head_norm=false (default "
+                   "diffllama,transformer)")
       ->delimiter(',');
   verb->add_option("--seeds", arguments->seeds,
-                   "one run per model and seed (the config's, 11 without)")
+                   "seeds; every model trains once with each (default: the seed of the config, 11 "
+                   "for a recipe)")
       ->delimiter(',')
       ->check(integer_from(0));
   verb->add_option("--learning-rates", arguments->learning_rates,
-                   "each model tries these on a seed apart and takes the best for it")
+                   "learning rates; every model tries them with another seed and takes its best")
       ->delimiter(',');
   verb->add_option("--set", arguments->set, "override a key: train.steps=20")
       ->allow_extra_args(false);
   CLI::Option* out =
       verb->add_option("--out", arguments->out, "folder for report.html, results.json and CSV");
   verb->add_option("--samples", arguments->samples,
-                   "of needle: sequences per number of needles and depth (64)")
+                   "task needle: sequences per number of needles and depth (default 64)")
       ->check(integer_in(1, int64_t{1} << 20));
-  verb->add_option("--jobs", arguments->jobs, "runs at a time (one per thread)")
+  verb->add_option("--jobs", arguments->jobs, "runs that train at a time (default: one per thread)")
       ->check(integer_in(1, 1024));
-  verb->add_option("--threads", arguments->threads, "threads in all (those of the machine)")
+  verb->add_option("--threads", arguments->threads, "threads in total (default: all cores)")
       ->check(integer_in(1, 1024));
-  verb->add_flag("--keep-models", arguments->keep_models, "save trained models in OUT/models")
+  verb->add_flag("--keep-models", arguments->keep_models, "save the trained models in OUT/models")
       ->needs(out);
   verb->add_flag("--as-given", arguments->as_given,
-                 "leave widths as they are where parameter counts differ");
-  verb->add_flag("--json", arguments->json, "one JSON object on standard output");
+                 "do not change widths to make parameter counts equal");
+  verb->add_flag("--json", arguments->json, "print one JSON object");
   verb->footer("Example:\n  diffattn compare --task needle --seeds 11,12,13 --out runs/c");
   return [arguments] { return run_compare(*arguments); };
 }

@@ -1,32 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn convert: a model folder from one layout to another.
+// diffattn convert: converts a model folder from one layout to another.
 
 #include "diffattn/convert/convert.h"
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/progress_bar.h"
+#include "apps/diffattn/verbs.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "train/stop_signal.h"
-#include "apps/diffattn/options/option_checks.h"
-#include "apps/diffattn/terminal/progress.h"
-#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 struct ConvertArguments {
   std::string source, target, from, to, pairing = "paired", report;
   std::vector<std::string> renames;
-  std::uint64_t max_shard_mib = std::uint64_t{50} << 10;
-  std::optional<std::uint64_t> seed;
+  uint64_t max_shard_mib = uint64_t{50} << 10;
+  std::optional<uint64_t> seed;
   bool attention_only = false, force = false, dry_run = false, follow_links = false, json = false;
 };
 
@@ -73,13 +72,7 @@ Json convert_json(const convert::Report& report, const ConvertArguments& argumen
               {"tensors", tensors}};
 }
 
-/// Names of files may be any bytes.
-std::string json_text(const convert::Report& report, const ConvertArguments& arguments) {
-  const Json json = convert_json(report, arguments);
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-/// "model.layers.3.mlp.up_proj.weight" -> "model.layers.*.mlp.up_proj.weight"
+/// Replaces the layer: "model.layers.3.mlp.up_proj.weight" -> "model.layers.*.mlp.up_proj.weight".
 std::string without_layer(const std::string& name) {
   const std::string mark = ".layers.";
   const size_t begin = name.find(mark);
@@ -88,27 +81,37 @@ std::string without_layer(const std::string& name) {
   return end == std::string::npos ? name : name.substr(0, number) + "*" + name.substr(end);
 }
 
+/// A line of the printed report: tensors that differ in their layer only.
 struct ConvertRow {
   std::string name, what, type;
   size_t count = 0;
 };
 
-/// One line per tensor of a layer, however many layers there are.
-void print_conversion(const convert::Report& report, const ConvertArguments& arguments) {
+/// Adds one to the count of the row with the same texts, which it appends if there is none.
+void count_row(std::vector<ConvertRow>& rows, const ConvertRow& row) {
+  const auto same = [&](const ConvertRow& other) {
+    return other.name == row.name && other.what == row.what && other.type == row.type;
+  };
+  auto found = std::find_if(rows.begin(), rows.end(), same);
+  if (found == rows.end()) found = rows.insert(rows.end(), row);
+  ++found->count;
+}
+
+std::vector<ConvertRow> converted_rows(const convert::Report& report) {
   std::vector<ConvertRow> rows;
-  size_t width = 6, what_width = 4;
   for (const convert::TensorReport& item : report.tensors) {
-    ConvertRow row;
-    row.name = without_layer(item.tensor.name);
-    row.what = item.what + (item.exact ? "" : ", rounded once");
-    row.type =
-        fmt::format("{} {}", io::dtype_name(item.tensor.dtype), io::shape_text(item.tensor.shape));
-    const auto same = [&](const ConvertRow& other) {
-      return other.name == row.name && other.what == row.what && other.type == row.type;
-    };
-    auto found = std::find_if(rows.begin(), rows.end(), same);
-    if (found == rows.end()) found = rows.insert(rows.end(), row);
-    ++found->count;
+    count_row(rows,
+              {without_layer(item.tensor.name), item.what + (item.exact ? "" : ", rounded once"),
+               fmt::format("{} {}", io::dtype_name(item.tensor.dtype),
+                           io::shape_text(item.tensor.shape))});
+  }
+  return rows;
+}
+
+void print_conversion(const convert::Report& report, const ConvertArguments& arguments) {
+  const std::vector<ConvertRow> rows = converted_rows(report);
+  size_t width = 6, what_width = 4;
+  for (const ConvertRow& row : rows) {
     width = std::max(width, row.name.size());
     what_width = std::max(what_width, row.what.size());
   }
@@ -118,27 +121,25 @@ void print_conversion(const convert::Report& report, const ConvertArguments& arg
     fmt::print("{:<{}}  {:>5}  {:<{}}  {}\n", row.name, width, row.count, row.what, what_width,
                row.type);
   }
-  for (const std::string& file : report.files)
-    fmt::print("{:<{}}  {:>5}  carried over\n", file, width, 1);
+  for (const std::string& file : report.files) {
+    fmt::print("{:<{}}  {:>5}  copied\n", file, width, 1);
+  }
   std::vector<ConvertRow> left;
   for (const convert::Left& item : report.left) {
-    const std::string name = without_layer(item.name);
-    const auto same = [&](const ConvertRow& o) { return o.name == name && o.what == item.why; };
-    auto found = std::find_if(left.begin(), left.end(), same);
-    if (found == left.end()) found = left.insert(left.end(), {name, item.why, "", 0});
-    ++found->count;
+    count_row(left, {without_layer(item.name), item.why, ""});
   }
   for (const ConvertRow& row : left) {
-    fmt::print("{:<{}}  {:>5}  left: {}\n", row.name, width, row.count, row.what);
+    fmt::print("{:<{}}  {:>5}  left out: {}\n", row.name, width, row.count, row.what);
   }
   for (const std::string& note : report.notes) fmt::print("note: {}\n", note);
   fmt::print("{} to {}: {} tensors, {:.1f} MiB{} {}\n", convert::format_name(report.from),
              convert::format_name(report.to), report.tensors.size(),
              static_cast<double>(report.bytes) / (1 << 20),
-             arguments.dry_run ? ", nothing written to" : " in", arguments.target);
+             arguments.dry_run ? "; nothing written to" : " in", arguments.target);
 }
 
-/// What a source is may stand in its config.json alone: a dry run says.
+/// Throws io::Error if --attention-only or --seed do not fit the source. A dry run finds its
+/// format, which may stand in config.json only.
 void check_source(const ConvertArguments& arguments, convert::Options options) {
   if (!arguments.attention_only && !arguments.seed) return;
   options.dry_run = true;
@@ -149,17 +150,17 @@ void check_source(const ConvertArguments& arguments, convert::Options options) {
                     fmt::format("expected a motif or phi4_flash model for --attention-only, got {}",
                                 convert::format_name(from)));
   }
-  // Only a Llama that becomes a DiffLlama is given something new.
+  // Only the conversion of a Llama into a DiffLlama draws new weights.
   const bool gets_new = from == convert::Format::kLlama && arguments.to == "diffllama";
   if (arguments.seed && !gets_new) {
     throw io::Error(arguments.source,
-                    fmt::format("expected a llama model to diffllama for --seed, got {} to {}",
+                    fmt::format("expected llama to diffllama for --seed, got {} to {}",
                                 convert::format_name(from), arguments.to));
   }
 }
 
-/// A report that cannot be written should be known before the conversion. One inside the new folder
-/// is known after it alone.
+/// Throws io::Error before the conversion if --report cannot be written. A report inside the new
+/// folder cannot be checked before that folder exists.
 void check_report(const ConvertArguments& arguments) {
   namespace fs = std::filesystem;
   if (arguments.report.empty()) return;
@@ -176,15 +177,16 @@ int run_convert(const ConvertArguments& arguments) {
   check_source(arguments, options);
   const train::StopSignal signal;
   PercentBar bar("convert");
-  options.progress = [&](std::uint64_t done, std::uint64_t total) {
+  options.progress = [&](uint64_t done, uint64_t total) {
     if (signal.received() != 0) throw io::Error(arguments.target, "stopped; nothing was written");
     bar.show(done, total);
   };
   const convert::Report report = convert::convert(arguments.source, arguments.target, options);
   bar.clear();
-  if (!arguments.report.empty()) io::write_text(arguments.report, json_text(report, arguments));
+  const std::string json = json_text(convert_json(report, arguments)) + "\n";
+  if (!arguments.report.empty()) io::write_text(arguments.report, json);
   if (arguments.json) {
-    fmt::print("{}", json_text(report, arguments));
+    fmt::print("{}", json);
   } else {
     print_conversion(report, arguments);
   }
@@ -193,38 +195,41 @@ int run_convert(const ConvertArguments& arguments) {
 
 }  // namespace
 
-Run add_convert(CLI::App& app) {
+VerbAction add_convert(CLI::App& app) {
   auto arguments = std::make_shared<ConvertArguments>();
-  CLI::App* verb = app.add_subcommand("convert", "A model folder from one layout to another");
+  CLI::App* verb =
+      app.add_subcommand("convert", "Convert a model folder from one layout to another");
   verb->add_option("source", arguments->source, "model folder to read")->required();
-  verb->add_option("target", arguments->target, "model folder to make")->required();
-  verb->add_option(
-          "--from", arguments->from,
-          "microsoft, microsoft_v2, diffllama, llama, motif or phi4_flash (as config.json says)")
+  verb->add_option("target", arguments->target, "model folder to write")->required();
+  verb->add_option("--from", arguments->from,
+                   "layout of the source (default: the one that config.json names)")
       ->check(CLI::IsMember(convert::format_names()));
-  verb->add_option("--to", arguments->to, "microsoft, microsoft_v2, diffllama, llama or diffattn")
+  verb->add_option("--to", arguments->to,
+                   "layout of the target; motif and phi4_flash can be read only")
       ->required()
       ->check(CLI::IsMember(convert::format_names()));
   verb->add_option("--gqa", arguments->pairing,
-                   "pairing a microsoft model was trained with: paired or legacy_naive (paired)")
+                   "pairing of heads that a microsoft model was trained with (default paired)")
       ->check(CLI::IsMember({"paired", "legacy_naive"}));
   verb->add_flag("--attention-only", arguments->attention_only,
-                 "of motif and phi4_flash: keep the attention layers");
-  verb->add_option("--rename", arguments->renames, "OLD=NEW: a part of tensor names, repeatable")
+                 "convert only the attention layers of a motif or phi4_flash model");
+  verb->add_option("--rename", arguments->renames, "OLD=NEW: replace a part of tensor names")
       ->check([](const std::string& text) {
         return text.find('=') == std::string::npos ? "expected OLD=NEW, got " + text : "";
       })
       ->allow_extra_args(false);
-  verb->add_option("--max-shard-mib", arguments->max_shard_mib, "size of weight files (51200)")
+  verb->add_option("--max-shard-mib", arguments->max_shard_mib,
+                   "largest size of a weight file in MiB (default 51200)")
       ->check(integer_in(1, int64_t{1} << 40));
-  verb->add_option("--seed", arguments->seed, "of a Llama's new second maps (0)")
+  verb->add_option("--seed", arguments->seed,
+                   "seed of the second maps that a Llama gets (default 0)")
       ->check(any_seed());
   verb->add_flag("--follow-links", arguments->follow_links,
-                 "read files behind symbolic links, as download caches have them");
-  verb->add_flag("--force", arguments->force, "replace a model folder that exists");
-  verb->add_flag("--dry-run", arguments->dry_run, "check and report, write nothing");
+                 "read through symbolic links, which download caches use");
+  verb->add_flag("--force", arguments->force, "replace an existing model folder");
+  verb->add_flag("--dry-run", arguments->dry_run, "check and report without writing");
   verb->add_option("--report", arguments->report, "also write the JSON report to this file");
-  verb->add_flag("--json", arguments->json, "one JSON object on standard output");
+  verb->add_flag("--json", arguments->json, "print the report as one JSON object");
   verb->footer("Example:\n  diffattn convert --from microsoft --to diffllama IN OUT");
   return [arguments] { return run_convert(*arguments); };
 }

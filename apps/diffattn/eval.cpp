@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn eval: loss, perplexity and accuracy of a model over a whole data set, and what its
-// attention does there.
+// diffattn eval: measures loss, perplexity, accuracy and attention statistics of a model over a
+// data set.
 
 #include <fmt/core.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 
-#include "diffattn/io/tokenizer.h"
-#include "train/tasks/evaluator.h"
-#include "train/language_data.h"
-#include "diffattn/models/model_folder.h"
-#include "diffattn/train/task_data.h"
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/option_checks.h"
-#include "apps/diffattn/terminal/progress.h"
+#include "apps/diffattn/terminal/data_warnings.h"
+#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/terminal/text_table.h"
 #include "apps/diffattn/verbs.h"
+#include "diffattn/io/error.h"
+#include "diffattn/io/tokenizer.h"
+#include "diffattn/models/model_folder.h"
+#include "diffattn/train/task_data.h"
+#include "train/language_data.h"
+#include "train/tasks/evaluator.h"
 
 namespace diffattn::app {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct EvalOptions {
   std::string model, data, device = "cpu", dtype = "float32";
@@ -33,20 +34,13 @@ struct EvalOptions {
   bool json = false, skip_bad = false;
 };
 
-/// What of the data was not measured.
+/// Counts of the data that was not measured.
 struct Unmeasured {
-  uint64_t skipped_lines = 0;  // bad ones
-  uint64_t truncated = 0;      // texts without their end
-
-  void print() const {
-    if (skipped_lines > 0) fmt::print(stderr, "diffattn: bad lines skipped: {}\n", skipped_lines);
-    if (truncated > 0) {
-      fmt::print(stderr, "diffattn: texts too long, which lost their end: {}\n", truncated);
-    }
-  }
+  uint64_t skipped_lines = 0;  // bad lines
+  uint64_t truncated = 0;      // texts that were too long
 };
 
-/// Those that there are.
+/// Returns the values that are not NaN by name.
 Json named_values(const train::Values& values) {
   Json result = Json::object();
   for (const auto& [name, value] : values) {
@@ -69,10 +63,16 @@ Json buckets_json(const train::Evaluator& evaluator) {
   return all;
 }
 
-/// Values named "layer.3.entropy", "layer.3.path.1.entropy" as a table with a line per layer.
-void print_layers(const train::Values& values) {
+/// Statistics of every layer, or of every path of a layer.
+struct LayerTable {
   std::vector<std::string> statistics;
-  std::vector<std::pair<std::string, std::map<std::string, double>>> layers;
+  std::vector<std::pair<std::string, std::map<std::string, double>>> layers;  // "3", "3.path.1"
+};
+
+/// Groups values named "layer.3.entropy" or "layer.3.path.1.entropy" by layer.
+LayerTable layer_table(const train::Values& values) {
+  LayerTable table;
+  auto& [statistics, layers] = table;
   for (const auto& [name, value] : values) {
     if (std::isnan(value)) continue;
     const size_t begin = name.find('.') + 1, end = name.rfind('.');
@@ -83,6 +83,11 @@ void print_layers(const train::Values& values) {
       statistics.push_back(statistic);
     }
   }
+  return table;
+}
+
+void print_layers(const train::Values& values) {
+  const auto [statistics, layers] = layer_table(values);
   if (layers.empty()) return;
   TextTable table{.lines = {fmt::format("{:<8}", "layer")}, .marks = {""}, .columns = {}};
   for (const auto& [layer, row] : layers) {
@@ -143,21 +148,22 @@ int report_evaluation(const train::Evaluator& evaluator, const Unmeasured& unmea
               {"buckets", buckets_json(evaluator)},
               {"attention", attention}};
   if (evaluator.confusion().classes() > 0) result["macro_f1"] = evaluator.confusion().macro_f1();
-  fmt::print("{}\n", result.dump(2));
+  fmt::print("{}\n", json_text(result));
   return 0;
 }
 
-/// Every batch of the data, one after the other; a batch without ids at the end.
+/// Returns the next batch of the data, and a batch without ids at the end.
 using NextBatch = std::function<train::Batch()>;
 
-struct Evaluated {
+/// A model with the batches to evaluate it on.
+struct EvalData {
   std::shared_ptr<train::TaskModel> model;
   NextBatch next;
   int64_t batches = 0;
   Unmeasured unmeasured;
 };
 
-Evaluated language_evaluation(const EvalOptions& options, const io::Tokenizer& tokenizer) {
+EvalData language_evaluation(const EvalOptions& options, const io::Tokenizer& tokenizer) {
   nn::CausalLM model = models::load_causal_lm(options.model);
   data::ReadReport report;
   const data::Corpus corpus = data::read_corpus(
@@ -175,9 +181,9 @@ Evaluated language_evaluation(const EvalOptions& options, const io::Tokenizer& t
           {.skipped_lines = report.skipped}};
 }
 
-/// Texts with classes, or documents with summaries.
-Evaluated example_evaluation(const EvalOptions& options, const nn::ModelConfig& config,
-                             const io::Tokenizer& tokenizer) {
+/// Loads a classifier with labelled texts, or an encoder-decoder with documents and summaries.
+EvalData example_evaluation(const EvalOptions& options, const nn::ModelConfig& config,
+                            const io::Tokenizer& tokenizer) {
   const bool classes = config.kind != nn::ModelKind::kEncoderDecoder;
   data::ExampleOptions reading;
   reading.skip_bad = options.skip_bad;
@@ -212,52 +218,54 @@ int run_eval(const EvalOptions& options) {
   const auto tokenizer = io::tokenizer_in(options.model);
   if (!tokenizer) {
     throw io::Error(options.model,
-                    "has no tokenizer.json: eval reads text (models of generated tasks: diffattn "
-                    "compare, diffattn analyze --task)");
+                    "has no tokenizer.json, and eval reads text; for a model of a generated task "
+                    "use diffattn compare or diffattn analyze --task");
   }
   if (options.seq_len > config.max_position_embeddings) {
-    fmt::print(
-        stderr,
-        "diffattn: --seq-len: rows of {} tokens, of which the model was made for the first {}\n",
-        options.seq_len, config.max_position_embeddings);
+    fmt::print(stderr, "diffattn: --seq-len: rows have {} tokens, but the model was made for {}\n",
+               options.seq_len, config.max_position_embeddings);
   }
   const bool language = config.kind == nn::ModelKind::kDecoder && config.labels.empty();
-  Evaluated evaluated = language ? language_evaluation(options, *tokenizer)
-                                 : example_evaluation(options, config, *tokenizer);
-  evaluated.unmeasured.print();
-  evaluated.model->module()->to(torch::Device(options.device));
-  train::Evaluator evaluator(*evaluated.model, options.dtype, options.stats_batches);
-  Progress progress("eval", evaluated.batches);
-  for (train::Batch batch = evaluated.next(); batch.ids.defined(); batch = evaluated.next()) {
+  EvalData data = language ? language_evaluation(options, *tokenizer)
+                           : example_evaluation(options, config, *tokenizer);
+  warn_of_skipped_lines(data.unmeasured.skipped_lines);
+  const int64_t longest = options.seq_len > 0 ? options.seq_len : config.max_position_embeddings;
+  warn_of_truncated_texts(data.unmeasured.truncated, std::to_string(longest));
+  data.model->module()->to(torch::Device(options.device));
+  train::Evaluator evaluator(*data.model, options.dtype, options.stats_batches);
+  ProgressBar bar("eval", data.batches);
+  for (train::Batch batch = data.next(); batch.ids.defined(); batch = data.next()) {
     evaluator.add(batch);
-    progress.step(fmt::format("loss {:.4f}", evaluator.total().loss()));
+    bar.step(fmt::format("loss {:.4f}", evaluator.total().loss()));
   }
-  progress.clear();
-  return report_evaluation(evaluator, evaluated.unmeasured, options.json);
+  bar.clear();
+  return report_evaluation(evaluator, data.unmeasured, options.json);
 }
 
 }  // namespace
 
-Run add_eval(CLI::App& app) {
+VerbAction add_eval(CLI::App& app) {
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* verb = app.add_subcommand("eval", "Loss and accuracy of a model on a data set");
-  verb->add_option("--model", options->model, "model folder or checkpoint with a tokenizer")
+  CLI::App* verb = app.add_subcommand("eval", "Measure loss and accuracy of a model on a data set");
+  verb->add_option("--model", options->model, "model folder or checkpoint with a tokenizer.json")
       ->required();
   verb->add_option("--data", options->data,
-                   "text file, folder, JSONL or token file; for classifiers and summarisers JSONL")
+                   "text file, folder, JSONL or token file; JSONL for classifiers and "
+                   "encoder-decoders")
       ->required();
-  verb->add_option("--seq-len", options->seq_len, "tokens per row (the model's maximum)")
+  verb->add_option("--seq-len", options->seq_len,
+                   "tokens per row (default: the most that the model reads)")
       ->check(integer_in(2, int64_t{1} << 24));
-  verb->add_option("--batch-size", options->batch_size, "rows at a time (8)")
+  verb->add_option("--batch-size", options->batch_size, "rows at a time (default 8)")
       ->check(integer_in(1, int64_t{1} << 20));
   verb->add_option("--stats-batches", options->stats_batches,
-                   "batches over which attention statistics are taken (1)")
+                   "batches to take attention statistics over (default 1)")
       ->check(integer_from(0));
-  verb->add_option("--dtype", options->dtype, "float32 or bfloat16 (float32)")
+  verb->add_option("--dtype", options->dtype, "type of the computation (default float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   add_device_option(*verb, options->device);
   verb->add_flag("--skip-bad", options->skip_bad, "skip and count bad lines of JSONL data");
-  verb->add_flag("--json", options->json, "one JSON object on standard output");
+  verb->add_flag("--json", options->json, "print one JSON object");
   verb->footer("Example:\n  diffattn eval --model runs/a/model --data valid.txt");
   return [options] { return run_eval(*options); };
 }

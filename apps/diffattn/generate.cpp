@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn generate: continues prompts with a model folder.
+// diffattn generate: continues prompts with a language model.
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include <chrono>
+#include <functional>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/options/stop_text.h"
+#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/verbs.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/io/tokenizer.h"
-#include "diffattn/nn/generate.h"
 #include "diffattn/models/model_folder.h"
+#include "diffattn/nn/generate.h"
 #include "diffattn/train/run_config.h"
-#include "apps/diffattn/options/option_checks.h"
-#include "apps/diffattn/options/stop_text.h"
-#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using Ids = std::vector<int64_t>;
 
-constexpr std::uint64_t kMaxPromptBytes = std::uint64_t{64} << 20;
+constexpr uint64_t kMaxPromptBytes = uint64_t{64} << 20;
 
 struct GenerateOptions {
   std::string model, prompt, input, device = "cpu", dtype = "float32";
@@ -38,7 +39,7 @@ struct GenerateOptions {
   bool json = false;
 };
 
-/// What to continue: ids, and the text they came from where there is one.
+/// The prompts as ids, and as texts unless they were given as ids.
 struct Prompts {
   std::vector<Ids> ids;
   std::vector<std::string> texts;
@@ -68,7 +69,7 @@ std::vector<std::string> lines_of(const std::string& path) {
 Prompts prompts_of(const GenerateOptions& options, const std::optional<io::Tokenizer>& tokenizer) {
   if (!options.prompt_ids.empty()) return {{options.prompt_ids}, {}};
   if (!tokenizer) {
-    throw io::Error(options.model, "has no tokenizer.json: give --prompt-ids instead of text");
+    throw io::Error(options.model, "has no tokenizer.json; give --prompt-ids instead of text");
   }
   Prompts prompts;
   prompts.texts = options.input.empty() ? std::vector{options.prompt} : lines_of(options.input);
@@ -91,13 +92,14 @@ nn::SamplingOptions sampling_of(const GenerateOptions& options, const nn::ModelC
       .stop_tokens(stops);
 }
 
-struct Row {
-  std::optional<io::StreamDecoder> decoder;
+/// The continuation of one prompt.
+struct Continuation {
+  std::optional<io::StreamDecoder> decoder;  // none without a tokenizer
   StopText text;
-  bool stopped = false;
+  Ids ids;
 };
 
-/// After each token of prompt and continuation the `count` likeliest next ones: [[id, log p], ...].
+/// Returns the `count` likeliest tokens [[id, log p], ...] after each token of `ids` and `added`.
 Json logprobs_of(nn::CausalLM& model, Ids ids, const Ids& added, int64_t count) {
   const torch::NoGradGuard no_grad;
   ids.insert(ids.end(), added.begin(), added.end());
@@ -107,65 +109,62 @@ Json logprobs_of(nn::CausalLM& model, Ids ids, const Ids& added, int64_t count) 
   const auto [values, tokens] =
       logits.log_softmax(-1).topk(std::min(count, logits.size(-1)), /*dim=*/-1);
   const auto log_p = values.to(torch::kCPU), id = tokens.to(torch::kCPU);
-  Json places = Json::array();
-  for (int64_t place = 0; place < log_p.size(0); ++place) {
+  Json positions = Json::array();
+  for (int64_t position = 0; position < log_p.size(0); ++position) {
     Json best = Json::array();
     for (int64_t i = 0; i < log_p.size(1); ++i) {
-      best.push_back({id[place][i].item<int64_t>(), log_p[place][i].item<float>()});
+      best.push_back({id[position][i].item<int64_t>(), log_p[position][i].item<float>()});
     }
-    places.push_back(best);
+    positions.push_back(best);
   }
-  return places;
+  return positions;
 }
 
-void print_json(const Prompts& prompts, const std::vector<Ids>& tokens,
-                const std::vector<Row>& rows, const Json& logprobs, double seconds) {
+void print_json(const Prompts& prompts, const std::vector<Continuation>& rows, const Json& logprobs,
+                double seconds) {
   Json all = Json::array();
   int64_t count = 0;
-  for (size_t i = 0; i < tokens.size(); ++i) {
+  for (size_t i = 0; i < rows.size(); ++i) {
     Json row;
     if (!prompts.texts.empty()) row["prompt"] = prompts.texts[i];
     row["prompt_ids"] = prompts.ids[i];
-    row["ids"] = tokens[i];
+    row["ids"] = rows[i].ids;
     if (rows[i].decoder) row["text"] = rows[i].text.all();
     if (!logprobs.empty()) row["logprobs"] = logprobs[i];
     all.push_back(row);
-    count += static_cast<int64_t>(tokens[i].size());
+    count += std::ssize(rows[i].ids);
   }
-  Json result{{"results", all},
-              {"tokens", count},
-              {"seconds", seconds},
-              {"tokens_per_second", static_cast<double>(count) / seconds}};
-  // Invalid UTF-8 in a prompt is shown, not refused.
-  fmt::print("{}\n", result.dump(2, ' ', false, Json::error_handler_t::replace));
+  const Json result{{"results", all},
+                    {"tokens", count},
+                    {"seconds", seconds},
+                    {"tokens_per_second", static_cast<double>(count) / seconds}};
+  fmt::print("{}\n", json_text(result));
 }
 
-void print_text(const Prompts& prompts, const std::vector<Ids>& tokens,
-                const std::vector<Row>& rows) {
-  for (size_t i = 0; i < tokens.size(); ++i) {
+void print_text(const Prompts& prompts, const std::vector<Continuation>& rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i].decoder) {
       fmt::print("{}{}\n", prompts.texts.empty() ? "" : prompts.texts[i], rows[i].text.all());
     } else {
-      std::string line;
-      for (const int64_t id : tokens[i]) line += (line.empty() ? "" : ",") + std::to_string(id);
-      fmt::print("{}\n", line);
+      fmt::print("{}\n", fmt::join(rows[i].ids, ","));
     }
   }
 }
 
-/// A model goes on beyond the positions it was trained for, but does not know them.
-void note_length(const Prompts& prompts, const std::vector<Ids>& tokens, int64_t known) {
+/// Warns if a text grew beyond the positions that the model was trained for.
+void warn_of_length(const Prompts& prompts, const std::vector<Continuation>& rows,
+                    int64_t trained) {
   size_t longest = 0;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    longest = std::max(longest, prompts.ids[i].size() + tokens[i].size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    longest = std::max(longest, prompts.ids[i].size() + rows[i].ids.size());
   }
-  if (std::cmp_less_equal(longest, known)) return;
+  if (std::cmp_less_equal(longest, trained)) return;
   std::fflush(stdout);
-  fmt::print(stderr, "diffattn: {} tokens, of which the model was made for the first {}\n", longest,
-             known);
+  fmt::print(stderr, "diffattn: the text has {} tokens, but the model was made for {}\n", longest,
+             trained);
 }
 
-/// What says how to sample says nothing about the likeliest token.
+/// Throws train::ConfigError for sampling options at temperature 0, which would have no effect.
 void check_sampling(const GenerateOptions& o) {
   if (o.temperature > 0.0) return;
   const auto refuse = [](const char* option) {
@@ -176,104 +175,128 @@ void check_sampling(const GenerateOptions& o) {
   if (o.seed != 0) refuse("--seed");
 }
 
-int run_generate(const GenerateOptions& options) {
-  check_sampling(options);
+nn::CausalLM load_language_model(const GenerateOptions& options) {
   if (!models::read_model_config(options.model).labels.empty()) {
     throw io::Error(options.model,
-                    "expected a causal language model, got a classifier (diffattn classify)");
+                    "expected a causal language model, got a classifier; use diffattn classify");
   }
   const auto dtype = options.dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32;
   nn::CausalLM model = models::load_causal_lm(options.model, dtype);
   model->to(torch::Device(options.device));
-  const auto tokenizer = io::tokenizer_in(options.model);
-  if (!options.stop.empty() && !tokenizer) {
-    throw io::Error(options.model, "has no tokenizer.json: --stop needs one");
-  }
-  const Prompts prompts = prompts_of(options, tokenizer);
-  const bool stream = !options.json && tokenizer && prompts.ids.size() == 1;
-  std::vector<Row> rows(prompts.ids.size());
-  for (Row& row : rows) {
+  return model;
+}
+
+/// Generates all continuations and hands each new piece of text to `show`.
+std::vector<Continuation> continue_prompts(nn::CausalLM& model, const Prompts& prompts,
+                                           const GenerateOptions& options,
+                                           const std::optional<io::Tokenizer>& tokenizer,
+                                           const std::function<void(const std::string&)>& show) {
+  std::vector<Continuation> rows(prompts.ids.size());
+  for (Continuation& row : rows) {
     if (tokenizer) row.decoder.emplace(*tokenizer);
     row.text = StopText(options.stop);
   }
+  const auto take = [&](size_t index, int64_t token) {
+    Continuation& row = rows[index];
+    if (!row.decoder) return true;
+    show(row.text.push(row.decoder->push(static_cast<io::TokenId>(token))));
+    return !row.text.found();
+  };
+  auto ids =
+      nn::generate(*model, prompts.ids, sampling_of(options, model->config, tokenizer), take);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i].ids = std::move(ids[i]);
+    if (rows[i].decoder) show(rows[i].text.finish(rows[i].decoder->finish()));
+  }
+  return rows;
+}
+
+int run_generate(const GenerateOptions& options) {
+  check_sampling(options);
+  nn::CausalLM model = load_language_model(options);
+  const auto tokenizer = io::tokenizer_in(options.model);
+  if (!options.stop.empty() && !tokenizer) {
+    throw io::Error(options.model, "has no tokenizer.json, which --stop needs");
+  }
+  const Prompts prompts = prompts_of(options, tokenizer);
+  const bool stream = !options.json && tokenizer && prompts.ids.size() == 1;
   const auto show = [&](const std::string& text) {
     if (!stream) return;
     fmt::print("{}", text);
     std::fflush(stdout);
   };
-  if (stream && !prompts.texts.empty()) show(prompts.texts[0]);
+  if (!prompts.texts.empty()) show(prompts.texts[0]);
   const auto start = std::chrono::steady_clock::now();
-  const auto tokens = nn::generate(
-      *model, prompts.ids, sampling_of(options, model->config, tokenizer),
-      [&](size_t row, int64_t token) {
-        if (!rows[row].decoder) return true;
-        show(rows[row].text.push(rows[row].decoder->push(static_cast<io::TokenId>(token))));
-        return !rows[row].text.found();
-      });
+  const auto rows = continue_prompts(model, prompts, options, tokenizer, show);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  for (Row& row : rows) {
-    if (row.decoder) show(row.text.finish(row.decoder->finish()));
-  }
   if (options.json) {
     Json logprobs = Json::array();
-    for (size_t i = 0; i < tokens.size() && options.logprobs > 0; ++i) {
-      logprobs.push_back(logprobs_of(model, prompts.ids[i], tokens[i], options.logprobs));
+    for (size_t i = 0; i < rows.size() && options.logprobs > 0; ++i) {
+      logprobs.push_back(logprobs_of(model, prompts.ids[i], rows[i].ids, options.logprobs));
     }
-    print_json(prompts, tokens, rows, logprobs, seconds.count());
+    print_json(prompts, rows, logprobs, seconds.count());
   } else if (stream) {
     fmt::print("\n");
   } else {
-    print_text(prompts, tokens, rows);
+    print_text(prompts, rows);
   }
-  note_length(prompts, tokens, model->config.max_position_embeddings);
+  warn_of_length(prompts, rows, model->config.max_position_embeddings);
   return 0;
+}
+
+void add_sampling_options(CLI::App& verb, GenerateOptions& options) {
+  CLI::Option* temperature =
+      verb.add_option("--temperature", options.temperature,
+                      "sampling temperature; 0 takes the likeliest token (default 0)")
+          ->check(not_negative());
+  verb.add_option("--top-k", options.top_k,
+                  "sample from the k likeliest tokens; 0 means all (default 0)")
+      ->check(integer_from(0))
+      ->needs(temperature);
+  verb.add_option(
+          "--top-p", options.top_p,
+          "sample from the likeliest tokens that have this probability together (default 1)")
+      ->check(share())
+      ->needs(temperature);
+  verb.add_option("--repetition-penalty", options.repetition_penalty,
+                  "values above 1 make earlier tokens less likely (default 1)")
+      ->check(positive());
+  verb.add_option("--seed", options.seed, "seed of the sampling (default 0)")
+      ->check(any_seed())
+      ->needs(temperature);
 }
 
 }  // namespace
 
-Run add_generate(CLI::App& app) {
+VerbAction add_generate(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
-  CLI::App* verb = app.add_subcommand("generate", "Continue prompts with a model");
+  CLI::App* verb = app.add_subcommand("generate", "Continue prompts with a language model");
   verb->add_option("--model", options->model, "model folder or checkpoint")->required();
-  CLI::Option_group* what = verb->add_option_group("prompt", "What to continue");
-  what->add_option("--prompt", options->prompt, "text to continue");
-  what->add_option("--prompt-ids", options->prompt_ids, "token ids to continue: 5,7,9")
+  verb->add_option("--prompt", options->prompt, "text to continue");
+  verb->add_option("--prompt-ids", options->prompt_ids, "token ids to continue: 5,7,9")
       ->delimiter(',');
-  what->add_option("--input", options->input,
-                   "file with a prompt per line; - reads standard input");
-  what->require_option(1);
-  verb->add_option("--max-new-tokens", options->max_new_tokens, "at most this many (64)")
+  verb->add_option("--input", options->input,
+                   "file with one prompt per line, - for standard input");
+  verb->add_option("--max-new-tokens", options->max_new_tokens,
+                   "most tokens to generate (default 64)")
       ->check(integer_in(0, int64_t{1} << 40));
-  CLI::Option* temperature = verb->add_option("--temperature", options->temperature,
-                                              "of the sampling; 0: always the likeliest token (0)")
-                                 ->check(not_negative());
-  verb->add_option("--top-k", options->top_k, "sample from the k likeliest tokens; 0: all (0)")
-      ->check(integer_from(0))
-      ->needs(temperature);
-  verb->add_option("--top-p", options->top_p,
-                   "sample from the likeliest tokens with this share (1)")
-      ->check(share())
-      ->needs(temperature);
-  verb->add_option("--repetition-penalty", options->repetition_penalty,
-                   "above 1: tokens that were there become less likely (1)")
-      ->check(positive());
-  verb->add_option("--seed", options->seed, "of the sampling (0)")
-      ->check(any_seed())
-      ->needs(temperature);
-  verb->add_option("--stop", options->stop, "text at which to stop; may be given several times")
+  add_sampling_options(*verb, *options);
+  verb->add_option("--stop", options->stop, "text that ends the continuation")
       ->check([](const std::string& text) {
         return text.empty() ? "expected a text, got nothing" : "";
       })
       ->allow_extra_args(false);
-  verb->add_option("--dtype", options->dtype, "float32 or bfloat16 (float32)")
+  verb->add_option("--dtype", options->dtype, "type of the weights (default float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   add_device_option(*verb, options->device);
-  auto* json = verb->add_flag("--json", options->json, "one JSON object on standard output");
+  auto* json = verb->add_flag("--json", options->json, "print one JSON object");
   verb->add_option("--logprobs", options->logprobs,
-                   "log-probabilities of the k likeliest tokens at every place")
+                   "print the k likeliest tokens at every position with their log-probabilities")
       ->check(integer_from(0))
       ->needs(json);
+  verb->callback([verb] { check_one_of(*verb, {"--prompt", "--prompt-ids", "--input"}, true); });
   verb->footer(
+      "Give one of --prompt, --prompt-ids and --input.\n\n"
       "Example:\n  diffattn generate --model runs/a/model --prompt \"Once\" --temperature 0.8");
   return [options] { return run_generate(*options); };
 }

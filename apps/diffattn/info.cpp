@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn info: versions, the machine, the backends and which one each type would take.
+// diffattn info: versions, the machine, its backends, and the backend that each type runs on.
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -8,17 +8,16 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 
+#include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/terminal.h"
+#include "apps/diffattn/verbs.h"
 #include "diffattn/kernels/backend.h"
 #include "diffattn/ops.h"
-#include "apps/diffattn/machine/machine.h"
-#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct NamedDtype {
   const char* name;
@@ -31,7 +30,7 @@ constexpr std::array kDtypes{NamedDtype{"float32", torch::kFloat32, Dtype::kFloa
                              NamedDtype{"float16", torch::kFloat16, Dtype::kFloat16},
                              NamedDtype{"float64", torch::kFloat64, Dtype::kFloat64}};
 
-/// Whether a CPU backend refuses the type on every machine.
+/// True if a CPU backend refuses the type on every machine.
 bool refuses(const BackendInfo& info, Dtype dtype) {
   Problem problem;
   problem.dtype = dtype;
@@ -40,10 +39,10 @@ bool refuses(const BackendInfo& info, Dtype dtype) {
          });
 }
 
-/// Why a backend was chosen: what stands in front of it, and why that is not taken.
-std::string reason(const std::string& device, Dtype dtype, const std::string& chosen) {
-  const char* limit = std::getenv("DIFFATTN_BACKEND");
-  if (limit != nullptr && *limit != '\0') return fmt::format("DIFFATTN_BACKEND={}", limit);
+/// Returns why each backend before the chosen one was not taken.
+std::string choice_reason(const std::string& device, Dtype dtype, const std::string& chosen) {
+  const std::string_view limit = environment_variable("DIFFATTN_BACKEND");
+  if (!limit.empty()) return fmt::format("DIFFATTN_BACKEND={}", limit);
   std::vector<std::string> unfit, absent, reasons;
   for (const BackendInfo& backend : backends()) {
     if (backend.device != device) continue;
@@ -59,10 +58,10 @@ std::string reason(const std::string& device, Dtype dtype, const std::string& ch
     reasons.push_back(fmt::format("{} {} not on this machine", fmt::join(absent, ", "),
                                   absent.size() == 1 ? "is" : "are"));
   }
-  return reasons.empty() ? "first of the list" : fmt::format("{}", fmt::join(reasons, "; "));
+  return reasons.empty() ? "first in the list" : fmt::format("{}", fmt::join(reasons, "; "));
 }
 
-Json collect() {
+Json collect_info() {
   const Machine machine = this_machine();
   Json info;
   info["version"] = DIFFATTN_VERSION;
@@ -91,7 +90,7 @@ Json collect() {
       info["choice"].push_back({{"device", device},
                                 {"dtype", dtype.name},
                                 {"backend", chosen},
-                                {"why", reason(device, dtype.of_kernels, chosen)}});
+                                {"why", choice_reason(device, dtype.of_kernels, chosen)}});
     }
   }
   return info;
@@ -106,7 +105,7 @@ std::string gpu_text(const Json& gpu) {
   return usable > 0 ? names : names + " (this torch cannot use it)";
 }
 
-void print(const Json& info) {
+void print_info(const Json& info) {
   const Json& cpu = info["cpu"];
   const auto row = [](const char* name, const std::string& text) {
     fmt::print("  {:<9} {}\n", name, text);
@@ -118,35 +117,35 @@ void print(const Json& info) {
   row("CPU", fmt::format("{}, {} {}, {}, {:.1f} GiB{}", text(cpu["model"]), cpu["cores"].get<int>(),
                          cpu["cores"].get<int>() == 1 ? "core" : "cores",
                          thread_text(cpu["threads"].get<int>()), cpu["memory_gib"].get<double>(),
-                         cpu["memory_limited"].get<bool>() ? " (limit of its control group)" : ""));
+                         cpu["memory_limited"].get<bool>() ? " (limit of the control group)" : ""));
   row("ISA", fmt::format("{}", fmt::join(cpu["isa"].get<std::vector<std::string>>(), " ")));
   row("GPU", gpu_text(info["gpu"]));
 
-  fmt::print("\n  {:<12} {:<7} {:<9} {}\n", "backend", "device", "here", "what it is");
+  fmt::print("\n  {:<12} {:<7} {:<9} {}\n", "backend", "device", "here", "description");
   for (const Json& backend : info["backends"]) {
     fmt::print("  {:<12} {:<7} {:<9} {}\n", text(backend["name"]), text(backend["device"]),
                backend["available"].get<bool>() ? "yes" : "no", text(backend["description"]));
   }
-  fmt::print("\n  {:<12} {:<7} {:<12} {}\n", "type", "device", "runs on", "why");
+  fmt::print("\n  {:<9} {:<7} {:<12} {}\n", "type", "device", "runs on", "why");
   for (const Json& choice : info["choice"]) {
-    fmt::print("  {:<12} {:<7} {:<12} {}\n", text(choice["dtype"]), text(choice["device"]),
+    fmt::print("  {:<9} {:<7} {:<12} {}\n", text(choice["dtype"]), text(choice["device"]),
                text(choice["backend"]), text(choice["why"]));
   }
 }
 
 }  // namespace
 
-Run add_info(CLI::App& app) {
-  auto* verb = app.add_subcommand("info", "Versions, machine, backends and which one would run");
+VerbAction add_info(CLI::App& app) {
+  auto* verb = app.add_subcommand("info", "Show versions, the machine and its backends");
   verb->footer("Example:\n  diffattn info --json");
   auto json = std::make_shared<bool>(false);
-  verb->add_flag("--json", *json, "one JSON object on standard output");
+  verb->add_flag("--json", *json, "print one JSON object");
   return [json] {
-    const Json info = collect();
+    const Json info = collect_info();
     if (*json) {
-      fmt::print("{}\n", info.dump(2));
+      fmt::print("{}\n", json_text(info));
     } else {
-      print(info);
+      print_info(info);
     }
     return 0;
   };

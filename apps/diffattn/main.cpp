@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The program: picks a verb, runs it, turns what happened into an exit code.
+// The program: picks a verb, runs it and turns the result into an exit code.
 //   0 done   1 failed   2 wrong use   3 loss not finite   4 out of memory
 
 #include <c10/util/Exception.h>
@@ -8,21 +8,23 @@
 
 #include <exception>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
-#include "diffattn/train/run_config.h"
+#include "apps/diffattn/terminal/help_format.h"
 #include "apps/diffattn/verbs.h"
+#include "diffattn/train/run_config.h"
 
 namespace {
 
 constexpr int kFailed = 1;
 constexpr int kWrongUse = 2;
 
-/// " bench attention": what the arguments named before one of them was wrong.
+/// Returns the verbs that were parsed before an argument was wrong: " bench attention".
 std::string chosen_verbs(const CLI::App& app) {
   std::string names;
   for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
@@ -32,19 +34,23 @@ std::string chosen_verbs(const CLI::App& app) {
   return names;
 }
 
-int run_program(int argc, char** argv) {
-  CLI::App app("Differential Transformers: fused attention, models and tools.", "diffattn");
-  app.set_version_flag("--version", "diffattn " DIFFATTN_VERSION);
-  app.footer("Example:\n  diffattn info\n\nHelp on a verb: diffattn <verb> --help");
-  app.require_subcommand(1);
+/// Returns the message of a parse error in the form of our own messages.
+std::string parse_message(const CLI::ParseError& error) {
+  std::string message = error.what();
+  const std::string too_many = ": At Most 1 required but received ";  // CLI11's ArgumentMismatch
+  if (const size_t at = message.find(too_many); at != std::string::npos) {
+    return message.replace(at, too_many.size(), ": expected one value, got ");
+  }
+  if (const size_t at = message.find(": 1 required "); at != std::string::npos) {
+    return message.substr(0, at) + ": expected a value, got none";
+  }
+  if (message[0] >= 'A' && message[0] <= 'Z') message[0] += 'a' - 'A';
+  return message;
+}
 
-  const std::vector<diffattn::app::Run> runs{
-      diffattn::app::add_info(app),     diffattn::app::add_selftest(app),
-      diffattn::app::add_bench(app),    diffattn::app::add_train(app),
-      diffattn::app::add_eval(app),     diffattn::app::add_generate(app),
-      diffattn::app::add_classify(app), diffattn::app::add_summarize(app),
-      diffattn::app::add_compare(app),  diffattn::app::add_analyze(app),
-      diffattn::app::add_convert(app),  diffattn::app::add_tokenize(app)};
+/// Parses the arguments. Returns an exit code if there is nothing to run: after --help, --version
+/// and wrong use.
+std::optional<int> parse_arguments(CLI::App& app, int argc, char** argv) {
   if (argc < 2) {
     fmt::print(stderr, "{}", app.help());
     return kWrongUse;
@@ -61,31 +67,47 @@ int run_program(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::string message = error.what();
-    if (message[0] >= 'A' && message[0] <= 'Z') message[0] += 'a' - 'A';
-    fmt::print(stderr, "diffattn: {}\nRun 'diffattn{} --help' for its options.\n", message,
-               chosen_verbs(app));
+    fmt::print(stderr, "diffattn: {}\nRun 'diffattn{} --help' for its options.\n",
+               parse_message(error), chosen_verbs(app));
     return kWrongUse;
   }
+  return std::nullopt;
+}
+
+int run_program(int argc, char** argv) {
+  using namespace diffattn::app;
+  CLI::App app("Differential Transformers: fused attention, models and tools.", "diffattn");
+  // Verbs that are added later inherit the formatter and the help flag.
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.set_help_flag("-h,--help", "print this help and exit");
+  app.set_version_flag("--version", "diffattn " DIFFATTN_VERSION, "print the version and exit");
+  app.footer("Example:\n  diffattn info\n\nHelp on a verb: diffattn VERB --help");
+  app.require_subcommand(1);
+  const std::vector<VerbAction> actions{add_info(app),     add_selftest(app),  add_bench(app),
+                                        add_train(app),    add_eval(app),      add_generate(app),
+                                        add_classify(app), add_summarize(app), add_compare(app),
+                                        add_analyze(app),  add_convert(app),   add_tokenize(app)};
   const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
+  for (CLI::App* verb : verbs) verb->group("Verbs");
+  if (const auto code = parse_arguments(app, argc, argv)) return *code;
   for (size_t i = 0; i < verbs.size(); ++i) {
-    if (verbs[i]->parsed()) return runs[i]();
+    if (verbs[i]->parsed()) return actions[i]();
   }
   return kWrongUse;
 }
 
-/// Warnings of torch and of the library as lines of the program, each once.
+/// Prints each warning of torch and of the library once, as a line of the program.
 class WarningLines : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {
-    if (said_.insert(warning.msg()).second) fmt::print(stderr, "diffattn: {}\n", warning.msg());
+    if (printed_.insert(warning.msg()).second) fmt::print(stderr, "diffattn: {}\n", warning.msg());
   }
 
  private:
-  std::set<std::string> said_;
+  std::set<std::string> printed_;
 };
 
-/// Messages of the operators name the library themselves.
+/// Prints an error. Messages of the operators start with "diffattn: " already.
 void print_error(const std::string& message) {
   const bool named = message.starts_with("diffattn: ");
   fmt::print(stderr, "{}{}\n", named ? "" : "diffattn: ", message);
@@ -106,7 +128,8 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     print_error(error.what());
   }
-  // A flush that failed before has left nothing for this one to fail with.
+  // ferror() reports earlier writes that failed: after them fflush() may have nothing left to
+  // write.
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout.flush()) {
     fmt::print(stderr, "diffattn: could not write to standard output\n");
     return kFailed;

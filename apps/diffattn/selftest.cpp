@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn selftest: the numerics of every backend of this machine against the reference in double.
+// diffattn selftest: compares every backend of this machine with the reference in double.
 
 #include <fmt/core.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <chrono>
-#include <nlohmann/json.hpp>
 
-#include "diffattn/ops.h"
+#include "apps/diffattn/terminal/json_text.h"
 #include "apps/diffattn/verbs.h"
+#include "diffattn/ops.h"
 
 namespace diffattn::app {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using torch::Tensor;
 
-/// What is promised: relative Frobenius error of the output, and of all gradients together.
-struct Promise {
+/// Bounds of the relative Frobenius error of the output and of each gradient.
+struct ErrorBound {
   const char* name;
   torch::ScalarType dtype;
   double forward, backward;
 };
-constexpr std::array kPromises{Promise{"float32", torch::kFloat32, 2e-6, 2e-6},
-                               Promise{"bfloat16", torch::kBFloat16, 3e-3, 6e-3},
-                               Promise{"float16", torch::kFloat16, 4e-4, 8e-4},
-                               Promise{"float64", torch::kFloat64, 1e-13, 1e-13}};
+constexpr std::array kErrorBounds{ErrorBound{"float32", torch::kFloat32, 2e-6, 2e-6},
+                                  ErrorBound{"bfloat16", torch::kBFloat16, 3e-3, 6e-3},
+                                  ErrorBound{"float16", torch::kFloat16, 4e-4, 8e-4},
+                                  ErrorBound{"float64", torch::kFloat64, 1e-13, 1e-13}};
 
-/// Tensors of one case in double, already rounded to the type under test: q1 q2 k1 k2 v lambda.
+/// One test case.
 struct Case {
-  std::vector<Tensor> inputs;
+  std::vector<Tensor> inputs;  // q1 q2 k1 k2 v lambda in double, rounded to the type under test
   AttentionOptions options;
 };
 
@@ -64,8 +64,8 @@ std::vector<Case> make_cases(torch::ScalarType dtype) {
   return cases;
 }
 
-/// Output and gradients, in double, of one case computed in `dtype` on `device`.
-struct Outcome {
+/// Output and gradients of a case, converted to double.
+struct CaseResult {
   Tensor out;
   std::vector<Tensor> gradients;
 };
@@ -81,7 +81,7 @@ AttentionOptions on_device(AttentionOptions options, const torch::Device& device
   return options;
 }
 
-Outcome compute(const Case& one, torch::ScalarType dtype, const torch::Device& device) {
+CaseResult compute(const Case& one, torch::ScalarType dtype, const torch::Device& device) {
   std::vector<Tensor> leaves;
   for (size_t i = 0; i < one.inputs.size(); ++i) {
     const bool is_lambda = i + 1 == one.inputs.size();
@@ -91,19 +91,19 @@ Outcome compute(const Case& one, torch::ScalarType dtype, const torch::Device& d
   const Tensor out = attention(leaves[0], leaves[1], leaves[2], leaves[3], leaves[4], leaves[5],
                                on_device(one.options, device));
   const Tensor dout = torch::linspace(-1, 1, out.numel(), torch::kFloat64).cos().view(out.sizes());
-  Outcome outcome{out.detach().to(torch::kCPU, torch::kFloat64), {}};
-  // The cotangent is rounded to bfloat16 for all types, so that all see the same one.
-  const Tensor cotangent = dout.to(torch::kBFloat16).to(out.options());
-  for (const Tensor& gradient : torch::autograd::grad({out}, leaves, {cotangent})) {
-    outcome.gradients.push_back(gradient.to(torch::kCPU, torch::kFloat64));
+  CaseResult result{out.detach().to(torch::kCPU, torch::kFloat64), {}};
+  // We round dout to bfloat16 for every type, so that all types get the same dout.
+  const Tensor rounded = dout.to(torch::kBFloat16).to(out.options());
+  for (const Tensor& gradient : torch::autograd::grad({out}, leaves, {rounded})) {
+    result.gradients.push_back(gradient.to(torch::kCPU, torch::kFloat64));
   }
-  return outcome;
+  return result;
 }
 
-/// A case and what the reference makes of it in double.
+/// A case and its result by the reference in double.
 struct Truth {
   Case one;
-  Outcome outcome;
+  CaseResult result;
 };
 
 std::vector<Truth> make_truths(torch::ScalarType dtype) {
@@ -117,21 +117,21 @@ std::vector<Truth> make_truths(torch::ScalarType dtype) {
   return truths;
 }
 
-/// Largest relative Frobenius error over the cases, of the outputs and of the gradients.
+/// Largest relative Frobenius error over the cases: of the outputs, and of the gradients.
 struct Errors {
   double forward = 0.0, backward = 0.0;
 };
 
-Errors measure(const std::string& backend, const torch::Device& device, torch::ScalarType dtype,
-               const std::vector<Truth>& truths) {
+Errors measure_errors(const std::string& backend, const torch::Device& device,
+                      torch::ScalarType dtype, const std::vector<Truth>& truths) {
   Errors errors;
   limit_backend(backend);
   for (const auto& [one, truth] : truths) {
-    const Outcome got = compute(one, dtype, device);
+    const CaseResult got = compute(one, dtype, device);
     const auto relative = [](const Tensor& a, const Tensor& b) {
       return ((a - b).norm() / b.norm()).item<double>();
     };
-    // Negated comparison: NaN counts as the worst.
+    // Comparisons with NaN are false, so NaN becomes the worst error.
     const auto worse = [](double error, double worst) { return error <= worst ? worst : error; };
     errors.forward = worse(relative(got.out, truth.out), errors.forward);
     for (size_t i = 0; i < truth.gradients.size(); ++i) {
@@ -142,54 +142,72 @@ Errors measure(const std::string& backend, const torch::Device& device, torch::S
   return errors;
 }
 
-/// The entry of one backend: errors and verdict per type.
+/// Tests one backend with every type that it takes. Returns errors, bounds and verdicts.
 Json test_backend(const BackendInfo& backend, const std::vector<std::vector<Truth>>& truths) {
   Json line{{"backend", backend.name}, {"device", backend.device}, {"passed", true}};
   const torch::Device device(backend.device);
-  for (size_t i = 0; i < kPromises.size(); ++i) {
-    const Promise& promise = kPromises[i];
+  for (size_t i = 0; i < kErrorBounds.size(); ++i) {
+    const ErrorBound& bound = kErrorBounds[i];
     limit_backend(backend.name);
-    const bool takes = backend_for(device, promise.dtype) == backend.name;
+    const bool takes = backend_for(device, bound.dtype) == backend.name;
     limit_backend("");
     if (!takes) continue;
-    const Errors errors = measure(backend.name, device, promise.dtype, truths[i]);
-    const bool passed = errors.forward <= promise.forward && errors.backward <= promise.backward;
-    line["types"][promise.name] = {{"forward_error", errors.forward},
-                                   {"forward_bound", promise.forward},
-                                   {"backward_error", errors.backward},
-                                   {"backward_bound", promise.backward},
-                                   {"passed", passed}};
+    const Errors errors = measure_errors(backend.name, device, bound.dtype, truths[i]);
+    const bool passed = errors.forward <= bound.forward && errors.backward <= bound.backward;
+    line["types"][bound.name] = {{"forward_error", errors.forward},
+                                 {"forward_bound", bound.forward},
+                                 {"backward_error", errors.backward},
+                                 {"backward_bound", bound.backward},
+                                 {"passed", passed}};
     if (!passed) line["passed"] = false;
   }
   return line;
 }
 
+/// Returns an error in six characters: "3.0e-7", "5e-16", "0".
+std::string error_text(double error) {
+  if (error == 0.0) return "0";
+  std::string text = fmt::format("{:.1e}", error);
+  if (const size_t at = text.find("e-0"); at != std::string::npos) return text.erase(at + 2, 1);
+  return fmt::format("{:.0e}", error);
+}
+
 void print_line(const Json& line) {
-  fmt::print("  {:<12} {:<6}", line["backend"].get<std::string>(),
+  fmt::print("  {:<11} {:<6}", line["backend"].get<std::string>(),
              line["device"].get<std::string>());
-  for (const Promise& promise : kPromises) {
-    if (!line.contains("types") || !line["types"].contains(promise.name)) {
-      fmt::print(" {:>17}", "-");
+  for (const ErrorBound& bound : kErrorBounds) {
+    if (!line.contains("types") || !line["types"].contains(bound.name)) {
+      fmt::print(" {:>13}", "-");
       continue;
     }
-    const Json& type = line["types"][promise.name];
-    fmt::print(" {:>17}", fmt::format("{:.1e} / {:.1e}", type["forward_error"].get<double>(),
-                                      type["backward_error"].get<double>()));
+    const Json& type = line["types"][bound.name];
+    fmt::print(" {:>13}",
+               error_text(type["forward_error"]) + "/" + error_text(type["backward_error"]));
   }
   fmt::print("  {}\n", line["passed"].get<bool>() ? "ok" : "FAILED");
   std::fflush(stdout);
 }
 
-int run(bool json) {
-  const auto start = std::chrono::steady_clock::now();
-  if (!json) {
-    fmt::print("Relative error against the reference in double, forward / backward\n");
-    fmt::print("  {:<12} {:<6}", "backend", "device");
-    for (const Promise& promise : kPromises) fmt::print(" {:>17}", promise.name);
-    fmt::print("\n");
+void print_heading() {
+  fmt::print("Relative error against the reference in double, forward/backward\n");
+  fmt::print("  {:<11} {:<6}", "backend", "device");
+  for (const ErrorBound& bound : kErrorBounds) fmt::print(" {:>13}", bound.name);
+  fmt::print("\n");
+}
+
+void print_bounds() {
+  fmt::print("  {:<11} {:<6}", "bound", "");
+  for (const ErrorBound& bound : kErrorBounds) {
+    fmt::print(" {:>13}", error_text(bound.forward) + "/" + error_text(bound.backward));
   }
-  std::vector<std::vector<Truth>> truths;  // per promise
-  for (const Promise& promise : kPromises) truths.push_back(make_truths(promise.dtype));
+  fmt::print("\n");
+}
+
+int run_selftest(bool json) {
+  const auto start = std::chrono::steady_clock::now();
+  if (!json) print_heading();
+  std::vector<std::vector<Truth>> truths;  // one list per entry of kErrorBounds
+  for (const ErrorBound& bound : kErrorBounds) truths.push_back(make_truths(bound.dtype));
   Json report{{"passed", true}};
   for (const BackendInfo& backend : backends()) {
     if (!backend.available) continue;
@@ -202,25 +220,23 @@ int run(bool json) {
   report["seconds"] =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (json) {
-    fmt::print("{}\n", report.dump(2));
+    fmt::print("{}\n", json_text(report));
   } else {
-    fmt::print(
-        "{} in {:.1f} s (bounds: float32 2e-6, bfloat16 3e-3 / 6e-3, float16 4e-4 / 8e-4, "
-        "float64 1e-13)\n",
-        passed ? "All passed" : "FAILED", report["seconds"].get<double>());
+    print_bounds();
+    fmt::print("{} in {:.1f} s\n", passed ? "All passed" : "FAILED",
+               report["seconds"].get<double>());
   }
   return passed ? 0 : 1;
 }
 
 }  // namespace
 
-Run add_selftest(CLI::App& app) {
-  auto* verb = app.add_subcommand(
-      "selftest", "Check the numerics of every backend of this machine (under 30 s)");
+VerbAction add_selftest(CLI::App& app) {
+  auto* verb = app.add_subcommand("selftest", "Check the numerics of every backend (under 30 s)");
   verb->footer("Example:\n  diffattn selftest --json");
   auto json = std::make_shared<bool>(false);
-  verb->add_flag("--json", *json, "one JSON object on standard output");
-  return [json] { return run(*json); };
+  verb->add_flag("--json", *json, "print one JSON object");
+  return [json] { return run_selftest(*json); };
 }
 
 }  // namespace diffattn::app

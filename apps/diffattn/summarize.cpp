@@ -1,25 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn summarize: a summary for each document.
+// diffattn summarize: writes a summary of each document.
 
 #include <fmt/core.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <nlohmann/json.hpp>
-
+#include "apps/diffattn/options/line_items.h"
+#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/verbs.h"
 #include "diffattn/data/metrics.h"
 #include "diffattn/models/model_folder.h"
 #include "diffattn/train/run_config.h"
 #include "diffattn/train/summarizer.h"
-#include "apps/diffattn/options/line_items.h"
-#include "apps/diffattn/options/option_checks.h"
-#include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
 namespace {
-
-using SummaryJson = nlohmann::ordered_json;
 
 struct SummarizeOptions {
   std::string model, input, device = "cpu";
@@ -58,13 +53,13 @@ class Summarize {
     const auto texts = train::write_texts(*model_, sources, options_.writing);
     size_t next = 0;
     for (const LineItem& item : batch) {
-      SummaryJson result{{"line", item.line}};
+      Json result{{"line", item.line}};
       if (item.error.empty()) add_summary(item, texts[next++], result);
       results_.add(item, result);
     }
   }
 
-  void add_summary(const LineItem& item, const std::vector<int64_t>& ids, SummaryJson& result) {
+  void add_summary(const LineItem& item, const std::vector<int64_t>& ids, Json& result) {
     std::string text;
     if (tokenizer_) {
       text = tokenizer_->decode(std::vector<io::TokenId>(ids.begin(), ids.end()));
@@ -82,7 +77,7 @@ class Summarize {
   }
 
   int finish() {
-    SummaryJson metrics = SummaryJson::object();
+    Json metrics = Json::object();
     if (measured_ > 0) {
       const auto n = static_cast<double>(measured_);
       metrics = {{"measured", measured_},
@@ -106,30 +101,33 @@ class Summarize {
 
 }  // namespace
 
-Run add_summarize(CLI::App& app) {
+VerbAction add_summarize(CLI::App& app) {
   auto options = std::make_shared<SummarizeOptions>();
   CLI::App* verb = app.add_subcommand("summarize", "Summarise documents: JSONL in, JSONL out");
-  verb->add_option("--model", options->model, "folder of an encoder-decoder")->required();
+  verb->add_option("--model", options->model, "model folder of an encoder-decoder")->required();
   verb->add_option("--input", options->input,
-                   "lines {\"document\": ...}, with \"summary\" to measure; - reads standard input")
+                   "JSONL file of {\"document\": ...}, - for standard input; lines with "
+                   "\"summary\" are scored by ROUGE")
       ->required();
-  verb->add_option("--max-new-tokens", options->writing.max_new_tokens, "of a summary (256)")
+  verb->add_option("--max-new-tokens", options->writing.max_new_tokens,
+                   "most tokens of a summary (default 256)")
       ->check(integer_in(1, int64_t{1} << 24));
   CLI::Option* beams = verb->add_option("--beams", options->writing.beams,
-                                        "texts that are tried at a time; 1: greedy (1)")
+                                        "beams of the search; 1 is greedy (default 1)")
                            ->check(integer_in(1, 1024));
   verb->add_option("--length-penalty", options->writing.length_penalty,
-                   "log-probability is divided by length to this power (1)")
+                   "divide the log-probability by length to this power (default 1)")
       ->check(number_in(-10.0, 10.0))
       ->needs(beams);
   verb->add_option("--no-repeat-ngram", options->writing.no_repeat_ngram,
-                   "no run of n tokens twice; 0: off (0)")
+                   "length of token runs that must not repeat; 0 is off (default 0)")
       ->check(integer_in(0, int64_t{1} << 20));
-  verb->add_option("--batch-size", options->batch_size, "documents at a time (16)")
+  verb->add_option("--batch-size", options->batch_size, "documents at a time (default 16)")
       ->check(integer_in(1, int64_t{1} << 16));
-  verb->add_flag("--truncate", options->truncate, "documents longer than the model are no fault");
+  verb->add_flag("--truncate", options->truncate,
+                 "allow documents that are longer than the model reads");
   add_device_option(*verb, options->device);
-  verb->add_flag("--json", options->json, "one JSON object on standard output");
+  verb->add_flag("--json", options->json, "print one JSON object instead of one per line");
   verb->footer("Example:\n  diffattn summarize --model runs/a/model --input in.jsonl --beams 4");
   return [options] {
     if (options->writing.beams == 1 && options->writing.length_penalty != 1.0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn train: from a run file to a run folder.
+// diffattn train: trains a model from a run file into a run folder.
 
 #include <fmt/core.h>
 #include <torch/torch.h>
@@ -8,30 +8,28 @@
 #include <cmath>
 #include <filesystem>
 #include <new>
-#include <nlohmann/json.hpp>
 
-#include "diffattn/io/tokenizer.h"
-#include "train/new_model.h"
-#include "diffattn/train/run.h"
-#include "train/stop_signal.h"
-#include "diffattn/train/task_data.h"
 #include "apps/diffattn/machine/heap.h"
 #include "apps/diffattn/machine/machine.h"
-#include "apps/diffattn/terminal/progress.h"
 #include "apps/diffattn/options/run_file.h"
+#include "apps/diffattn/terminal/data_warnings.h"
+#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/verbs.h"
+#include "diffattn/io/tokenizer.h"
+#include "diffattn/train/run.h"
+#include "diffattn/train/task_data.h"
+#include "train/memory_estimate.h"
+#include "train/stop_signal.h"
 
 namespace diffattn::app {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr int kNonFinite = 3;
 constexpr int kOutOfMemory = 4;
 constexpr char kLessMemory[] =
-    "To need less: lower train.batch_size (and raise train.accumulate), or set "
-    "train.activation_checkpointing = true (with train.keep_attention = \"nothing\" for the "
-    "least).";
+    "To use less memory, lower train.batch_size and raise train.accumulate, or set "
+    "train.activation_checkpointing = true (train.keep_attention = \"nothing\" saves the most).";
 
 struct TrainOptions {
   std::string config, out, resume;
@@ -39,16 +37,12 @@ struct TrainOptions {
   bool dry_run = false, json = false, skip_bad = false;
 };
 
-/// Paths may be any bytes.
-std::string dumped_train(const Json& json) {
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
-}
-
 std::string mebibytes(int64_t bytes) {
   return fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-/// Of the whole model, which may be larger than this machine: layers are alike, so two are enough.
+/// Counts the parameters of the whole model from one and two layers, since all layers are alike.
+/// The whole model may be larger than this machine.
 int64_t parameters_of(train::RunConfig config, const train::TaskData& data) {
   const int64_t layers = config.model.num_hidden_layers;
   const auto count = [&](int64_t some) {
@@ -59,72 +53,79 @@ int64_t parameters_of(train::RunConfig config, const train::TaskData& data) {
   return layers == 1 ? one : one + (layers - 1) * (count(2) - one);
 }
 
-/// The estimate of memory is fitted to causal models of tokens.
+/// True if estimate_memory() fits the task: it is calibrated on causal models of tokens.
 bool memory_is_estimated(const train::RunConfig& config) {
-  return config.task != "classify" && config.task != "summarize";
+  return config.task != train::Task::kClassify && config.task != train::Task::kSummarize;
 }
 
 bool may_warn_of_memory(const train::RunConfig& config) {
   return config.train.device == "cpu" && memory_is_estimated(config);
 }
 
-/// The operating system kills who takes too much, without a word: so it is said before.
+/// Linux kills a process that runs out of memory without a message, so we warn first.
 void warn_of_memory(const train::RunConfig& config, int64_t parameters) {
   const int64_t needed = train::estimate_memory(config, parameters).total();
   const Machine machine = this_machine();
   if (needed <= machine.memory_bytes) return;
-  fmt::print(
-      stderr, "diffattn: this run needs about {}, and the {} {}. {}\n", mebibytes(needed),
-      machine.memory_limited ? "container or control group it is in may take" : "machine has",
-      mebibytes(machine.memory_bytes), kLessMemory);
+  fmt::print(stderr, "diffattn: this run needs about {}, but the {} {}. {}\n", mebibytes(needed),
+             machine.memory_limited ? "control group of this process allows" : "machine has",
+             mebibytes(machine.memory_bytes), kLessMemory);
 }
 
-/// What a run would be, without starting it.
+void print_memory(const train::MemoryEstimate& memory) {
+  const auto row = [](const char* name, int64_t bytes) {
+    fmt::print("  {:<16}{:>9}\n", name, mebibytes(bytes));
+  };
+  fmt::print("memory       {:>14}  at the peak\n", mebibytes(memory.total()));
+  // On a GPU the estimate leaves out the process itself.
+  if (memory.runtime > 0) row("program and heap", memory.runtime);
+  row("weights", memory.parameters);
+  row("optimiser", memory.optimizer);
+  row("activations", memory.activations);
+  row("working memory", memory.working);
+  row("gradients", memory.gradients);
+  fmt::print("  The peak has gradients or activations and working memory, whichever is more.\n");
+}
+
+/// Prints the resolved config, sizes and memory of a run without starting it.
 int dry_run(const train::RunConfig& config, const train::TaskData& data, bool json) {
   const int64_t parameters = parameters_of(config, data);
   const train::MemoryEstimate memory = train::estimate_memory(config, parameters);
   const bool estimated = memory_is_estimated(config);
   if (may_warn_of_memory(config)) warn_of_memory(config, parameters);
   const int64_t per_step = config.train.batch_size * config.train.accumulate * config.train.seq_len;
-  const Json train_tokens = data.train_tokens ? Json(*data.train_tokens) : Json();
   if (json) {
     const Json result{{"parameters", parameters},
                       {"steps", config.train.steps},
                       {"tokens_per_step", per_step},
-                      {"train_tokens", train_tokens},
+                      {"train_tokens", data.train_tokens ? Json(*data.train_tokens) : Json()},
                       {"memory_bytes", estimated ? Json(memory.total()) : Json()},
                       {"config", config.to_toml()}};
-    fmt::print("{}\n", dumped_train(result));
+    fmt::print("{}\n", json_text(result));
     return 0;
   }
   fmt::print("{}\n", config.to_toml());
   fmt::print("parameters   {:>14}\n", parameters);
-  fmt::print("steps        {:>14}  of {} tokens, {}\n", config.train.steps, per_step,
-             data.train_tokens
-                 ? fmt::format("{:.2f} times through the {} of the data",
-                               static_cast<double>(per_step * config.train.steps) /
-                                   static_cast<double>(std::max<int64_t>(1, *data.train_tokens)),
-                               *data.train_tokens)
-                 : "generated without end");
-  if (!estimated) {
-    fmt::print("memory       not estimated for this task\n");
-    return 0;
+  fmt::print("steps        {:>14}  of {} tokens each\n", config.train.steps, per_step);
+  if (data.train_tokens) {
+    const auto epochs = static_cast<double>(per_step * config.train.steps) /
+                        static_cast<double>(std::max<int64_t>(1, *data.train_tokens));
+    fmt::print("data         {:>14}  tokens, read {:.2f} times\n", *data.train_tokens, epochs);
+  } else {
+    fmt::print("data         generated during the run\n");
   }
-  // On a GPU the process itself takes none of it.
-  const std::string program =
-      memory.runtime > 0 ? fmt::format("program and heap {}, ", mebibytes(memory.runtime)) : "";
-  fmt::print(
-      "memory       {:>14}  {}weights {}, optimiser {}, then activations {} and work {}, or "
-      "gradients {}\n",
-      mebibytes(memory.total()), program, mebibytes(memory.parameters), mebibytes(memory.optimizer),
-      mebibytes(memory.activations), mebibytes(memory.working), mebibytes(memory.gradients));
+  if (estimated) {
+    print_memory(memory);
+  } else {
+    fmt::print("memory       not estimated for this task\n");
+  }
   return 0;
 }
 
-/// A bar on a terminal, a line every now and then elsewhere.
-class Reporter {
+/// Reports training as a bar on a terminal, and as lines every train.log_every steps elsewhere.
+class TrainingReporter {
  public:
-  Reporter(const train::RunConfig& config, int64_t done)
+  TrainingReporter(const train::RunConfig& config, int64_t done)
       : config_(config), bar_("train", config.train.steps, done) {}
 
   void step(const train::StepReport& report) {
@@ -153,13 +154,14 @@ class Reporter {
 
  private:
   const train::RunConfig& config_;
-  Progress bar_;
+  ProgressBar bar_;
   double last_loss_ = std::nan(""), valid_loss_ = std::nan(""), valid_accuracy_ = std::nan("");
 };
 
-int finish(train::Outcome outcome, train::Run& run, const Reporter& reporter,
-           const TrainOptions& options, const std::string& folder) {
-  const train::Progress& progress = run.trainer().progress;
+/// Prints how a run ended and returns the exit code.
+int report_end(train::Outcome outcome, train::Run& run, const TrainingReporter& reporter,
+               const TrainOptions& options, const std::string& folder) {
+  const train::TrainingState& progress = run.trainer().state;
   const char* what = outcome == train::Outcome::kDone      ? "done"
                      : outcome == train::Outcome::kStopped ? "stopped"
                                                            : "not finite";
@@ -175,49 +177,64 @@ int finish(train::Outcome outcome, train::Run& run, const Reporter& reporter,
                       {"valid_accuracy", number(reporter.valid_accuracy())},
                       {"folder", folder},
                       {"model", has_model ? Json(run.model_folder()) : Json()}};
-    fmt::print("{}\n", dumped_train(result));
+    fmt::print("{}\n", json_text(result));
   } else if (outcome == train::Outcome::kDone) {
     fmt::print("model in {}\n", run.model_folder());
   }
   if (outcome == train::Outcome::kStopped) {
-    fmt::print(stderr, "stopped at step {}; go on with: diffattn train --resume {}\n",
+    fmt::print(stderr, "stopped at step {}; continue with: diffattn train --resume {}\n",
                progress.step, folder);
   }
   if (outcome == train::Outcome::kNonFinite) {
     fmt::print(
         stderr,
-        "diffattn: loss or gradient was not finite {} times in a row; the last checkpoint is "
-        "intact. Lower train.learning_rate or train.clip_norm, then --resume {}\n",
+        "diffattn: loss or gradient was not finite {} times in a row. The last checkpoint is "
+        "intact: lower train.learning_rate or train.clip_norm and --resume {}\n",
         progress.skipped_in_row, folder);
     return kNonFinite;
   }
   return 0;
 }
 
-int run_train(const TrainOptions& options) {
-  const bool resumed = !options.resume.empty();
-  const std::string folder = resumed ? options.resume : options.out;
-  train::RunConfig config =
-      load_run_config(resumed ? folder + "/config.toml" : options.config, options.set);
-  if (options.skip_bad) config.data.skip_bad = true;
-  if (options.skip_bad && !config.reads("data.skip_bad")) {
+/// Reads the config of the run: the run file or the resumed folder's, with --set and --skip-bad.
+train::RunConfig configured(const TrainOptions& options) {
+  const std::string file =
+      options.resume.empty() ? options.config : options.resume + "/config.toml";
+  train::RunConfig config = load_run_config(file, options.set);
+  if (!options.skip_bad) return config;
+  config.data.skip_bad = true;
+  if (!config.reads("data.skip_bad")) {
     fmt::print(stderr, "diffattn: --skip-bad has no effect: the task {} is generated\n",
-               config.task);
+               train::task_name(config.task));
   }
-  const auto task = train::open_task(config);
+  return config;
+}
+
+/// Goes to the newest checkpoint with --resume, and checks that there is none without it.
+void resume_run(train::Run& run, train::BatchSource& source, const TrainOptions& options) {
+  const bool found = run.resume(source);
+  if (!options.resume.empty() && !found) {
+    fmt::print(stderr, "{}: has no checkpoint yet; starting from the beginning\n", options.resume);
+  }
+  if (options.resume.empty() && found) {
+    throw train::ConfigError(options.out +
+                             ": expected a folder without a run, got one that holds a run; "
+                             "--resume it or choose another --out");
+  }
+}
+
+int run_train(const TrainOptions& options) {
+  const std::string folder = options.resume.empty() ? options.out : options.resume;
+  train::RunConfig config = configured(options);
+  const auto task = train::open_task_data(config);
   const train::TaskData& data = *task;
-  if (data.skipped_lines > 0) {
-    fmt::print(stderr, "diffattn: bad lines skipped: {}\n", data.skipped_lines);
-  }
-  if (data.truncated > 0) {
-    fmt::print(stderr, "diffattn: texts longer than {} tokens, which lost their end: {}\n",
-               config.train.seq_len, data.truncated);
-  }
+  warn_of_skipped_lines(data.skipped_lines);
+  warn_of_truncated_texts(data.truncated, fmt::format("train.seq_len = {}", config.train.seq_len));
   if (options.dry_run) return dry_run(config, data, options.json);
   if (const std::string problem = device_problem(config.train.device); !problem.empty()) {
     throw train::ConfigError("train.device: " + problem);
   }
-  // Who computes again to save memory wants freed blocks back at once, not kept for the next one.
+  // Activation checkpointing saves memory only if freed blocks go back to Linux at once.
   config.train.activation_checkpointing ? return_freed_memory() : keep_freed_memory();
   std::vector<std::pair<std::string, std::string>> extra_files;
   if (data.tokenizer) extra_files.emplace_back(io::kTokenizerFile, data.tokenizer->to_json());
@@ -225,17 +242,13 @@ int run_train(const TrainOptions& options) {
   train::Run run(folder, config, train::new_task_model(config, data), extra_files);
   const auto train_source = data.train_batches();
   const auto valid_source = data.valid_batches();
-  const bool found = run.resume(*train_source);
-  if (resumed && !found) fmt::print(stderr, "{}: no checkpoint yet, starting anew\n", folder);
-  if (!resumed && found) {
-    throw train::ConfigError(folder + ": holds a run already; --resume it or choose another --out");
-  }
-  const int64_t done = run.trainer().progress.step;
+  resume_run(run, *train_source, options);
+  const int64_t done = run.trainer().state.step;
   if (done >= config.train.steps) {
-    fmt::print(stderr, "{}: is at step {} of {}; --set train.steps=N goes further\n", folder, done,
-               config.train.steps);
+    fmt::print(stderr, "{}: is at step {} of {}; to train longer, add --set train.steps=N\n",
+               folder, done, config.train.steps);
   }
-  Reporter reporter(config, done);
+  TrainingReporter reporter(config, done);
   const train::StopSignal signal;
   train::RunEvents events;
   events.on_step = [&](const auto& report, const auto&) { reporter.step(report); };
@@ -243,14 +256,16 @@ int run_train(const TrainOptions& options) {
     reporter.evaluation(step, result, best);
   };
   events.stop = [&] { return signal.received() != 0; };
-  return finish(run.go(*train_source, valid_source.get(), events), run, reporter, options, folder);
+  const train::Outcome outcome = run.go(*train_source, valid_source.get(), events);
+  return report_end(outcome, run, reporter, options, folder);
 }
 
-int run_guarded(const TrainOptions& options) {
+/// Runs the training and turns out-of-memory errors into an exit code of their own.
+int run_train_guarded(const TrainOptions& options) {
   try {
     return run_train(options);
   } catch (const c10::Error& error) {
-    // torch's CPU allocator has no exception type of its own for this.
+    // torch's CPU allocator throws a plain c10::Error.
     const std::string message = error.what_without_backtrace();
     const bool no_memory = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
                            message.find("can't allocate memory") != std::string::npos;
@@ -259,31 +274,32 @@ int run_guarded(const TrainOptions& options) {
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "diffattn: out of memory\n");
   }
-  fmt::print(stderr, "diffattn: {} No file was harmed.\n", kLessMemory);
+  fmt::print(stderr, "diffattn: {} All files are intact.\n", kLessMemory);
   return kOutOfMemory;
 }
 
 }  // namespace
 
-Run add_train(CLI::App& app) {
+VerbAction add_train(CLI::App& app) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* verb = app.add_subcommand("train", "Train a model from a run file");
   CLI::Option* config = verb->add_option("--config", options->config, "run file (TOML)");
-  CLI::Option* out = verb->add_option("--out", options->out, "run folder to make");
-  verb->add_option("--resume", options->resume, "run folder to go on with")
+  CLI::Option* out = verb->add_option("--out", options->out, "run folder to create");
+  verb->add_option("--resume", options->resume, "run folder to continue")
       ->excludes(config)
       ->excludes(out);
   verb->add_option("--set", options->set, "override a key: train.steps=500")
       ->allow_extra_args(false);
   verb->add_flag("--skip-bad", options->skip_bad, "skip and count bad lines of JSONL data");
-  verb->add_flag("--dry-run", options->dry_run, "only say what would be done and what it needs");
-  verb->add_flag("--json", options->json, "one JSON object on standard output");
+  verb->add_flag("--dry-run", options->dry_run,
+                 "print the config and the memory it needs, without training");
+  verb->add_flag("--json", options->json, "print one JSON object");
   verb->footer("Example:\n  diffattn train --config run.toml --out runs/a --set train.steps=500");
   return [options] {
     if (options->resume.empty() && options->out.empty() && !options->dry_run) {
-      throw train::ConfigError("train: expected --out or --resume");
+      throw train::ConfigError("train: expected --out or --resume, got neither");
     }
-    return run_guarded(*options);
+    return run_train_guarded(*options);
   };
 }
 

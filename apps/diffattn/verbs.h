@@ -4,26 +4,30 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
-/// Each verb adds its sub-command and returns what to run when it was chosen: a function that gives
-/// the exit code (0 done, 1 failed; `train` also 3 and 4).
 namespace diffattn::app {
 
-using Run = std::function<int()>;
+/// Runs a verb after its options were parsed and returns the exit code: 0 done, 1 failed; `train`
+/// also returns 3 (loss not finite) and 4 (out of memory).
+using VerbAction = std::function<int()>;
 
-Run add_info(CLI::App& app);
-Run add_selftest(CLI::App& app);
-Run add_bench(CLI::App& app);
-Run add_bench_module(CLI::App& bench);  // parts of bench
-Run add_bench_step(CLI::App& bench);
-Run add_bench_generate(CLI::App& bench);
-Run add_train(CLI::App& app);
-Run add_eval(CLI::App& app);
-Run add_generate(CLI::App& app);
-Run add_analyze(CLI::App& app);
-Run add_classify(CLI::App& app);
-Run add_compare(CLI::App& app);
-Run add_convert(CLI::App& app);
-Run add_summarize(CLI::App& app);
-Run add_tokenize(CLI::App& app);
+// Each function adds one verb with its options to `app` and returns the action that runs it.
+VerbAction add_info(CLI::App& app);
+VerbAction add_selftest(CLI::App& app);
+VerbAction add_bench(CLI::App& app);
+VerbAction add_train(CLI::App& app);
+VerbAction add_eval(CLI::App& app);
+VerbAction add_generate(CLI::App& app);
+VerbAction add_analyze(CLI::App& app);
+VerbAction add_classify(CLI::App& app);
+VerbAction add_compare(CLI::App& app);
+VerbAction add_convert(CLI::App& app);
+VerbAction add_summarize(CLI::App& app);
+VerbAction add_tokenize(CLI::App& app);
+
+// The verbs below `bench`.
+VerbAction add_bench_attention(CLI::App& bench);
+VerbAction add_bench_module(CLI::App& bench);
+VerbAction add_bench_step(CLI::App& bench);
+VerbAction add_bench_generate(CLI::App& bench);
 
 }  // namespace diffattn::app

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`diffattn analyze` as a person meets it: every output of every kind of model, numbers that agree
-with each other and with their definitions, and clear errors."""
+"""Tests `diffattn analyze`: every output for every kind of model, numbers that agree with each other
+and with their definitions, and error messages."""
 import csv
 import json
 import math
@@ -29,7 +29,7 @@ def program(*arguments, **kwargs):
 
 
 def by_definition(maps):
-    """The statistics of a causal map, from its entries."""
+    """Computes the statistics of a causal map from its entries."""
     rows = len(maps["p1"])
     entries = rows * (rows + 1) / 2
     out = dict.fromkeys(STATISTICS, 0.0)
@@ -113,7 +113,7 @@ class Analyze(unittest.TestCase):
                 self.assertAlmostEqual(x - maps["lambda"][0] * y, z, places=6)
 
     def test_attentions_of_the_family(self):
-        # The others differ from these in their layers alone, which the C++ tests look into.
+        # The other presets differ from these only inside their layers, which the C++ tests cover.
         for preset in ("transformer", "microsoft_v2", "introspective"):
             with self.subTest(preset):
                 model = self.plain
@@ -130,10 +130,12 @@ class Analyze(unittest.TestCase):
                     self.assertEqual(len(parts[2]["keys"]), 3 * len(parts[2]["queries"]))
 
     def test_threshold_of_sparsity(self):
-        model = self.numbers("--model", self.text, "--text", "alpha beta", "--threshold", 0.1, "--layer", 0, "--head", 0)
+        model = self.numbers("--model", self.text, "--text", "alpha beta", "--threshold", 0.1,
+                             "--layer", 0, "--head", 0)
         part = model["models"][0]
         entries = [abs(x) for m, row in enumerate(part["maps"]["difference"]) for x in row[:m + 1]]
-        self.assertAlmostEqual(part["statistics"][0]["sparsity"], sum(x < 0.1 for x in entries) / len(entries), places=6)
+        expected = sum(x < 0.1 for x in entries) / len(entries)
+        self.assertAlmostEqual(part["statistics"][0]["sparsity"], expected, places=6)
 
     def test_token_lambda_is_per_head(self):
         model = self.folder / "microsoft_v2" / "model"
@@ -180,7 +182,7 @@ class Analyze(unittest.TestCase):
         short = self.folder / "short"
         shutil.copytree(summarizer, short)
         config = json.loads((short / "config.json").read_text())
-        del config["eos_token_id"]  # nothing ends what it writes
+        del config["eos_token_id"]  # it writes until the limit
         (short / "config.json").write_text(json.dumps(dict(config, max_position_embeddings=32)))
         parts = self.numbers("--model", short, "--prompt-ids", "5,7,9")["models"]
         self.assertEqual([len(part["queries"]) for part in parts], [3, 32, 32])
@@ -211,7 +213,7 @@ class Analyze(unittest.TestCase):
                 try:
                     while chunk := os.read(outside, 65536):
                         text += chunk
-                except OSError:  # how a terminal says that nobody writes any more
+                except OSError:  # the program has closed the terminal
                     pass
             os.close(outside)
             self.assertEqual(process.returncode, 0)
@@ -222,11 +224,11 @@ class Analyze(unittest.TestCase):
         self.assertEqual(above.split(), "mean negative sink row noise answer noise".split())
         self.assertEqual(names.split(), "layer head sparse focus abs mass entropy mass max cancel lambda similar "
                                         "mass mass".split())
-        _, _, cells = self.table_with_its_numbers("--prompt-ids", 5)  # its entropy is rounding
+        _, _, cells = self.table_with_its_numbers("--prompt-ids", 5)  # one token: the entropy is a rounding error
         self.assertRegex(" ".join(cells), r"\de-\d")
 
     def table_with_its_numbers(self, *text):
-        """The two lines of names and all cells, which are those of --json."""
+        """Checks the table against --json. Returns the two heading lines and all cells."""
         rows = self.numbers("--model", self.needle, *text)["models"][0]["statistics"]
         table = self.analyze("--model", self.needle, *text).splitlines()
         self.assertLessEqual(max(map(len, table)), 100, "\n".join(table))
@@ -238,7 +240,7 @@ class Analyze(unittest.TestCase):
             wanted = [row[key] for key in (*STATISTICS, "answer_mass", "noise_mass") if key in row]
             for cell, value in zip(cells, wanted, strict=True):
                 minus = cell.startswith("-")
-                if 0 < abs(value) < 1e-3:  # two digits, one beside a minus
+                if 0 < abs(value) < 1e-3:  # two digits, one for negative numbers
                     delta = abs(value) * (0.34 if minus else 0.051)
                 else:
                     delta = 5.1e-4 if minus else 5.1e-5
@@ -317,7 +319,7 @@ class Analyze(unittest.TestCase):
             one.write_text(json.dumps({"text": text}) + "\n")
             part = self.numbers("--model", self.text, "--data", one)["models"][0]
             tokens = len(part["queries"])
-            self.assertEqual(tokens, len(text) + 1)  # and the end of the text
+            self.assertEqual(tokens, len(text) + 1)  # with the end of the text
             sums += tokens * part["statistics"][0]["entropy"]
             rows += tokens
         self.assertAlmostEqual(whole[0]["entropy"], sums / rows, places=6)
@@ -327,7 +329,7 @@ class Analyze(unittest.TestCase):
         self.assert_fails(*model, "--text", "x" * 65, says="text: expected at most 64 tokens.*got 65")
         self.assert_fails(*model, "--text", "", says="text: expected at least one token")
         self.assert_fails(*model, "--data", self.corpus, "--seq-len", 65,
-                          says="--seq-len: expected at most 64, the most that .* can read, got 65")
+                          says="--seq-len: expected at most 64, the most that .* reads, got 65")
         fewer = self.folder / "fewer"
         shutil.copytree(self.needle, fewer)
         shutil.copy(self.text / "tokenizer.json", fewer)
@@ -338,8 +340,10 @@ class Analyze(unittest.TestCase):
         self.assert_fails(*model, "--text", "abc", "--layer", 2, says="--layer: expected an integer in .0, 1., .*got 2")
         self.assert_fails(*model, "--text", "abc", "--head", 7, says="--head: expected an integer in .0, 1., .*got 7")
         self.assert_fails(*model, says="one of --text, --prompt-ids, --input, --task and --data")
-        self.assert_fails(*model, "--text", "abc", "--text", "abc", "--prompt-ids", "1", says="text")
-        self.assert_fails("--model", self.needle, "--text", "abc", says="no tokenizer.json: give --prompt-ids")
+        self.assert_fails(*model, "--text", "abc", "--text", "abc", says="--text: expected one value, got 2")
+        self.assert_fails(*model, "--text", "abc", "--prompt-ids", "1",
+                          says="expected at most one of --text, .*, got --text and --prompt-ids")
+        self.assert_fails("--model", self.needle, "--text", "abc", says="no tokenizer.json; give --prompt-ids")
         self.assert_fails("--model", self.folder / "missing", "--text", "abc", says="missing")
         self.assert_fails(*model, "--input", self.folder / "missing.txt", says="missing.txt")
         (self.folder / "empty.txt").write_text("")
@@ -381,8 +385,9 @@ class Analyze(unittest.TestCase):
 
     def test_no_noise_mass_where_no_noise_is_known(self):
         settings = ("pairs=2", "key_parts=4", "values=8", "questions=2")
-        rows = self.numbers("--model", self.needle, "--task", "recall",
-                            *(part for one in settings for part in ("--set", f"recall.{one}")))["models"][0]["statistics"]
+        report = self.numbers("--model", self.needle, "--task", "recall",
+                              *(part for one in settings for part in ("--set", f"recall.{one}")))
+        rows = report["models"][0]["statistics"]
         self.assertEqual(set(rows[0]), {"layer", "head", *STATISTICS, "answer_mass"})
 
     def test_one_token_says_so(self):

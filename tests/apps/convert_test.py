@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`diffattn convert` as a person meets it, and its results as transformers reads them."""
+"""Tests `diffattn convert`, and that transformers reads its results."""
 import json
 import math
 import os
@@ -29,7 +29,7 @@ def run(*arguments, **kwargs):
 
 
 def write_safetensors(path, tensors):
-    """Float32 tensors of zeros by name and shape. The data is a hole in the file."""
+    """Writes float32 tensors of zeros by name and shape. The data is a hole in a sparse file."""
     header, end = {}, 0
     for name, shape in tensors.items():
         begin, end = end, end + 4 * math.prod(shape)
@@ -90,7 +90,7 @@ class Convert(Folder):
         self.assertEqual(table.returncode, 0, table.stderr)
         report = json.loads(file.read_text())
         self.assertEqual((report["from"], report["to"]), ("diffllama", "microsoft"))
-        self.assertEqual(len(report["tensors"]), 17)  # 16 of the source and the head norm's
+        self.assertEqual(len(report["tensors"]), 17)  # 16 of the source and the weight of the head norm
         for tensor in report["tensors"]:
             self.assertIn(tensor["name"].replace(".0.", ".*."), table.stdout)
             self.assertIn(tensor["what"], table.stdout)
@@ -109,7 +109,7 @@ class Convert(Folder):
                                     (["--to", "microsoft", "--attention-only"],
                                      "expected a motif or phi4_flash model for --attention-only, got diffllama"),
                                     (["--to", "microsoft", "--seed", "3"],
-                                     "expected a llama model to diffllama for --seed, got diffllama to microsoft"),
+                                     "expected llama to diffllama for --seed, got diffllama to microsoft"),
                                     (["--to", "microsoft", "--report", self.folder / "no" / "file"],
                                      "No such file or directory")):
             result = run(self.folder / "in", self.folder / "out", *arguments)
@@ -118,7 +118,7 @@ class Convert(Folder):
         self.assertEqual(os.listdir(self.folder), ["in"])
 
     def test_names_of_any_bytes(self):
-        """Nothing fails once the folder is there; what is no UTF-8 is shown as such."""
+        """The JSON shows bytes that are not UTF-8 as U+FFFD, and the conversion succeeds."""
         source = diffllama(self.folder / "in")
         target, file = os.fsencode(self.folder) + b"/\xff", self.folder / "report.json"
         result = subprocess.run([PROGRAM, "convert", source, target, "--to", "microsoft", "--json", "--report", file],
@@ -133,14 +133,14 @@ class Convert(Folder):
         result = run(source, target, "--to", "microsoft", "--report", target / "report.json")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(json.loads((target / "report.json").read_text())["to"], "microsoft")
-        # The same folder by other names.
+        # Other spellings of the same folder.
         for name, file in (("a", "./a/report.json"), ("./b", "b/report.json"), ("c/", f"{self.folder}/c/report.json")):
             result = run(source, name, "--to", "microsoft", "--report", file, cwd=self.folder)
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertTrue((self.folder / file).is_file(), file)
 
     def test_memory_is_that_of_one_tensor(self):
-        """The largest tensor is moved row by row: not even a second copy of it is held."""
+        """The conversion moves the largest tensor row by row and holds no second copy."""
         def peak(*arguments):
             command = [PROGRAM, *map(str, arguments)]
             pid = os.posix_spawn(PROGRAM, command, os.environ, file_actions=[
@@ -159,7 +159,7 @@ class Convert(Folder):
         self.assertLess(small + grown - libraries, largest + 64 * MIB)
 
     def test_a_signal_leaves_nothing_behind(self):
-        for heads in (64, 128, 256, 512):  # 128 MiB to write; more where that is too fast
+        for heads in (64, 128, 256, 512):  # 128 MiB to write, more if that is too fast for the signal
             diffllama(self.folder / "in", hidden=1024, heads=heads, head_dim=128)
             started = subprocess.Popen([PROGRAM, "convert", str(self.folder / "in"),
                                         str(self.folder / "out"), "--to", "microsoft"],
@@ -174,7 +174,7 @@ class Convert(Folder):
                 return
             shutil.rmtree(self.folder / "out")
             shutil.rmtree(self.folder / "in")
-        self.fail("every conversion was done before its signal came, the last of 1 GiB")
+        self.fail("every conversion ended before its signal came, even that of 1 GiB")
 
 
 @unittest.skipIf(transformers is None, WHY if transformers is None else "")
@@ -221,7 +221,7 @@ class Transformers(Folder):
                         self.assertLess(distance(got, usual), 2e-5)
                         self.assertTrue(torch.equal(llama.generate(ids[:1], **greedy),
                                                     diff.generate(ids[:1], **greedy)))
-                    else:  # as near to the exact logits as the Llama itself
+                    else:  # at most twice the rounding error of the Llama
                         exact = llama.float()(ids).logits
                         self.assertLess(distance(got, exact), 2 * distance(usual, exact))
 
@@ -254,4 +254,4 @@ class Transformers(Folder):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)  # with the reasons of what is skipped
+    unittest.main(verbosity=2)  # prints why a test was skipped

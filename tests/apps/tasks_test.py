@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks, comparisons, classification and summaries as a person meets them, with tiny models."""
+"""Tests generated tasks, comparisons, classification and summaries with tiny models."""
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,7 +17,7 @@ TINY = ["model.hidden_size=16", "model.num_hidden_layers=1", "model.num_attentio
 NEEDLE = TINY + ["needle.length=16", "needle.keys=6", "needle.values=4", "needle.noise=4",
                  "needle.questions=2", "train.steps=20"]
 
-# Embeddings of 0, over a norm of 0.
+# Embeddings are 0 and the norm has no epsilon, so the first layer divides 0 by 0.
 NOT_FINITE = ["model.initializer_range=0", "model.rms_norm_eps=0"]
 
 
@@ -72,6 +73,23 @@ class Compare(unittest.TestCase):
         self.assertEqual(len((out / "curves.csv").read_text().splitlines()), 1 + 4 * 2 * 2)
         self.assertEqual(len(list((out / "models").glob("*/model/config.json"))), 8)
 
+    def test_paths_of_introspective_attention(self):
+        """Paths count from 0, and path i sees i + 1 keys of every token."""
+        out = self.folder / "paths"
+        result = program("compare", *settings(*NEEDLE, "train.steps=1"), "--models", "introspective",
+                         "--samples", 1, "--out", out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        page = (out / "report.html").read_text()
+        report = json.loads(re.search(r'id="report">(.*?)</script>', page).group(1))
+        self.assertEqual([model["name"] for model in report["models"]],
+                         [f"introspective, path {i}" for i in range(3)])
+        for i, sequence in enumerate(report["sequences"]):
+            columns = sequence.get("columns") or sequence["rows"]
+            self.assertEqual(len(columns), (i + 1) * len(sequence["rows"]))
+            marked = [range(region["begin"], region["end"]) for region in sequence["regions"]]
+            self.assertEqual([at for part in marked for at in part], list(range(16 * (i + 1))))
+            self.assertEqual({region["kind"] for region in sequence["regions"]}, {"answer", "other", "noise"})
+
     def test_same_arguments_give_the_same_numbers(self):
         runs = [program("compare", *settings(*NEEDLE), "--samples", 2, "--jobs", jobs, "--threads", 2,
                         "--json") for jobs in (1, 2)]
@@ -87,7 +105,7 @@ class Compare(unittest.TestCase):
         result = program("compare", *settings(*NEEDLE, *NOT_FINITE), "--models", "transformer",
                          "--samples", 1, "--learning-rates", "1e-3,1e-2")
         self.assertEqual(result.returncode, 1, result.stdout)
-        self.assertIn("--learning-rates: expected one with which transformer", result.stderr)
+        self.assertRegex(result.stderr, "--learning-rates: expected .*one with which transformer")
 
     def test_when_accuracy_came(self):
         never = "transformer:train.learning_rate=1e-9"
@@ -102,7 +120,7 @@ class Compare(unittest.TestCase):
         self.assertGreater(first, curve[0]["step"])
         self.assertEqual(learnt["metrics"]["steps_to_0.9"]["mean"], first)
         self.assertIsNone(other["metrics"]["steps_to_0.9"]["mean"])
-        # A seed that never got there has no mean, but does not hide the others.
+        # One seed that never reaches it leaves no mean, but the values of the others stay.
         result = program("compare", *settings(*NEEDLE, *task, "train.steps=20"), "--models", "transformer",
                          "--seeds", "1,2,4,6,8", "--samples", 1, "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -151,7 +169,7 @@ class Compare(unittest.TestCase):
     def test_a_folder_that_cannot_be_made_is_known_before_training(self):
         (self.folder / "file").write_text("")
         many = [setting for setting in NEEDLE if "train.steps" not in setting] + ["train.steps=1000000000"]
-        for name, word in (("file/out", "could not be made"), ("file", "could not be made")):
+        for name, word in (("file/out", "could not create the folder"), ("file", "could not create the folder")):
             result = program("compare", *settings(*many), "--out", self.folder / name)
             self.assertEqual(result.returncode, 1, result.stderr)
             self.assertIn(word, result.stderr)
@@ -251,8 +269,8 @@ class Texts(unittest.TestCase):
         self.assertEqual(faulty.returncode, 0, faulty.stderr)
         self.assertEqual([json.loads(faulty.stdout)[key] for key in ("skipped_lines", "truncated")],
                          [1, 1])
-        self.assertIn("bad lines skipped: 1", faulty.stderr)
-        self.assertIn("texts too long, which lost their end: 1", faulty.stderr)
+        self.assertIn("diffattn: skipped 1 bad line\n", faulty.stderr)
+        self.assertIn("diffattn: truncated 1 text to 16 tokens\n", faulty.stderr)
         self.refuses_ids_that_the_model_does_not_know(model)
 
     def refuses_ids_that_the_model_does_not_know(self, model):
@@ -334,7 +352,7 @@ class Texts(unittest.TestCase):
             self.assertIn(f"the model is in {model}\n", result.stderr, verb)
         result = program("generate", "--model", model, "--prompt-ids", "5,7", "--stop", "x")
         self.assertEqual(result.returncode, 1, result.stdout)
-        self.assertIn("has no tokenizer.json: --stop needs one", result.stderr)
+        self.assertIn("has no tokenizer.json, which --stop needs", result.stderr)
 
     def test_dry_run_of_a_generated_task(self):
         result = program("train", "--dry-run", "--json", *settings("task=needle", *NEEDLE))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training, evaluation and generation as a person meets them: runs that are stopped, killed and
-resumed, exit codes, what lands in the folders."""
+"""Tests training, evaluation and generation: runs that are stopped, killed and resumed, exit codes,
+and the files of a run folder."""
 import fcntl
 import json
 import math
@@ -50,7 +50,7 @@ def program(*arguments, **kwargs):
 
 
 def on_terminal(columns, *arguments, **variables):
-    """What a terminal of that width shows, as the lines that were drawn on it."""
+    """Returns the lines that the program draws on a terminal of that width."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8", **variables}
@@ -61,7 +61,7 @@ def on_terminal(columns, *arguments, **variables):
         while True:
             try:
                 piece = os.read(ours, 65536)
-            except OSError:  # nobody writes any more
+            except OSError:  # the program has closed the terminal
                 break
             text += piece
     os.close(ours)
@@ -187,7 +187,7 @@ class Training(unittest.TestCase):
         self.assertIn(f"process {process.pid}", result.stderr)
         again = program("train", "--config", config, "--out", run)
         self.assertEqual(again.returncode, 2)
-        self.assertIn("holds a run already", again.stderr)
+        self.assertIn("got one that holds a run", again.stderr)
 
     def test_dry_run_says_what_it_would_be(self):
         result = program("train", "--config", self.config, "--dry-run", "--json")
@@ -216,7 +216,7 @@ class Training(unittest.TestCase):
             made = sum(math.prod(tensor["shape"]) for name, tensor in header.items()
                        if name != "__metadata__")
             self.assertEqual(json.loads(plan.stdout)["parameters"], made, kind)
-        # 48 billion parameters are planned where there is no room for them.
+        # A dry run counts 48 billion parameters without allocating them.
         plan = program("train", "--config", self.config, "--dry-run", "--json", "--set",
                        "model.num_hidden_layers=4000", "--set", "model.hidden_size=1024",
                        preexec_fn=limit)
@@ -231,7 +231,7 @@ class Training(unittest.TestCase):
             self.assertEqual("the machine has" in result.stderr, warned, result.stderr)
 
     def test_only_what_a_kernel_reads_counts_as_kept(self):
-        """Values of pairs are two heads wide: 256 is too much for known sums."""
+        """Values of a pair are two heads wide. No kernel reuses row sums at a width of 256."""
         def planned(attention, head_dim, keep):
             texts = (f"model.attention={attention}", f"model.head_dim={head_dim}", "train.device=cuda",
                      "train.dtype=bfloat16", "train.activation_checkpointing=true", "train.batch_size=64",
@@ -253,7 +253,7 @@ class Training(unittest.TestCase):
         self.assertIn("4/4", bars[-1])
         self.assertIn("█", bars[-1])
         self.assertTrue(all(len(line) < 50 for line in bars), bars)
-        # A resumed run counts on from where it was; a wide terminal shows all of the line.
+        # A resumed run continues its count; a wide terminal shows the whole line.
         lines = on_terminal(200, "train", "--resume", run, "--set", "train.steps=6", LC_ALL="C")
         bars = [line for line in lines if line.startswith("train ")]
         self.assertIn(" 4/6 ", bars[0])
@@ -263,7 +263,7 @@ class Training(unittest.TestCase):
         self.assertTrue([line for line in lines if line.startswith("step 7/7  loss")], lines)
 
     def test_wide_tables_fit_their_terminal(self):
-        """In blocks below each other, each with the layers; together they have every column."""
+        """The columns come in several blocks; each block starts with the layers."""
         for verb in (["eval", "--data", self.folder / "corpus.txt"], ["analyze", "--text", "alpha beta"]):
             arguments = [verb[0], "--model", self.whole / "model", *verb[1:]]
             whole = program(*arguments).stdout.splitlines()
@@ -294,7 +294,7 @@ class Training(unittest.TestCase):
         for setting in ("seed=4", f"data.train={self.config}"):
             result = program("train", "--resume", self.whole, "--set", "train.steps=25", "--set", setting)
             self.assertEqual(result.returncode, 1, setting)
-            self.assertIn("resumed with the data and settings it began with", result.stderr)
+            self.assertRegex(result.stderr, "key .* as in the checkpoint, got .*; .*data and settings")
 
     def test_checkpoints_are_model_folders(self):
         checkpoint = self.whole / "checkpoints/step-24"
@@ -305,7 +305,7 @@ class Training(unittest.TestCase):
         result = program("eval", "--model", checkpoint, "--data", short, "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
         attention = json.loads(result.stdout)["attention"]
-        # Five tokens with the one that ends a text: what would fill up the row counts nowhere.
+        # Four letters and the end of the text are five tokens; the padding of the row does not count.
         self.assertLess(attention["entropy"], math.log(5))
         self.assertGreater(attention["entropy"], 0)
 
@@ -367,7 +367,8 @@ class Training(unittest.TestCase):
     def test_wrong_settings_name_the_key(self):
         for setting, word in (("train.step=5", "train.steps"), ("train.steps=x", "an integer"),
                               ("train.steps", "key=value"), ("=5", "key=value"),
-                              ("model.max_position_embeddings=8", "expected at least the 32 tokens"), ("model.attention=nothing", "nothing"),
+                              ("model.max_position_embeddings=8", "expected at least the 32 tokens"),
+                              ("model.attention=nothing", "nothing"),
                               ("data.train=", "data.train"), ("model.hidden_size=33", "hidden_size"),
                               ("data.tokenizer=/nowhere", "/nowhere"),
                               ("train.keep_attention=sums", "train.activation_checkpointing = true"),
@@ -457,9 +458,10 @@ class Training(unittest.TestCase):
             for name, value in zip(names, values, strict=True):
                 self.assertAlmostEqual(float(value), report["attention"][f"layer.{layer}.{name}"], delta=1e-4)
         self.assertEqual(len(lines) - at - 1, 2)
-        result = program("eval", "--model", self.whole / "model", "--data", self.folder / "corpus.txt", "--seq-len", 128)
+        result = program("eval", "--model", self.whole / "model", "--data", self.folder / "corpus.txt",
+                         "--seq-len", 128)
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("rows of 128 tokens, of which the model was made for the first 32", result.stderr)
+        self.assertIn("rows have 128 tokens, but the model was made for 32", result.stderr)
 
     def test_generation(self):
         model = self.whole / "model"
@@ -482,7 +484,7 @@ class Training(unittest.TestCase):
         self.assertEqual(first.stderr, "")
         long = program("generate", "--model", model, "--prompt", "alpha ", "--max-new-tokens", 40,
                        "--json")
-        self.assertIn("the first 32", long.stderr)
+        self.assertIn("but the model was made for 32", long.stderr)
         stop = result["text"][2:4]
         stopped = program("generate", "--model", model, "--prompt", "alpha ", "--max-new-tokens",
                           12, "--stop", stop, "--json")

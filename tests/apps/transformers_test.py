@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program beside the packages its files are for: models go to transformers and come back with
-the same numbers, training steps equal torch's, event files open in tensorboard."""
+"""Tests the program against other packages: transformers reads and writes the same models, torch
+makes the same training steps, and tensorboard opens the event files."""
 import json
 import os
 import pathlib
@@ -61,12 +61,12 @@ def program(*arguments):
 
 
 def our_log_probabilities(folder, ids, vocabulary):
-    """[places, vocabulary] of the program."""
+    """Returns the log-probabilities of the program, [positions, vocabulary]."""
     text = program("generate", "--model", folder, "--prompt-ids", ",".join(map(str, ids)),
                    "--max-new-tokens", 0, "--json", "--logprobs", vocabulary)
-    places = json.loads(text)["results"][0]["logprobs"]
-    result = torch.full((len(places), vocabulary), float("nan"))
-    for row, best in zip(result, places):
+    positions = json.loads(text)["results"][0]["logprobs"]
+    result = torch.full((len(positions), vocabulary), float("nan"))
+    for row, best in zip(result, positions):
         for token, value in best:
             row[token] = value
     return result
@@ -83,7 +83,7 @@ class Transformers(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.holder.name)
         generator = random.Random(2)
-        # With the token that ends a document each is one row: a batch is all of them in some order.
+        # Each text with its end token fills one row, so that every batch holds all texts in some order.
         cls.texts = ["".join(generator.choice("abcdefgh ") for _ in range(SEQ_LEN - 1))
                      for _ in range(DOCUMENTS)]
         cls.corpus = cls.folder / "corpus.jsonl"
@@ -132,7 +132,7 @@ class Transformers(unittest.TestCase):
                     self.assert_same_numbers(folder, model)
 
     def batch(self, folder):
-        """ids and labels [documents, seq_len]."""
+        """Returns ids and labels, [documents, seq_len]."""
         from tokenizers import Tokenizer
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         rows = [tokenizer.encode(text, add_special_tokens=False).ids for text in self.texts]

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn bench generate: greedy generation with a KV cache, by language models with random
-// weights. Models take turns.
+// diffattn bench generate: times greedy generation with a KV cache by language models with random
+// weights.
 
 #include <fmt/core.h>
 #include <torch/torch.h>
 
-#include "apps/diffattn/bench/frame.h"
-#include "apps/diffattn/bench/model.h"
-#include "diffattn/nn/generate.h"
-#include "train/new_model.h"
+#include "apps/diffattn/bench/language_model.h"
+#include "apps/diffattn/bench/measure/peak_memory.h"
+#include "apps/diffattn/bench/sweep.h"
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/verbs.h"
+#include "diffattn/nn/generate.h"
+#include "train/new_model.h"
 
 namespace diffattn::app {
 namespace {
@@ -24,16 +25,16 @@ struct GenerationSettings {
   BenchOutput output;
 };
 
-/// Seconds until the first new token, and of all.
+/// Times of one generation, in seconds.
 struct GenerationTime {
-  double first = 0, all = 0;
+  double first = 0, all = 0;  // first new token; all of them
 };
 
 GenerationTime time_generation(nn::CausalLMImpl& model,
                                const std::vector<std::vector<int64_t>>& prompts, int64_t count,
                                bool on_gpu) {
   const auto seconds = [&](int64_t tokens) {
-    return bench_seconds(on_gpu, [&] {
+    return wall_seconds(on_gpu, [&] {
       nn::generate(model, prompts, nn::SamplingOptions().max_new_tokens(tokens));
     });
   };
@@ -64,11 +65,11 @@ Json measure_generation(const GenerationSettings& s, int64_t length) {
   Json rows = Json::array();
   for (size_t i = 0; i < models.size(); ++i) {
     Json row = bench_row(s.model.attention[i], samples[i]);
-    first[i].erase(first[i].begin());  // of the turn that warmed up
+    first[i].erase(first[i].begin());  // the warm-up
     const double all = samples[i].timing.median, begin = summarise(first[i]).median;
     row["ms_first_token"] = begin * 1e3;
     row["tokens_per_second"] = static_cast<double>(s.batch * s.new_tokens) / all;
-    row["ms_per_token"] = nullptr;  // of those behind the first
+    row["ms_per_token"] = nullptr;  // without the first token
     if (s.new_tokens > 1) {
       row["ms_per_token"] = (all - begin) * 1e3 / static_cast<double>(s.new_tokens - 1);
     }
@@ -85,15 +86,11 @@ void print_generation(const Json& point) {
              point["dtype"].get<std::string>(), point["batch"].get<int64_t>(),
              point["new_tokens"].get<int64_t>(), point["prompt"].get<int64_t>(),
              thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
-  fmt::print("  {:<16} {:>10} {:>19} {:>10} {:>12} {:>12}\n", "attention", "ms", "spread",
-             "tokens/s", "first ms", "ms per token");
-  for (const Json& row : point["routes"]) {
-    const Json& next = row["ms_per_token"];
-    fmt::print("  {:<16} {:>10.3f} {:>19} {:>10.1f} {:>12.3f} {:>12}\n",
-               row["route"].get<std::string>(), row["ms"].get<double>(), spread_text(row),
-               row["tokens_per_second"].get<double>(), row["ms_first_token"].get<double>(),
-               next.is_null() ? "-" : fmt::format("{:.3f}", next.get<double>()));
-  }
+  std::vector<BenchColumn> columns = time_columns();
+  columns.push_back(number_column("tokens/s", "tokens_per_second", 1));
+  columns.push_back(number_column("first ms", "ms_first_token", 3));
+  columns.push_back(number_column("ms per token", "ms_per_token", 3));
+  print_routes(point, "attention", columns);
 }
 
 void print_generation_csv(const Json& points) {
@@ -121,15 +118,17 @@ int run_bench_generate(const GenerationSettings& s) {
 
 }  // namespace
 
-Run add_bench_generate(CLI::App& bench) {
-  auto* verb = bench.add_subcommand("generate", "Greedy generation with a KV cache");
+VerbAction add_bench_generate(CLI::App& bench) {
+  auto* verb = bench.add_subcommand("generate", "Time greedy generation with a KV cache");
   verb->footer("Example:\n  diffattn bench generate --threads 2 --prompt 128 --new-tokens 128");
   auto s = std::make_shared<GenerationSettings>();
   add_bench_model(*verb, s->model);
   const auto size = integer_in(1, int64_t{1} << 24);
-  verb->add_option("--prompt", s->prompt, "prompt lengths (128)")->delimiter(',')->check(size);
-  verb->add_option("--new-tokens", s->new_tokens, "tokens to add (128)")->check(size);
-  verb->add_option("--batch", s->batch, "prompts at a time (1)")->check(size);
+  verb->add_option("--prompt", s->prompt, "prompt lengths (default 128)")
+      ->delimiter(',')
+      ->check(size);
+  verb->add_option("--new-tokens", s->new_tokens, "tokens to generate (default 128)")->check(size);
+  verb->add_option("--batch", s->batch, "prompts at a time (default 1)")->check(size);
   add_bench_output(*verb, s->output);
   return [s] { return run_bench_generate(*s); };
 }

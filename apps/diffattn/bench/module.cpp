@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn bench module: a whole attention layer (projections, rotary embedding, mask, attention,
-// head norm) by every route, time and memory, forward and backward, in one run. Routes take turns
-// within each repetition, so that a noisy neighbour hits all of them.
+// diffattn bench module: times a whole attention layer (projections, rotary embedding, mask,
+// attention, head norm) by every route and measures its memory.
 
 #include <fmt/core.h>
 #include <torch/torch.h>
 
-#include "apps/diffattn/bench/frame.h"
-#include "diffattn/nn/multihead_diff_attention.h"
-#include "diffattn/nn/presets.h"
+#include "apps/diffattn/bench/measure/peak_memory.h"
+#include "apps/diffattn/bench/sweep.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/verbs.h"
+#include "diffattn/nn/multihead_diff_attention.h"
+#include "diffattn/nn/presets.h"
 
 namespace diffattn::app {
 namespace {
@@ -40,7 +40,7 @@ struct ModulePoint {
   std::string dtype, mask, pass;
 };
 
-std::shared_ptr<Layer> make_layer(const ModuleSettings& s, const ModulePoint& p) {
+std::shared_ptr<Layer> module_layer(const ModuleSettings& s, const ModulePoint& p) {
   auto options =
       preset_options(s.preset, nn::PresetOptions(s.embed_dim, s.heads).num_kv_heads(s.kv_heads));
   if (s.no_rotary) options.rotary({});
@@ -49,9 +49,9 @@ std::shared_ptr<Layer> make_layer(const ModuleSettings& s, const ModulePoint& p)
   return layer;
 }
 
-nn::AttentionMask make_mask(const ModuleSettings& s, const ModulePoint& p) {
+nn::AttentionMask module_mask(const ModuleSettings& s, const ModulePoint& p) {
   const auto on_device = torch::TensorOptions().device(s.device);
-  std::vector<int64_t> padding;  // of row b: half of the row in the first one, less in the others
+  std::vector<int64_t> padding;  // sequence b has 1 / (2 (b + 1)) of its tokens as padding
   for (int64_t b = 0; b < s.batch; ++b) padding.push_back(p.seq / 2 / (b + 1));
   const Tensor padded = torch::tensor(padding, torch::kLong).to(torch::Device(s.device));
   nn::AttentionMask mask;
@@ -64,10 +64,11 @@ nn::AttentionMask make_mask(const ModuleSettings& s, const ModulePoint& p) {
   return mask;
 }
 
-class Measurement {
+/// One layer with its input, mask and KV cache, to be run by every route.
+class ModuleMeasurement {
  public:
-  Measurement(const ModuleSettings& settings, const ModulePoint& point)
-      : s_(settings), p_(point), layer_(make_layer(settings, point)), mask_(make_mask(s_, p_)) {
+  ModuleMeasurement(const ModuleSettings& settings, const ModulePoint& point)
+      : s_(settings), p_(point), layer_(module_layer(settings, point)), mask_(module_mask(s_, p_)) {
     const auto options = torch::TensorOptions().device(s_.device).dtype(bench_dtype(p_.dtype));
     x_ = torch::randn({s_.batch, p_.seq, s_.embed_dim}, options).requires_grad_(true);
     if (p_.pass == "decode") fill_cache();
@@ -83,12 +84,12 @@ class Measurement {
       std::vector<Tensor> leaves{x_};
       leaves.insert(leaves.end(), parameters.begin(), parameters.end());
       const Tensor dout = torch::ones_like(out);
-      sample.seconds = bench_seconds(
+      sample.seconds = wall_seconds(
           s_.on_gpu(), [&] { sample.result = torch::autograd::grad({out}, leaves, {dout})[0]; });
     } else {
       const torch::NoGradGuard no_grad;
       if (p_.pass == "decode") cache_.rewind(p_.seq - 1);
-      sample.seconds = bench_seconds(s_.on_gpu(), [&] { sample.result = forward(); });
+      sample.seconds = wall_seconds(s_.on_gpu(), [&] { sample.result = forward(); });
     }
     sample.memory = peak.bytes();
     return sample;
@@ -117,7 +118,7 @@ class Measurement {
 
 Json measure_point(const ModuleSettings& s, const ModulePoint& p) {
   torch::manual_seed(0);
-  Measurement measurement(s, p);
+  ModuleMeasurement measurement(s, p);
   const auto samples = take_turns(s.route.size(), s.output.repeat, [&](size_t i) {
     return measurement.run(nn::route_from_name(s.route[i]));
   });
@@ -142,20 +143,20 @@ Json measure_point(const ModuleSettings& s, const ModulePoint& p) {
 }
 
 void print_module_point(const Json& point) {
-  fmt::print("\n{} ({} parameters), {}, {}, {}: N = {}, batch {}, rotary {}\n",
+  fmt::print("\n{} ({} parameters), {}, {}, {}:\n  N = {}, batch {}, rotary {}\n",
              point["preset"].get<std::string>(), point["parameters"].get<int64_t>(),
              point["pass"].get<std::string>(), point["dtype"].get<std::string>(),
              point["mask"].get<std::string>(), point["seq"].get<int64_t>(),
              point["batch"].get<int64_t>(), point["rotary"].get<bool>() ? "on" : "off");
   const Json& first = point["routes"][0];
-  fmt::print("  {:<20} {:>10} {:>19} {:>11} {:>9} {:>9}\n", "route", "ms", "spread", "tokens/s",
-             "MiB", "vs " + first["route"].get<std::string>());
-  for (const Json& row : point["routes"]) {
-    fmt::print("  {:<20} {:>10.3f} {:>19} {:>11.0f} {:>9.1f} {:>8.2f}x\n",
-               row["route"].get<std::string>(), row["ms"].get<double>(), spread_text(row),
-               row["tokens_per_second"].get<double>(), row["peak_memory_mib"].get<double>(),
-               row["ms"].get<double>() / first["ms"].get<double>());
-  }
+  const double first_ms = first["ms"];
+  std::vector<BenchColumn> columns = time_columns();
+  columns.push_back(number_column("tokens/s", "tokens_per_second", 0));
+  columns.push_back(number_column("MiB", "peak_memory_mib", 1));
+  columns.push_back({"vs " + first["route"].get<std::string>(), [first_ms](const Json& row) {
+                       return fmt::format("{:.2f}x", row["ms"].get<double>() / first_ms);
+                     }});
+  print_routes(point, "route", columns);
 }
 
 void print_module_csv(const Json& points) {
@@ -176,13 +177,14 @@ void print_module_csv(const Json& points) {
   }
 }
 
-std::vector<ModulePoint> sweep(const ModuleSettings& s) {
+std::vector<ModulePoint> module_points(const ModuleSettings& s) {
   std::vector<ModulePoint> points;
   for (const int64_t seq : s.seq) {
     for (const auto& dtype : s.dtype) {
       for (const auto& mask : s.mask) {
         for (const auto& pass : s.pass) {
-          if (pass == "decode" && mask != s.mask.front()) continue;  // one query sees all
+          // The query of decode sees all keys with every mask, so one mask is enough.
+          if (pass == "decode" && mask != s.mask.front()) continue;
           points.push_back({seq, dtype, mask, pass});
         }
       }
@@ -191,14 +193,14 @@ std::vector<ModulePoint> sweep(const ModuleSettings& s) {
   return points;
 }
 
-int run(ModuleSettings s) {
+int run_module(ModuleSettings s) {
   if (s.kv_heads == 0) s.kv_heads = s.heads;
   torch::set_num_threads(s.threads);
   for (std::string& name : s.route) name = route_name(nn::route_from_name(name));
   if (s.route.empty()) {
     for (const nn::Route route : nn::routes()) s.route.push_back(route_name(route));
   }
-  const auto points = sweep(s);
+  const auto points = module_points(s);
   return run_sweep(s.output, {.device = s.device,
                               .points = points.size(),
                               .label =
@@ -211,7 +213,7 @@ int run(ModuleSettings s) {
                               .print_csv = print_module_csv});
 }
 
-/// "two calls, padded" as it is typed in a list: "two_calls_padded".
+/// Returns the name of a route as one types it in a list: "two_calls_padded".
 std::string typed_route(nn::Route route) {
   std::string out;
   for (const char c : nn::route_name(route)) {
@@ -224,7 +226,7 @@ std::string typed_route(nn::Route route) {
   return out;
 }
 
-/// A route's name in any spelling.
+/// Checks --route: the name of a route with any separators.
 std::string check_route(const std::string& name) {
   try {
     nn::route_from_name(name);
@@ -240,11 +242,11 @@ std::string check_route(const std::string& name) {
 
 }  // namespace
 
-Run add_bench_module(CLI::App& bench) {
-  auto* verb = bench.add_subcommand("module", "A whole attention layer, every route, one run");
+VerbAction add_bench_module(CLI::App& bench) {
+  auto* verb = bench.add_subcommand("module", "Time a whole attention layer by every route");
   verb->footer(
-      "Example:\n  diffattn bench module --preset microsoft_v1 --seq 1024,4096 --mask "
-      "causal,left_padding --pass forward,backward,decode");
+      "Example:\n  diffattn bench module --preset microsoft_v1 --seq 1024,4096 \\\n"
+      "    --mask causal,left_padding --pass forward,backward,decode");
   auto s = std::make_shared<ModuleSettings>();
   s->threads = torch::get_num_threads();
   std::vector<std::string> presets;
@@ -252,32 +254,37 @@ Run add_bench_module(CLI::App& bench) {
     if (name != "introspective" && name != "dint") presets.push_back(name);
   }
   const auto size = integer_in(1, int64_t{1} << 24);
-  verb->add_option("--preset", s->preset, "a published attention (diffllama)")
+  verb->add_option("--preset", s->preset, "published attention (default diffllama)")
       ->check(CLI::IsMember(presets));
-  verb->add_option("--embed-dim", s->embed_dim, "width of the model (512)")->check(size);
-  verb->add_option("--heads", s->heads, "heads of the equal-size Transformer (8)")->check(size);
-  verb->add_option("--kv-heads", s->kv_heads, "its kv heads (as --heads)")->check(size);
-  verb->add_option("--batch", s->batch, "sequences at a time (1)")->check(integer_in(1, 65536));
-  verb->add_option("--seq", s->seq, "sequence lengths (512,2048)")->delimiter(',')->check(size);
-  verb->add_option("--dtype", s->dtype, "types (float32)")
+  verb->add_option("--embed-dim", s->embed_dim, "width of the model (default 512)")->check(size);
+  verb->add_option("--heads", s->heads, "heads of the Transformer of equal size (default 8)")
+      ->check(size);
+  verb->add_option("--kv-heads", s->kv_heads, "its heads of k and v (default: as --heads)")
+      ->check(size);
+  verb->add_option("--batch", s->batch, "sequences at a time (default 1)")
+      ->check(integer_in(1, 65536));
+  verb->add_option("--seq", s->seq, "sequence lengths (default 512,2048)")
+      ->delimiter(',')
+      ->check(size);
+  verb->add_option("--dtype", s->dtype, "types (default float32)")
       ->delimiter(',')
       ->check(CLI::IsMember(bench_dtypes()));
   verb->add_option("--mask", s->mask,
-                   "what rows may see, window being a quarter of the keys (causal)")
+                   "keys that a query sees; window is a quarter of them (default causal)")
       ->delimiter(',')
       ->check(CLI::IsMember(kModuleMasks));
-  verb->add_option("--pass", s->pass, "what is timed (forward,backward)")
+  verb->add_option("--pass", s->pass, "passes to time (default forward,backward)")
       ->delimiter(',')
       ->check(CLI::IsMember({"forward", "backward", "decode"}));
-  verb->add_option("--route", s->route, "which routes: fused,two_calls (all)")
+  verb->add_option("--route", s->route, "routes to time: fused,two_calls (default all)")
       ->delimiter(',')
-      ->check(CLI::Validator(check_route, "ROUTE"));
-  verb->add_flag("--no-rotary", s->no_rotary, "without the preset's rotary embedding");
-  verb->add_option("--threads", s->threads, "threads (those torch takes)")
+      ->check(CLI::Validator(check_route, ""));
+  verb->add_flag("--no-rotary", s->no_rotary, "leave out the rotary embedding of the preset");
+  verb->add_option("--threads", s->threads, "threads (default: as torch chooses)")
       ->check(integer_in(1, 1024));
   add_device_option(*verb, s->device);
   add_bench_output(*verb, s->output);
-  return [s] { return run(*s); };
+  return [s] { return run_module(*s); };
 }
 
 }  // namespace diffattn::app

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn bench step: whole training steps (forward, loss, backward, clipping, AdamW) of language
-// models with random weights on random tokens. Models take turns.
+// diffattn bench step: times whole training steps (forward, loss, backward, clipping, AdamW) of
+// language models with random weights on random tokens.
 
 #include <fmt/core.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -9,15 +9,17 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
-#include "apps/diffattn/bench/frame.h"
-#include "apps/diffattn/bench/model.h"
-#include "train/new_model.h"
-#include "diffattn/train/trainer.h"
+#include "apps/diffattn/bench/language_model.h"
+#include "apps/diffattn/bench/measure/peak_memory.h"
+#include "apps/diffattn/bench/sweep.h"
 #include "apps/diffattn/machine/heap.h"
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/verbs.h"
+#include "diffattn/train/trainer.h"
+#include "train/new_model.h"
 
 namespace diffattn::app {
 namespace {
@@ -31,7 +33,7 @@ struct StepSettings {
   BenchOutput output;
 };
 
-/// The same random tokens every time, on the model's device.
+/// A source of one random batch, always the same, on the device of the model.
 class RandomTokens : public train::BatchSource {
  public:
   RandomTokens(const BenchModel& model, int64_t batch, int64_t seq) {
@@ -48,13 +50,13 @@ class RandomTokens : public train::BatchSource {
   train::Batch batch_;
 };
 
-/// Time of one kind of work without what it called, over a profiled step.
+/// Time of one operator or GPU kernel in a profiled step, without the operators it calls.
 struct SelfTime {
   double ms = 0;
   int64_t calls = 0;
 };
 
-/// Events by name: on a GPU its kernels, else operators with what they call taken out.
+/// Sums up the events by name: kernels on a GPU, operators without their callees on a CPU.
 std::map<std::string, SelfTime> self_times(const torch::autograd::profiler::ProfilerResult& result,
                                            bool on_gpu) {
   struct Open {
@@ -86,7 +88,7 @@ std::map<std::string, SelfTime> self_times(const torch::autograd::profiler::Prof
   return times;
 }
 
-/// One step under torch's profiler: what took longest.
+/// Runs one step under torch's profiler and returns the 30 longest entries.
 Json profile_step(train::Trainer& trainer, train::BatchSource& source, bool on_gpu) {
   namespace profiler = torch::autograd::profiler;
   namespace impl = torch::profiler::impl;
@@ -109,10 +111,10 @@ Json profile_step(train::Trainer& trainer, train::BatchSource& source, bool on_g
   return rows;
 }
 
-/// One model with all it needs to train.
-struct Contestant {
-  Contestant(const StepSettings& s, const std::string& attention, const std::string& keep,
-             int64_t seq)
+/// A model with everything that its training steps need.
+struct StepModel {
+  StepModel(const StepSettings& s, const std::string& attention, const std::string& keep,
+            int64_t seq)
       : name(s.keep_attention.size() > 1 ? attention + " keeping " + keep : attention),
         config(configured(s, attention, keep, seq)),
         trainer(train::new_model(config), config),
@@ -133,29 +135,29 @@ struct Contestant {
   train::StepReport last;
 };
 
-BenchSample run_step(Contestant& contestant, bool on_gpu) {
-  contestant.trainer.optimizer().zero_grad();
+BenchSample run_step(StepModel& model, bool on_gpu) {
+  model.trainer.optimizer().zero_grad();
   const PeakMemory peak(on_gpu);
   BenchSample sample;
-  sample.seconds =
-      bench_seconds(on_gpu, [&] { contestant.last = contestant.trainer.step(contestant.source); });
-  // Weights and moments were there before.
-  sample.memory = peak.bytes() + 12 * contestant.trainer.task().parameter_count();
+  sample.seconds = wall_seconds(on_gpu, [&] { model.last = model.trainer.step(model.source); });
+  // `peak` does not see weights and both moments, 12 bytes per parameter, which exist already.
+  sample.memory = peak.bytes() + 12 * model.trainer.task_model().parameter_count();
   return sample;
 }
 
-/// Host memory of one more step: pages that steps before it left behind would hide what it takes.
-int64_t step_memory(Contestant& contestant) {
-  contestant.trainer.optimizer().zero_grad();
+/// Measures the host memory of one more step. We trim the heap first, because the step would reuse
+/// pages that earlier steps freed.
+int64_t step_memory(StepModel& model) {
+  model.trainer.optimizer().zero_grad();
   trim_freed_memory();
-  return run_step(contestant, /*on_gpu=*/false).memory;
+  return run_step(model, /*on_gpu=*/false).memory;
 }
 
 Json measure_step(const StepSettings& s, int64_t seq) {
-  std::vector<std::unique_ptr<Contestant>> models;
+  std::vector<std::unique_ptr<StepModel>> models;
   for (const std::string& name : s.model.attention) {
     for (const std::string& keep : s.keep_attention) {
-      models.push_back(std::make_unique<Contestant>(s, name, keep, seq));
+      models.push_back(std::make_unique<StepModel>(s, name, keep, seq));
     }
   }
   auto samples = take_turns(models.size(), s.output.repeat,
@@ -165,7 +167,7 @@ Json measure_step(const StepSettings& s, int64_t seq) {
     if (!s.model.on_gpu()) samples[i].memory = step_memory(*models[i]);
     Json row = bench_row(models[i]->name, samples[i]);
     const double seconds = samples[i].timing.median;
-    row["parameters"] = models[i]->trainer.task().parameter_count();
+    row["parameters"] = models[i]->trainer.task_model().parameter_count();
     row["tokens_per_second"] = static_cast<double>(s.batch * seq) / seconds;
     row["tflops"] = models[i]->last.flops / seconds / 1e12;
     row["loss"] = models[i]->last.loss;
@@ -184,16 +186,17 @@ void print_step(const Json& point) {
   fmt::print("\ntraining step, {}: {} x {} tokens, {}, {}\n", point["dtype"].get<std::string>(),
              point["batch"].get<int64_t>(), point["seq"].get<int64_t>(),
              thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
-  fmt::print("  {:<29} {:>10} {:>9} {:>19} {:>9} {:>8} {:>7}\n", "attention", "parameters", "ms",
-             "spread", "tokens/s", "TFLOP/s", "MiB");
+  std::vector<BenchColumn> columns = time_columns();
+  columns.insert(columns.begin(), number_column("parameters", "parameters", 0));
+  columns.push_back(number_column("tokens/s", "tokens_per_second", 0));
+  columns.push_back(number_column("TFLOP/s", "tflops", 3));
+  columns.push_back(number_column("MiB", "peak_memory_mib", 0));
+  print_routes(point, "attention", columns);
   for (const Json& row : point["routes"]) {
-    fmt::print("  {:<29} {:>10} {:>9.3f} {:>19} {:>9.0f} {:>8.3f} {:>7.0f}\n",
-               row["route"].get<std::string>(), row["parameters"].get<int64_t>(),
-               row["ms"].get<double>(), spread_text(row), row["tokens_per_second"].get<double>(),
-               row["tflops"].get<double>(), row["peak_memory_mib"].get<double>());
     if (!row.contains("profile")) continue;
+    fmt::print("  longest parts of a step of {}:\n", row["route"].get<std::string>());
     for (const Json& entry : row["profile"]) {
-      fmt::print("    {:>9.2f} ms {:>6} x  {:.72}\n", entry["ms"].get<double>(),
+      fmt::print("    {:>9.2f} ms {:>6} x  {:.53}\n", entry["ms"].get<double>(),
                  entry["calls"].get<int64_t>(), entry["name"].get<std::string>());
     }
   }
@@ -226,25 +229,24 @@ int run_bench_step(const StepSettings& s) {
 
 }  // namespace
 
-Run add_bench_step(CLI::App& bench) {
-  auto* verb = bench.add_subcommand("step", "Whole training steps of language models");
+VerbAction add_bench_step(CLI::App& bench) {
+  auto* verb = bench.add_subcommand("step", "Time training steps of language models");
   verb->footer(
       "Example:\n  diffattn bench step --threads 2 --seq 2048 --attention diffllama,transformer");
   auto s = std::make_shared<StepSettings>();
   add_bench_model(*verb, s->model);
-  verb->get_option("--dtype")->description("float32, or bfloat16 in mixed precision (float32)");
+  verb->get_option("--dtype")->description(
+      "type; bfloat16 trains in mixed precision (default float32)");
   const auto size = integer_in(1, int64_t{1} << 24);
-  verb->add_option("--seq", s->seq, "sequence lengths (2048)")->delimiter(',')->check(size);
-  verb->add_option("--batch", s->batch, "sequences of a step (1)")->check(size);
-  verb->add_flag("--checkpointing", s->checkpointing, "with activation checkpointing");
+  verb->add_option("--seq", s->seq, "sequence lengths (default 2048)")->delimiter(',')->check(size);
+  verb->add_option("--batch", s->batch, "sequences of a step (default 1)")->check(size);
+  verb->add_flag("--checkpointing", s->checkpointing, "use activation checkpointing");
   verb->add_option("--keep-attention", s->keep_attention,
-                   "what checkpointing keeps of the attention: results, sums, nothing")
+                   "what activation checkpointing keeps of the attention (default results)")
       ->delimiter(',')
       ->needs("--checkpointing")
-      ->check(CLI::IsMember({"results", "sums", "nothing"}))
-      ->capture_default_str();
-  CLI::Option* profile =
-      verb->add_flag("--profile", s->profile, "also what one more step spends its time on");
+      ->check(CLI::IsMember({"results", "sums", "nothing"}));
+  CLI::Option* profile = verb->add_flag("--profile", s->profile, "also profile one more step");
   add_bench_output(*verb, s->output);
   profile->excludes(verb->get_option("--csv"));
   return [s] { return run_bench_step(*s); };

@@ -5,17 +5,18 @@
 
 namespace diffattn::app {
 
-/// Every training step takes the same memory again: what one gives back stays with the program,
-/// instead of coming back from the system page by page.
+/// Makes malloc keep freed memory. Every training step allocates the same blocks, and getting them
+/// back from Linux costs a page fault per page.
 inline void keep_freed_memory() {
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that the C library allows
-  mallopt(M_TRIM_THRESHOLD, -1);        // never
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // glibc's upper limit
+  mallopt(M_TRIM_THRESHOLD, -1);        // never trim
 }
 
-/// The opposite: large blocks go back at once.
+/// Makes malloc return every freed block of 1 MiB or more to Linux at once.
 inline void return_freed_memory() { mallopt(M_MMAP_THRESHOLD, 1 << 20); }
 
-/// Once: what was freed until now goes back, so that what comes next shows as resident memory.
+/// Returns the memory freed so far to Linux once, so that later allocations show up as resident
+/// memory.
 inline void trim_freed_memory() { malloc_trim(0); }
 
 }  // namespace diffattn::app

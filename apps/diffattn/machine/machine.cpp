@@ -18,12 +18,12 @@
 namespace diffattn::app {
 namespace {
 
-/// In the order of the backends that use them.
+// Named as in /proc/cpuinfo, in the order of the backends that use them.
 constexpr std::array kInstructionSets{"sse4_2",      "avx2",     "fma",      "f16c",
                                       "avx512f",     "avx512bw", "avx512vl", "avx512_bf16",
                                       "avx512_fp16", "amx_tile", "amx_bf16"};
 
-/// The text behind the colon of a `key : value` line.
+/// Returns the value of a `key : value` line.
 std::string value_of(const std::string& line) {
   const size_t colon = line.find(':');
   if (colon == std::string::npos) return {};
@@ -83,7 +83,7 @@ std::string device_problem(const std::string& device) {
   }
   const auto gpus = static_cast<int64_t>(torch::cuda::device_count());
   if (gpus == 0) {
-    return fmt::format("expected cpu, as torch {} finds no GPU here, got '{}'",
+    return fmt::format("expected cpu, because torch {} finds no GPU here, got '{}'",
                        DIFFATTN_TORCH_VERSION, device);
   }
   if (number && std::stoll(digits) >= gpus) {

@@ -5,28 +5,28 @@
 #include <string>
 #include <vector>
 
-/// What this machine is, as the operating system tells it.
 namespace diffattn::app {
 
+/// This machine as Linux and the NVIDIA driver report it.
 struct Machine {
   std::string cpu;               // model name
-  int cores = 0;                 // processors this process may use
-  std::vector<std::string> isa;  // the instruction sets our kernels care about
+  int cores = 0;                 // processors that this process may use
+  std::vector<std::string> isa;  // instruction sets that our kernels use
   int64_t memory_bytes = 0;
-  bool memory_limited = false;    // memory_bytes are those of the process's control group
-  std::vector<std::string> gpus;  // model names, as the NVIDIA driver lists them
+  bool memory_limited = false;    // memory_bytes is the limit of the process's control group
+  std::vector<std::string> gpus;  // model names
 };
 
 Machine this_machine();
 
-/// Why nothing can be computed on `device` ("cpu", "cuda", "cuda:1") here; empty when it can. For
-/// CLI11's check().
+/// Returns why `device` ("cpu", "cuda", "cuda:1") cannot be used here, or an empty string if it
+/// can. Fits CLI11's check().
 std::string device_problem(const std::string& device);
 
-/// "1 thread", "2 threads".
+/// Returns "1 thread", "2 threads", ...
 std::string thread_text(int64_t threads);
 
-/// With `digits` behind the point, or in powers of ten where it is out of all proportion.
+/// Returns a perplexity with `digits` decimals; from a million on in scientific notation.
 std::string perplexity_text(double perplexity, int digits);
 
 }  // namespace diffattn::app

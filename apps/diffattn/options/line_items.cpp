@@ -9,16 +9,6 @@
 #include "diffattn/io/json.h"
 
 namespace diffattn::app {
-namespace {
-
-using LineJson = nlohmann::ordered_json;
-
-/// Texts may be any bytes.
-std::string dumped(const LineJson& json, int indent) {
-  return json.dump(indent, ' ', false, LineJson::error_handler_t::replace);
-}
-
-}  // namespace
 
 LineItems::LineItems(const std::string& path, std::optional<io::Tokenizer> tokenizer,
                      LineItemOptions options)
@@ -42,7 +32,7 @@ bool LineItems::next_line(std::string& line, LineItem& item) {
   try {
     return file_->next(line);
   } catch (const io::Error& error) {
-    // A failed read is no bad line: the line number would not have moved on.
+    // The reader stands still after a failed read; after a bad line it has moved on.
     if (!error.message().starts_with("line ")) throw;
     item.error = error.message();
     return true;
@@ -80,17 +70,18 @@ void LineItems::parse(const std::string& line, LineItem& item) const {
     }
   } else {
     const io::JsonValue text = root.at(options_.text_key);
-    if (!tokenizer_) throw io::Error(name_, "the model has no tokenizer.json: expected key 'ids'");
+    if (!tokenizer_) {
+      throw io::Error(name_, "expected key 'ids', because the model has no tokenizer.json");
+    }
     const std::string& value = text.to_string(io::kMaxLineBytes);
     if (value.empty()) text.fail("text");
     const auto encoded = tokenizer_->encode(value);
     item.ids.assign(encoded.begin(), encoded.end());
     for (const int64_t id : item.ids) {
       if (id < options_.vocab_size) continue;
-      throw io::Error(name_,
-                      fmt::format("token of tokenizer.json: expected an id in [0, {}], as the "
-                                  "model's vocab_size says, got {}",
-                                  options_.vocab_size - 1, id));
+      throw io::Error(name_, fmt::format("token of tokenizer.json: expected an id in [0, {}], the "
+                                         "vocabulary of the model, got {}",
+                                         options_.vocab_size - 1, id));
     }
   }
   if (item.ids.empty()) throw io::Error(name_, "expected at least one token, got none");
@@ -104,37 +95,36 @@ void LineItems::parse(const std::string& line, LineItem& item) const {
   }
 }
 
-void LineResults::add(const LineItem& item, const LineJson& result) {
+void LineResults::add(const LineItem& item, const Json& result) {
   if (!item.error.empty()) {
     fmt::print(stderr, "diffattn: line {}: {}\n", item.line, item.error);
     ++faults_;
-  } else if (item.truncated() && !may_cut_) {
+  } else if (item.truncated() && !may_truncate_) {
     fmt::print(stderr,
-               "diffattn: line {}: the model reads at most {} tokens, got {}: only the beginning "
-               "was read (--truncate says that this is right)\n",
+               "diffattn: line {}: expected at most {} tokens, got {}; the model read only the "
+               "beginning (--truncate allows this)\n",
                item.line, item.ids.size(), item.tokens);
     ++faults_;
   }
-  const LineJson shown =
-      item.error.empty() ? result : LineJson{{"line", item.line}, {"error", item.error}};
+  const Json shown = item.error.empty() ? result : Json{{"line", item.line}, {"error", item.error}};
   if (in_one_) {
     all_.push_back(shown);
   } else {
-    fmt::print("{}\n", dumped(shown, -1));
+    fmt::print("{}\n", json_text(shown, -1));
     std::fflush(stdout);
   }
 }
 
-int LineResults::finish(const LineJson& rest) {
+int LineResults::finish(const Json& rest) {
   if (in_one_) {
-    LineJson result{{"results", all_}};
+    Json result{{"results", all_}};
     result.update(rest);
     result["faults"] = faults_;
-    fmt::print("{}\n", dumped(result, 2));
+    fmt::print("{}\n", json_text(result));
   }
   if (faults_ > 0) {
-    fmt::print(stderr, "diffattn: {} with faults\n",
-               faults_ == 1 ? "1 line" : fmt::format("{} lines", faults_));
+    fmt::print(stderr, "diffattn: {}\n",
+               faults_ == 1 ? "1 line has a fault" : fmt::format("{} lines have faults", faults_));
   }
   return faults_ > 0 ? 1 : 0;
 }

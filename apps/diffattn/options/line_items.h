@@ -2,23 +2,23 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "apps/diffattn/terminal/json_text.h"
 #include "diffattn/io/jsonl.h"
 #include "diffattn/io/tokenizer.h"
 
 namespace diffattn::app {
 
-/// One line of input, ready for a model, or what is wrong with it.
+/// One line of input as token ids, or the error that makes it unusable.
 struct LineItem {
   uint64_t line = 0;  // counted from 1
   std::vector<int64_t> ids = {};
-  std::optional<std::string> expected = {};  // the label or summary, where the line has one
-  int64_t tokens = 0;                        // before what is too long was cut
-  std::string error = {};
+  std::optional<std::string> expected = {};  // label or summary, if the line has one
+  int64_t tokens = 0;                        // length before truncation
+  std::string error = {};                    // empty: the line can be used
 
   bool truncated() const { return tokens > static_cast<int64_t>(ids.size()); }
 };
@@ -26,21 +26,21 @@ struct LineItem {
 struct LineItemOptions {
   std::string text_key;      // "text"
   std::string expected_key;  // "label"
-  int64_t max_tokens = 0;    // longer texts lose their end
+  int64_t max_tokens = 0;    // longer texts are truncated
   int64_t vocab_size = 0;
 };
 
-/// Lines of JSON objects, from a file or, for "-", from standard input. Each has a text or, for
-/// models without a tokenizer, `ids`. A line that cannot be used gives an item with an error; empty
-/// lines are passed over.
+/// Reads lines of JSON objects from a file, or from standard input for "-". Each line holds a text,
+/// or `ids` for models without a tokenizer. A line that cannot be used becomes an item with an
+/// error. Empty lines are skipped.
 class LineItems {
  public:
   LineItems(const std::string& path, std::optional<io::Tokenizer> tokenizer,
             LineItemOptions options);
 
-  /// False at the end. Throws io::Error when the file cannot be read.
+  /// Reads the next item. Returns false at the end; throws io::Error if the file cannot be read.
   bool next(LineItem& item);
-  /// The next `size` items, fewer at the end. False when there are none.
+  /// Reads up to `size` items. Returns false at the end.
   bool next(std::vector<LineItem>& batch, int64_t size);
 
  private:
@@ -54,23 +54,23 @@ class LineItems {
   LineItemOptions options_;
 };
 
-/// What became of each item: a JSON object per line on standard output, or all in one at the end.
-/// An item with an error, or one that was cut, is a fault: said on standard error and counted.
+/// Prints the result of each item to standard output: one JSON object per line, or one object with
+/// all of them at the end. Reports items with an error, and truncated ones, on standard error and
+/// counts them as faults.
 class LineResults {
  public:
-  /// `may_cut`: texts that lost their end are no fault.
-  LineResults(bool in_one, bool may_cut) : in_one_(in_one), may_cut_(may_cut) {}
+  /// With `may_truncate`, truncated texts are no faults.
+  LineResults(bool in_one, bool may_truncate) : in_one_(in_one), may_truncate_(may_truncate) {}
 
-  /// `result` is not looked at where the item has an error.
-  void add(const LineItem& item, const nlohmann::ordered_json& result);
-  /// `rest` goes with the results where all are in one. Gives the exit code: 1 when there were
-  /// faults.
-  int finish(const nlohmann::ordered_json& rest);
+  /// Ignores `result` if the item has an error.
+  void add(const LineItem& item, const Json& result);
+  /// Prints the one object with `rest` beside the results. Returns the exit code: 1 after faults.
+  int finish(const Json& rest);
 
  private:
-  bool in_one_, may_cut_;
+  bool in_one_, may_truncate_;
   int64_t faults_ = 0;
-  nlohmann::ordered_json all_ = nlohmann::ordered_json::array();
+  Json all_ = Json::array();
 };
 
 }  // namespace diffattn::app

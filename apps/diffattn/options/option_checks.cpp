@@ -2,6 +2,7 @@
 #include "apps/diffattn/options/option_checks.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <charconv>
 #include <cmath>
@@ -12,7 +13,8 @@
 namespace diffattn::app {
 namespace {
 
-/// The whole text as a number: false for anything before or behind it, and for what is too large.
+/// Parses the whole text as a number. Returns false if other characters surround it or if it is out
+/// of range.
 template <typename Number>
 bool parse(const std::string& text, Number& value) {
   const char* const end = text.data() + text.size();
@@ -21,7 +23,7 @@ bool parse(const std::string& text, Number& value) {
   return error == std::errc{} && stop == end;
 }
 
-/// `shown` stands in --help, `expected` in the message.
+/// Returns a check that prints `shown` in --help and `expected` in its message.
 template <typename Number>
 CLI::Validator checked(const std::string& shown, const std::string& expected,
                        const std::function<bool(Number)>& fits) {
@@ -36,8 +38,11 @@ CLI::Validator checked(const std::string& shown, const std::string& expected,
 }  // namespace
 
 CLI::Validator integer_in(int64_t low, int64_t high) {
+  // Large upper limits only catch typing errors: the message has them, --help does not.
+  constexpr int64_t kTypingError = int64_t{1} << 16;
   const std::string range = fmt::format("[{}, {}]", low, high);
-  return checked<int64_t>(range, "an integer in " + range,
+  const std::string shown = high < kTypingError ? range : low > 1 ? fmt::format(">= {}", low) : "";
+  return checked<int64_t>(shown, "an integer in " + range,
                           [=](int64_t value) { return value >= low && value <= high; });
 }
 
@@ -53,7 +58,7 @@ CLI::Validator number_in(double low, double high) {
 }
 
 CLI::Validator any_seed() {
-  return checked<uint64_t>(">= 0", "an integer in [0, 2^64)", [](uint64_t) { return true; });
+  return checked<uint64_t>("", "an integer in [0, 2^64)", [](uint64_t) { return true; });
 }
 
 CLI::Validator share() {
@@ -72,7 +77,21 @@ CLI::Validator positive() {
 }
 
 CLI::Option* add_device_option(CLI::App& verb, std::string& device) {
-  return verb.add_option("--device", device, "cpu, cuda or cuda:N (cpu)")->check(device_problem);
+  return verb.add_option("--device", device, "cpu, cuda or cuda:N (default cpu)")
+      ->check(device_problem);
+}
+
+void check_one_of(const CLI::App& verb, const std::vector<std::string>& options, bool required) {
+  std::vector<std::string> given;
+  for (const std::string& option : options) {
+    if (verb.get_option(option)->count() > 0) given.push_back(option);
+  }
+  if (given.size() == 1 || (given.empty() && !required)) return;
+  throw CLI::RequiredError(
+      fmt::format("{}: expected {} of {}, got {}", verb.get_name(),
+                  required ? "exactly one" : "at most one", fmt::join(options, ", "),
+                  given.empty() ? "none" : fmt::format("{}", fmt::join(given, " and "))),
+      CLI::ExitCodes::RequiredError);
 }
 
 }  // namespace diffattn::app

@@ -4,33 +4,39 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
+#include <vector>
 
-/// For CLI11's check(), in the words that run files are refused with. CLI11's own ranges let NaN
-/// through and write the largest double out.
+// Checks for CLI11's check(), with the same messages as those of run files. CLI11's own range
+// checks accept NaN and print the largest double in full.
+
 namespace diffattn::app {
 
-/// An integer in [low, high].
+/// Accepts an integer in [low, high].
 CLI::Validator integer_in(int64_t low, int64_t high);
 
-/// An integer of at least `low`.
+/// Accepts an integer of at least `low`.
 CLI::Validator integer_from(int64_t low);
 
-/// A seed: any 64 bits, without a sign.
+/// Accepts a seed: an unsigned integer of 64 bits.
 CLI::Validator any_seed();
 
-/// A finite number in [low, high].
+/// Accepts a finite number in [low, high].
 CLI::Validator number_in(double low, double high);
 
-/// A number in (0, 1].
+/// Accepts a number in (0, 1].
 CLI::Validator share();
 
-/// A finite number of at least 0.
+/// Accepts a finite number of at least 0.
 CLI::Validator not_negative();
 
-/// A finite number above 0.
+/// Accepts a finite number above 0.
 CLI::Validator positive();
 
-/// --device: cpu, cuda or cuda:N, of those that this machine has.
+/// Adds --device: cpu, cuda or cuda:N, if this machine has it.
 CLI::Option* add_device_option(CLI::App& verb, std::string& device);
+
+/// Throws a CLI11 error if more than one of the options was given, or none of them although one is
+/// `required`. CLI11's own groups report this without the names of the options.
+void check_one_of(const CLI::App& verb, const std::vector<std::string>& options, bool required);
 
 }  // namespace diffattn::app

@@ -16,7 +16,8 @@ using train::RunConfig;
 
 namespace {
 
-/// What is no TOML is wrong use, as wrong keys and values are; a file that cannot be read is not.
+/// Reads a TOML file. A syntax error, which has an offset, counts as wrong use like a wrong key; a
+/// file that cannot be read does not.
 std::vector<io::Setting> settings_of(const std::string& path) {
   try {
     return io::read_settings(path);
@@ -26,13 +27,13 @@ std::vector<io::Setting> settings_of(const std::string& path) {
   }
 }
 
-/// A key that somebody wrote, and where.
-struct Given {
+/// A key that the user set, and the place: "run.toml: line 3" or "--set".
+struct GivenKey {
   std::string key, where;
 };
 
-std::vector<Given> set_each(RunConfig& config, const std::vector<std::string>& overrides) {
-  std::vector<Given> given;
+std::vector<GivenKey> set_each(RunConfig& config, const std::vector<std::string>& overrides) {
+  std::vector<GivenKey> given;
   for (const std::string& text : overrides) {
     const size_t equals = text.find('=');
     if (equals == std::string::npos || equals == 0) {
@@ -44,17 +45,20 @@ std::vector<Given> set_each(RunConfig& config, const std::vector<std::string>& o
   return given;
 }
 
-/// A file may hold the sections of several tasks, so what this one does not read is no mistake; but
-/// who writes a key expects it to matter.
-void warn_of_unread(const RunConfig& config, const std::vector<Given>& given) {
-  const bool turned_off = config.task == "needle" &&
-                          std::ranges::find(given, "curriculum.steps", &Given::key) != given.end();
+/// Warns about keys that have no effect. They are no error, because one file may hold the sections
+/// of several tasks.
+void warn_of_unread(const RunConfig& config, const std::vector<GivenKey>& given) {
+  // curriculum.steps = 0 switches the section off on purpose.
+  const bool sets_curriculum =
+      config.task == train::Task::kNeedle &&
+      std::ranges::find(given, "curriculum.steps", &GivenKey::key) != given.end();
   for (const auto& [key, where] : given) {
     if (config.reads(key)) continue;
-    if (turned_off && key.starts_with("curriculum.")) continue;
+    if (sets_curriculum && key.starts_with("curriculum.")) continue;
     fmt::print(stderr,
                "diffattn: {}: {} has no effect: a run with task = \"{}\"{} does not read it\n",
-               where, key, config.task, config.data.train.empty() ? "" : " and data.train");
+               where, key, train::task_name(config.task),
+               config.data.train.empty() ? "" : " and data.train");
   }
 }
 
@@ -62,7 +66,7 @@ void warn_of_unread(const RunConfig& config, const std::vector<Given>& given) {
 
 RunConfig load_run_config(const std::string& path, const std::vector<std::string>& overrides) {
   RunConfig config;
-  std::vector<Given> given;
+  std::vector<GivenKey> given;
   if (!path.empty()) {
     for (const io::Setting& setting : settings_of(path)) {
       const std::string where = fmt::format("{}: line {}", path, setting.line);
@@ -74,13 +78,13 @@ RunConfig load_run_config(const std::string& path, const std::vector<std::string
       given.push_back({setting.key, where});
     }
   }
-  for (Given& one : set_each(config, overrides)) given.push_back(std::move(one));
+  for (GivenKey& one : set_each(config, overrides)) given.push_back(std::move(one));
   warn_of_unread(config, given);
   return config;
 }
 
 void set_overrides(RunConfig& config, const std::vector<std::string>& overrides) {
-  const std::vector<Given> given = set_each(config, overrides);
+  const std::vector<GivenKey> given = set_each(config, overrides);
   warn_of_unread(config, given);
 }
 

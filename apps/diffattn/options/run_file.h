@@ -8,13 +8,13 @@
 
 namespace diffattn::app {
 
-/// The config of a run file with `key=value` overrides on top. A wrong key or value throws
-/// train::ConfigError that says where it stands; one that a run of that task does not read is named
-/// on stderr.
+/// Reads a run file (none if `path` is empty) and sets the `key=value` overrides on top. Throws
+/// train::ConfigError with file and line for a wrong key or value. Warns on standard error about
+/// keys that a run of this task does not read.
 train::RunConfig load_run_config(const std::string& path,
                                  const std::vector<std::string>& overrides);
 
-/// Sets each `key=value`; errors and warnings as above.
+/// Sets each `key=value`, with the same errors and warnings.
 void set_overrides(train::RunConfig& config, const std::vector<std::string>& overrides);
 
 }  // namespace diffattn::app

@@ -23,7 +23,7 @@ std::string StopText::push(const std::string& piece) {
     found_ = true;
     return show(end);
   }
-  // The longest end of the text with which a stop string begins.
+  // Length of the longest ending that a stop string begins with.
   size_t keep = 0;
   for (const std::string& stop : stops_) {
     for (size_t n = std::min(stop.size(), held_.size()); n > keep; --n) {

@@ -7,20 +7,21 @@
 
 namespace diffattn::app {
 
-/// Text that ends where one of the stop strings begins. What might be the beginning of one is held
-/// back until the next piece decides.
+/// Generated text that ends before the first stop string. It holds back an ending that may be the
+/// beginning of a stop string until the next piece decides.
 class StopText {
  public:
   StopText() = default;
   explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
-  /// Takes the next piece; returns what can be shown now.
+  /// Takes the next piece and returns the text that can be shown now.
   std::string push(const std::string& piece);
-  /// The last piece; returns what was still held back.
+  /// Takes the last piece and returns all text that is left.
   std::string finish(const std::string& piece);
 
+  /// True if a stop string ended the text.
   bool found() const { return found_; }
-  /// Everything that was shown.
+  /// Returns all text shown so far.
   const std::string& all() const { return shown_; }
 
  private:

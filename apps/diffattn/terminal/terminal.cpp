@@ -8,13 +8,13 @@
 
 namespace diffattn::app {
 
-std::string_view variable(const char* name) {
+std::string_view environment_variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
 }
 
 bool is_terminal(int fd) {
-  const std::string_view term = variable("TERM");
+  const std::string_view term = environment_variable("TERM");
   return isatty(fd) == 1 && !term.empty() && term != "dumb";
 }
 

@@ -7,13 +7,13 @@
 
 namespace diffattn::app {
 
-/// Of the environment; empty where it is not set.
-std::string_view variable(const char* name);
+/// Returns an environment variable, or an empty string if it is not set.
+std::string_view environment_variable(const char* name);
 
-/// Whether `fd` is a terminal that understands more than text: TERM is set, and not to "dumb".
+/// True if `fd` is a terminal with control sequences: TERM is set and is not "dumb".
 bool is_terminal(int fd);
 
-/// Of the terminal that `fd` is; none where it is none, or does not say.
+/// Returns the width of the terminal `fd`, or nothing if `fd` is no terminal or has no size.
 std::optional<int64_t> terminal_columns(int fd);
 
 }  // namespace diffattn::app

@@ -12,45 +12,50 @@
 namespace diffattn::app {
 namespace {
 
-std::size_t longest(const std::vector<std::string>& texts) {
-  std::size_t most = 0;
+size_t longest(const std::vector<std::string>& texts) {
+  size_t most = 0;
   for (const std::string& text : texts) most = std::max(most, text.size());
   return most;
 }
 
-/// What stands in a line of the table, of `heads` lines of names and those of the cells.
-std::string cell_of(const TextTable::Column& column, std::size_t line, std::size_t heads) {
+size_t column_width(const TextTable::Column& column, size_t least) {
+  return std::max({least, longest(column.heading), longest(column.cells)});
+}
+
+/// Returns the text of a column in one printed line; the first `heads` lines hold the heading.
+std::string cell_text(const TextTable::Column& column, size_t line, size_t heads) {
   if (line >= heads) return column.cells[line - heads];
-  const std::size_t below = heads - line;  // this line and those of the names below it
-  return below > column.heading.size() ? "" : column.heading[column.heading.size() - below];
+  const size_t from_bottom = heads - line;  // headings end on the last of these lines
+  if (from_bottom > column.heading.size()) return "";
+  return column.heading[column.heading.size() - from_bottom];
 }
 
 }  // namespace
 
-void print_table(const TextTable& table, std::size_t width, std::size_t gap) {
-  const auto room = static_cast<std::size_t>(
+void print_table(const TextTable& table, size_t width, size_t gap) {
+  const auto room = static_cast<size_t>(
       terminal_columns(STDOUT_FILENO).value_or(std::numeric_limits<int64_t>::max()));
-  const std::size_t front = longest(table.lines), ends = front + longest(table.marks);
-  std::size_t heads = 1;
+  const size_t front = longest(table.lines), ends = front + longest(table.marks);
+  size_t heads = 1;
   for (const TextTable::Column& column : table.columns) {
     heads = std::max(heads, column.heading.size());
   }
-  const auto width_of = [&](const TextTable::Column& column) {
-    return std::max({width, longest(column.heading), longest(column.cells)});
-  };
-  for (std::size_t first = 0, end = 0; first < table.columns.size(); first = end) {
-    std::size_t taken = ends;
-    while (end < table.columns.size() &&
-           (end == first || taken + gap + width_of(table.columns[end]) <= room)) {
-      taken += gap + width_of(table.columns[end++]);
+  for (size_t first = 0, end = 0; first < table.columns.size(); first = end) {
+    size_t taken = ends;
+    for (; end < table.columns.size(); ++end) {
+      const size_t more = gap + column_width(table.columns[end], width);
+      if (end > first && taken + more > room) break;
+      taken += more;
     }
     if (first > 0) fmt::print("\n");
-    for (std::size_t line = 0; line < heads - 1 + table.lines.size(); ++line) {
-      const bool above = line + 1 < heads;  // of a name's last line
-      std::string text = above ? std::string(front, ' ') : table.lines[line + 1 - heads];
-      for (std::size_t i = first; i < end; ++i) {
+    for (size_t line = 0; line < heads - 1 + table.lines.size(); ++line) {
+      const bool above = line + 1 < heads;  // `lines` and `marks` start at the heading's last line
+      std::string text = above ? "" : table.lines[line + 1 - heads];
+      text.resize(front, ' ');
+      for (size_t i = first; i < end; ++i) {
         const TextTable::Column& column = table.columns[i];
-        text += fmt::format("{:{}}{:>{}}", "", gap, cell_of(column, line, heads), width_of(column));
+        text += fmt::format("{:{}}{:>{}}", "", gap, cell_text(column, line, heads),
+                            column_width(column, width));
       }
       if (!above) text += table.marks[line + 1 - heads];
       fmt::print("{}\n", text.substr(0, text.find_last_not_of(' ') + 1));
@@ -63,7 +68,7 @@ std::vector<std::string> statistic_heading(const std::string& key) {
   if (key == "noise_cancelled") return {"noise", "cancel"};
   if (key == "similarity") return {"similar"};
   std::vector<std::string> lines;
-  for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
     end = key.find('_', begin);
     lines.push_back(key.substr(begin, end - begin));
   }

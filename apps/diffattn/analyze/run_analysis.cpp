@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/diffattn/analyze/parts.h"
+#include "apps/diffattn/analyze/run_analysis.h"
 
 #include <fmt/core.h>
 
 #include <algorithm>
 
+#include "apps/diffattn/terminal/progress_bar.h"
 #include "diffattn/io/error.h"
-#include "apps/diffattn/terminal/progress.h"
 
 namespace diffattn::app {
 namespace {
@@ -14,22 +14,22 @@ namespace {
 using analysis::HeadIndex;
 using analysis::ModelAttention;
 
-/// What a task knows about the heads: where the rows that ask look.
+/// Attention that the rows with a question give to the answer and to the noise.
 struct AskedMass {
-  std::vector<double> answer, noise;  // sums, one per layer and head
+  std::vector<double> answer, noise;  // sums over rows, one per layer and head
   int64_t rows = 0;
   bool knows_noise = false;
 
   void add(const ModelPart& part, const KnownText& known) {
     knows_noise = knows_noise || !known.noise.empty();
     for (const AskedRow& asked : known.asked) {
-      std::size_t at = 0;
+      size_t at = 0;
       for (const nn::HeadTensors& call : part.calls) {
         const auto on_answer = analysis::mass_on(call, asked.row, {asked.answer});
         const auto on_noise = analysis::mass_on(call, asked.row, known.noise);
         answer.resize(std::max(answer.size(), at + on_answer.size()));
         noise.resize(answer.size());
-        for (std::size_t h = 0; h < on_answer.size(); ++h, ++at) {
+        for (size_t h = 0; h < on_answer.size(); ++h, ++at) {
           answer[at] += on_answer[h];
           noise[at] += on_noise[h];
         }
@@ -40,88 +40,88 @@ struct AskedMass {
 
   void append_to(analysis::StatisticsTable& table) const {
     if (rows == 0) return;
-    table.names.push_back({"answer_mass", "answer mass",
-                           "What the rows that ask give to the answer: the sum of A there."});
+    table.names.push_back(
+        {"answer_mass", "answer mass", "Sum of A on the answer, in the rows that ask a question."});
     if (knows_noise) {
-      table.names.push_back({"noise_mass", "noise mass",
-                             "What the rows that ask give to the noise: the sum of A there."});
+      table.names.push_back(
+          {"noise_mass", "noise mass", "Sum of A on the noise, in the rows that ask a question."});
     }
-    for (std::size_t i = 0; i < table.rows.size(); ++i) {
+    for (size_t i = 0; i < table.rows.size(); ++i) {
       table.rows[i].values.push_back(answer[i] / static_cast<double>(rows));
       if (knows_noise) table.rows[i].values.push_back(noise[i] / static_cast<double>(rows));
     }
   }
 };
 
-/// The labels of keys: those of their tokens, each as often as the part looks at it.
-std::vector<std::string> key_labels(const ModelPart& part, const KnownText& known) {
-  const std::vector<std::string>& labels =
-      part.written_columns ? known.written_labels : known.labels;
-  if (part.keys_per_token == 1)
-    return part.written_columns == part.written_rows ? std::vector<std::string>{} : labels;
-  std::vector<std::string> out;
-  for (const std::string& label : labels) {
-    for (int64_t path = 0; path < part.keys_per_token; ++path) {
-      out.push_back(fmt::format("{} \u00b7{}", label, path));
-    }
-  }
-  return out;
-}
-
+/// Returns the tokens and regions of a part.
 analysis::Sequence sequence_of_part(const ModelPart& part, const KnownText& known) {
   analysis::Sequence sequence;
   sequence.name = part.name.empty() ? known.name : fmt::format("{}: {}", known.name, part.name);
   sequence.rows = part.written_rows ? known.written_labels : known.labels;
-  sequence.columns = key_labels(part, known);
-  if (part.written_columns) return sequence;
-  for (analysis::Region region : known.regions) {
-    region.begin *= part.keys_per_token;
-    region.end *= part.keys_per_token;
-    sequence.regions.push_back(region);
+  if (part.written_columns != part.written_rows) {
+    sequence.columns = part.written_columns ? known.written_labels : known.labels;
   }
-  return sequence;
+  if (!part.written_columns) sequence.regions = known.regions;
+  return analysis::path_sequence(std::move(sequence), part.path);
 }
 
-/// Every part of a model: maps of the shown text, statistics of all that are counted.
+/// Statistics of one part over all texts.
+struct PartStatistics {
+  analysis::AttentionStatistics statistics;
+  AskedMass mass;
+
+  void add(const ModelPart& part, const KnownText& known) {
+    statistics.add(part.calls);
+    if (part.path == 0 && !part.written_rows) mass.add(part, known);
+  }
+};
+
+/// Returns a part with its maps of the shown text and its statistics of all texts.
+ModelAttention attention_of_part(ModelPart part, const AnalyzedModel& model, const KnownText& shown,
+                                 const PartStatistics& all) {
+  ModelAttention one;
+  one.name = part.name.empty() ? model.name : model.name + ", " + part.name;
+  one.description = model.description;
+  one.sequence = sequence_of_part(part, shown);
+  one.calls = std::move(part.calls);
+  one.statistics = all.statistics.table();
+  one.lambda = all.statistics.lambda();
+  for (analysis::LambdaLayer& layer : one.lambda) {
+    layer.init = part.lambda_init[static_cast<size_t>(layer.layer)];
+  }
+  all.mass.append_to(one.statistics);
+  analysis::describe(one);
+  return one;
+}
+
+/// Runs a model on every text once and returns its parts.
 std::vector<ModelAttention> attentions_of(AnalyzedModel& model, const AnalyzedTexts& texts,
                                           double threshold) {
   std::vector<ModelPart> shown = model.read(texts.shown().text);
-  std::vector<analysis::AttentionStatistics> statistics(shown.size(),
-                                                        analysis::AttentionStatistics(threshold));
-  std::vector<AskedMass> masses(shown.size());
-  Progress progress("reading " + model.name, texts.count());
+  std::vector<PartStatistics> statistics(
+      shown.size(), {.statistics = analysis::AttentionStatistics(threshold), .mass = {}});
+  ProgressBar bar("reading " + model.name, texts.count());
   texts.each([&](const KnownText& known) {
-    const std::vector<ModelPart> parts = model.read(known.text);
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      statistics[i].add(parts[i].calls);
-      if (parts[i].keys_per_token == 1 && !parts[i].written_rows) masses[i].add(parts[i], known);
-    }
-    progress.step("");
+    const bool is_shown = known.text == texts.shown().text;
+    const std::vector<ModelPart> read =
+        is_shown ? std::vector<ModelPart>{} : model.read(known.text);
+    const std::vector<ModelPart>& parts = is_shown ? shown : read;
+    for (size_t i = 0; i < parts.size(); ++i) statistics[i].add(parts[i], known);
+    bar.step("");
   });
-  progress.clear();
+  bar.clear();
   std::vector<ModelAttention> out;
-  for (std::size_t i = 0; i < shown.size(); ++i) {
-    ModelAttention one;
-    one.name = shown[i].name.empty() ? model.name : model.name + ", " + shown[i].name;
-    one.description = model.description;
-    one.sequence = sequence_of_part(shown[i], texts.shown());
-    one.calls = std::move(shown[i].calls);
-    one.statistics = statistics[i].table();
-    one.lambda = statistics[i].lambda();
-    for (analysis::LambdaLayer& layer : one.lambda) {
-      layer.init = shown[i].lambda_init[static_cast<std::size_t>(layer.layer)];
-    }
-    masses[i].append_to(one.statistics);
-    analysis::describe(one);
-    out.push_back(std::move(one));
+  for (size_t i = 0; i < shown.size(); ++i) {
+    out.push_back(attention_of_part(std::move(shown[i]), model, texts.shown(), statistics[i]));
   }
   return out;
 }
 
-HeadIndex chosen_head(const AnalyzeRequest& request, const ModelAttention& model) {
+/// Returns the head that page and pictures show: the requested one, or the strongest.
+HeadIndex chosen_head(const AnalysisRequest& request, const ModelAttention& model) {
   const auto check = [&](const char* name, const std::optional<int64_t>& value, int64_t count) {
     if (!value || (*value >= 0 && *value < count)) return;
-    throw io::Error(name, fmt::format("expected an integer in [0, {}], as {} has {}, got {}",
+    throw io::Error(name, fmt::format("expected an integer in [0, {}], because {} has {}, got {}",
                                       count - 1, model.name, count, *value));
   };
   check("--layer", request.layer, model.layers());
@@ -137,23 +137,23 @@ HeadIndex chosen_head(const AnalyzeRequest& request, const ModelAttention& model
   return {request.layer.value_or(strongest.layer), request.head.value_or(strongest.head)};
 }
 
-/// The part of a model that pictures show.
-std::size_t pictured_part(const std::string& wanted, const std::string& model,
-                          const std::vector<ModelAttention>& parts) {
+/// Returns the index of the part that pictures show.
+size_t pictured_part(const std::string& wanted, const std::string& model,
+                     const std::vector<ModelAttention>& parts) {
   if (wanted.empty()) return 0;
   std::string known;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
+  for (size_t i = 0; i < parts.size(); ++i) {
     const std::string part = parts[i].name == model ? "" : parts[i].name.substr(model.size() + 2);
     if (part == wanted) return i;
     known += (known.empty() ? "" : ", ") + part;
   }
   throw io::Error("--part",
                   fmt::format("expected a part of {} ({}), got {}", model,
-                              known.empty() ? "it has one only" : known, io::in_quotes(wanted)));
+                              known.empty() ? "it has only one" : known, io::in_quotes(wanted)));
 }
 
-/// The folders as models with names that differ.
-std::vector<AnalyzedModel> load_models(const AnalyzeRequest& request) {
+/// Loads the models and gives them different names.
+std::vector<AnalyzedModel> load_models(const AnalysisRequest& request) {
   std::vector<AnalyzedModel> loaded;
   loaded.reserve(request.folders.size());
   for (const std::string& folder : request.folders) {
@@ -165,7 +165,7 @@ std::vector<AnalyzedModel> load_models(const AnalyzeRequest& request) {
     const bool same_tokens =
         !first.tokenizer || !last.tokenizer || first.tokenizer->hash() == last.tokenizer->hash();
     if (!same_tokens || last.writes() != first.writes()) {
-      throw io::Error(folder, fmt::format("expected a model with the {} of {} to compare it with",
+      throw io::Error(folder, fmt::format("expected a model with the same {} as {} for --compare",
                                           same_tokens ? "kind" : "tokenizer", first.folder));
     }
   }
@@ -174,10 +174,10 @@ std::vector<AnalyzedModel> load_models(const AnalyzeRequest& request) {
 
 }  // namespace
 
-Analysis analyze(const AnalyzeRequest& request) {
+AnalysisResult run_analysis(const AnalysisRequest& request) {
   std::vector<AnalyzedModel> loaded = load_models(request);
   const AnalyzedTexts texts(request.text, loaded.front());
-  Analysis result;
+  AnalysisResult result;
   for (AnalyzedModel& model : loaded) {
     std::vector<ModelAttention> parts = attentions_of(model, texts, request.threshold);
     result.pictured.push_back(result.models.size() +
@@ -191,7 +191,7 @@ Analysis analyze(const AnalyzeRequest& request) {
   const int64_t tokens = std::ssize(texts.shown().text.ids);
   result.subtitle = fmt::format("{} {}, statistics of {}", tokens, tokens == 1 ? "token" : "tokens",
                                 texts.counted());
-  if (tokens == 1) result.subtitle += ". A single token sees only itself: every map is one number";
+  if (tokens == 1) result.subtitle += ". A single token sees only itself: each map is one number";
   return result;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/diffattn/analyze/text.h"
+#include "apps/diffattn/analyze/analyzed_texts.h"
 
 #include <fmt/core.h>
 
@@ -7,18 +7,18 @@
 #include <filesystem>
 #include <iostream>
 
+#include "apps/diffattn/options/run_file.h"
+#include "compare/haystack.h"
 #include "diffattn/data/tasks.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "apps/diffattn/options/run_file.h"
 
 namespace diffattn::app {
 namespace {
 
-constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
-constexpr int64_t kMostWritten = 64;
-/// Of a data set, when no text is given.
-constexpr int64_t kShownTokens = 256;
+constexpr uint64_t kMostTextBytes = uint64_t{64} << 20;
+constexpr int64_t kMostWritten = 64;   // tokens that an encoder-decoder writes itself
+constexpr int64_t kShownTokens = 256;  // of a data set, if no text is given
 
 std::vector<int64_t> ids_of(const std::vector<io::TokenId>& tokens) {
   return {tokens.begin(), tokens.end()};
@@ -31,39 +31,7 @@ std::string whole_file(const std::string& path) {
   return text;
 }
 
-bool is_answer(const KnownText& known, int64_t place) {
-  return std::any_of(known.asked.begin(), known.asked.end(),
-                     [&](const AskedRow& one) { return one.answer.begin == place; });
-}
-
-/// Needles of a haystack of `length` tokens: those asked for, the others, and the noise between.
-void mark_haystack(KnownText& known, const data::NeedleOptions& task) {
-  const auto is_key = [&](int64_t at) {
-    const int64_t id = known.text.ids[static_cast<std::size_t>(at)];
-    return id >= data::kTaskTokens && id < data::kTaskTokens + task.keys;
-  };
-  int64_t noise_begin = 0;
-  const auto end_noise = [&](int64_t end) {
-    if (end <= noise_begin) return;
-    known.regions.push_back({"noise", "noise", noise_begin, end});
-    known.noise.push_back({noise_begin, end});
-  };
-  for (int64_t at = 0; at < task.length; ++at) {
-    if (!is_key(at)) continue;
-    end_noise(at);
-    const std::string needle = known.labels[static_cast<std::size_t>(at)] + " " +
-                               known.labels[static_cast<std::size_t>(at) + 1];
-    if (is_answer(known, at + 1)) {
-      known.regions.push_back({"answer: " + needle, "answer", at, at + 2});
-    } else {
-      known.regions.push_back({"other needles", "other", at, at + 2});
-    }
-    noise_begin = at + 2;
-  }
-  end_noise(task.length);
-}
-
-/// What a token is shown as: its text, its number where there is none.
+/// Returns the text of each token, or its id without a tokenizer and for tokens without text.
 std::vector<std::string> token_labels(const std::vector<int64_t>& ids,
                                       const std::optional<io::Tokenizer>& tokenizer) {
   std::vector<std::string> labels;
@@ -71,7 +39,7 @@ std::vector<std::string> token_labels(const std::vector<int64_t>& ids,
   for (const int64_t id : ids) {
     std::string label;
     if (tokenizer) {
-      // Decoders drop the blank at the front of a text: with the token before, it shows.
+      // Decoding drops a blank at the front of a text, so we decode the token before as well.
       const std::string before = tokenizer->decode_bytes(pair, false);
       pair.push_back(static_cast<io::TokenId>(id));
       const std::string both = tokenizer->decode_bytes(pair, false);
@@ -89,9 +57,10 @@ std::vector<std::string> token_labels(const std::vector<int64_t>& ids,
 AnalyzedTexts::AnalyzedTexts(const TextOptions& options, AnalyzedModel& model)
     : options_(options), model_(model), config_(task_config()) {
   if (!options.summary.empty() && !model.writes()) {
-    throw io::Error("--summary", fmt::format("expected an encoder-decoder, whose decoder reads it; "
-                                             "{} has none",
-                                             model.folder));
+    throw io::Error("--summary",
+                    fmt::format("expected an encoder-decoder as --model, got {}, which "
+                                "has no decoder to read it",
+                                model.folder));
   }
   if (!options.data.empty()) read_data();
   if (!options.prompt_ids.empty()) {
@@ -106,21 +75,26 @@ AnalyzedTexts::AnalyzedTexts(const TextOptions& options, AnalyzedModel& model)
   } else if (!options.text.empty() || options.data.empty()) {
     shown_ = text_of(options.text, "text");
   } else {
-    each_of_data([&](const KnownText& known) {
-      shown_ = known;
-      return false;
-    });
-    shown_.name = options.data;
-    auto& ids = shown_.text.ids;
-    ids.resize(std::min<std::size_t>(ids.size(), kShownTokens));
-    shown_.labels.clear();
-    complete(shown_);
+    shown_ = beginning_of_data();
   }
+}
+
+/// Returns the first tokens of the data set.
+KnownText AnalyzedTexts::beginning_of_data() const {
+  KnownText first;
+  each_of_data([&](const KnownText& known) {
+    first = known;
+    return false;
+  });
+  first.name = options_.data;
+  first.text.ids.resize(std::min<size_t>(first.text.ids.size(), kShownTokens));
+  complete(first);
+  return first;
 }
 
 KnownText AnalyzedTexts::text_of(const std::string& text, const std::string& name) const {
   if (!model_.tokenizer) {
-    throw io::Error(model_.folder, "has no tokenizer.json: give --prompt-ids instead of text");
+    throw io::Error(model_.folder, "has no tokenizer.json; give --prompt-ids instead of text");
   }
   KnownText known;
   known.text.ids = ids_of(model_.tokenizer->encode(text));
@@ -133,7 +107,7 @@ KnownText AnalyzedTexts::text_of(const std::string& text, const std::string& nam
   return known;
 }
 
-/// Labels, and what an encoder-decoder writes when nobody says.
+/// Adds labels and, for an encoder-decoder without a given summary, the text that it writes.
 void AnalyzedTexts::complete(KnownText& known) const {
   if (model_.writes() && known.text.written.empty()) {
     known.text.written = model_.write(known.text, kMostWritten);
@@ -144,7 +118,8 @@ void AnalyzedTexts::complete(KnownText& known) const {
   }
 }
 
-/// The run that the model comes from: of runs/a/model and runs/a/checkpoints/step-N, runs/a.
+/// Returns the run file of the run that made the model, or an empty string. A model lies in
+/// runs/a/model or runs/a/checkpoints/step-N.
 std::string AnalyzedTexts::run_file() const {
   namespace fs = std::filesystem;
   const fs::path folder = fs::weakly_canonical(model_.folder);
@@ -158,8 +133,8 @@ std::string AnalyzedTexts::run_file() const {
 train::RunConfig AnalyzedTexts::task_config() const {
   if (options_.task.empty()) return {};
   train::RunConfig config = load_run_config(run_file(), {});
-  config.task = options_.task;
-  config.data.train.clear();  // examples are made, whatever the run read
+  config.set("task", options_.task);
+  config.data.train.clear();  // the task generates its examples, even if the run read data
   set_overrides(config, options_.settings);
   return config;
 }
@@ -175,9 +150,8 @@ KnownText AnalyzedTexts::task_example(int64_t index) const {
 KnownText AnalyzedTexts::sequence_example(int64_t index) const {
   const auto task = options_.task == "needle" ? data::needle_task(config_.needle)
                                               : data::recall_task(config_.recall);
-  const data::TaskSequence sequence =
-      task->example(static_cast<std::uint64_t>(options_.seed), data::Split::kValidation,
-                    static_cast<std::uint64_t>(index));
+  const data::TaskSequence sequence = task->example(
+      static_cast<uint64_t>(options_.seed), data::Split::kValidation, static_cast<uint64_t>(index));
   KnownText known;
   known.text.ids = sequence.ids;
   for (const data::Question& question : sequence.questions) {
@@ -187,7 +161,10 @@ KnownText AnalyzedTexts::sequence_example(int64_t index) const {
     for (const int64_t id : sequence.ids) {
       known.labels.push_back(data::needle_label(id, config_.needle));
     }
-    mark_haystack(known, config_.needle);
+    known.regions = compare::haystack_regions(sequence, config_.needle);
+    for (const analysis::Region& region : known.regions) {
+      if (region.kind == "noise") known.noise.push_back({region.begin, region.end});
+    }
     return known;
   }
   for (const data::Question& question : sequence.questions) {
@@ -199,9 +176,8 @@ KnownText AnalyzedTexts::sequence_example(int64_t index) const {
 KnownText AnalyzedTexts::source_example(int64_t index) const {
   const auto task = options_.task == "classify" ? data::noisy_text_task(config_.classify.text)
                                                 : data::select_task(config_.summarize.select);
-  const data::Example example =
-      task->example(static_cast<std::uint64_t>(options_.seed), data::Split::kValidation,
-                    static_cast<std::uint64_t>(index));
+  const data::Example example = task->example(
+      static_cast<uint64_t>(options_.seed), data::Split::kValidation, static_cast<uint64_t>(index));
   KnownText known;
   known.text.ids = ids_of(example.source);
   if (model_.writes() && !example.target.empty()) {
@@ -212,7 +188,7 @@ KnownText AnalyzedTexts::source_example(int64_t index) const {
   return known;
 }
 
-/// Tokens of a data set that are read at a time.
+/// Returns the tokens of --data that the model reads at a time.
 int64_t AnalyzedTexts::piece_length() const {
   return options_.seq_len > 0 ? options_.seq_len : model_.config.max_position_embeddings;
 }
@@ -220,16 +196,15 @@ int64_t AnalyzedTexts::piece_length() const {
 void AnalyzedTexts::read_data() {
   const int64_t most = model_.config.max_position_embeddings;
   if (options_.seq_len > most) {
-    throw io::Error("--seq-len",
-                    fmt::format("expected at most {}, the most that {} can read, got {}", most,
-                                model_.folder, options_.seq_len));
+    throw io::Error("--seq-len", fmt::format("expected at most {}, the most that {} reads, got {}",
+                                             most, model_.folder, options_.seq_len));
   }
   if (!model_.tokenizer) {
-    throw io::Error(model_.folder, "has no tokenizer.json: --data needs one");
+    throw io::Error(model_.folder, "has no tokenizer.json, which --data needs");
   }
   if (model_.writes()) {
     data::ExampleOptions limits;
-    limits.max_source_tokens = limits.max_target_tokens = static_cast<std::size_t>(piece_length());
+    limits.max_source_tokens = limits.max_target_tokens = static_cast<size_t>(piece_length());
     pairs_ =
         data::read_examples(options_.data, io::RecordKind::kSummary, *model_.tokenizer, limits);
   } else {
@@ -237,7 +212,7 @@ void AnalyzedTexts::read_data() {
   }
 }
 
-/// Until `use` says no.
+/// Calls `use` with every text of --data until it returns false.
 void AnalyzedTexts::each_of_data(const std::function<bool(const KnownText&)>& use) const {
   for (const data::Example& example : pairs_.examples) {
     KnownText known;
@@ -251,9 +226,9 @@ void AnalyzedTexts::each_of_data(const std::function<bool(const KnownText&)>& us
   if (!corpus_) return;
   std::vector<io::TokenId> tokens;
   for (const data::Document& document : corpus_->documents()) {
-    for (std::uint64_t begin = document.begin; begin < document.end; begin += tokens.size()) {
-      tokens.resize(std::min<std::uint64_t>(static_cast<std::uint64_t>(piece_length()),
-                                            document.end - begin));
+    for (uint64_t begin = document.begin; begin < document.end; begin += tokens.size()) {
+      tokens.resize(
+          std::min<uint64_t>(static_cast<uint64_t>(piece_length()), document.end - begin));
       corpus_->read(begin, tokens);
       KnownText known;
       known.text.given_as = options_.data;

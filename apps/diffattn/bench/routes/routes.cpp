@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/diffattn/bench/routes.h"
+#include "apps/diffattn/bench/routes/routes.h"
 
 #include <ATen/Context.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 using torch::Tensor;
 
-/// [B, H, N, width] -> [B, N, H, width] and back, as a view.
+/// Returns the view [B, H, N, width] -> [B, N, H, width], or back.
 Tensor swapped(const Tensor& x) { return x.transpose(1, 2); }
 
 Tensor by_route(nn::Route route, const LayerTensors& t, const AttentionOptions& options) {
@@ -25,7 +25,7 @@ Tensor by_route(nn::Route route, const LayerTensors& t, const AttentionOptions& 
                                 .options = options}));
 }
 
-/// A Transformer of equal width: 2H heads of width D.
+/// Computes the attention of a Transformer of equal width: 2H heads of width D.
 Tensor plain(const LayerTensors& t, const AttentionOptions& options) {
   const Tensor v = torch::cat(t.v.chunk(2, -1), 1);
   const auto o =
@@ -42,10 +42,11 @@ const std::vector<std::pair<SdpaKernels, std::string>>& forced_kernels() {
   return list;
 }
 
-std::vector<Route> all_routes(bool on_gpu) {
-  std::vector<Route> list;
-  const auto add = [&](const Route& route, bool calls_torch) {
-    const auto more = on_gpu && calls_torch ? with_each_kernels(route) : std::vector<Route>{route};
+std::vector<BenchRoute> all_routes(bool on_gpu) {
+  std::vector<BenchRoute> list;
+  const auto add = [&](const BenchRoute& route, bool calls_torch) {
+    const auto more =
+        on_gpu && calls_torch ? with_each_kernels(route) : std::vector<BenchRoute>{route};
     list.insert(list.end(), more.begin(), more.end());
   };
   for (const nn::Route route : nn::routes()) {
@@ -80,13 +81,13 @@ ForcedKernels::~ForcedKernels() {
   context.setSDPUseMath(before_[3]);
 }
 
-Tensor Route::operator()(const LayerTensors& tensors, const AttentionOptions& options) const {
+Tensor BenchRoute::operator()(const LayerTensors& tensors, const AttentionOptions& options) const {
   const ForcedKernels forced(kernels);
   return compute(tensors, options);
 }
 
-std::vector<Route> with_each_kernels(const Route& route) {
-  std::vector<Route> list;
+std::vector<BenchRoute> with_each_kernels(const BenchRoute& route) {
+  std::vector<BenchRoute> list;
   for (const auto& [kernels, name] : forced_kernels()) {
     list.push_back(route);
     list.back().kernels = kernels;
@@ -95,21 +96,22 @@ std::vector<Route> with_each_kernels(const Route& route) {
   return list;
 }
 
-LayerTensors make_layer(int64_t batch, int64_t heads, int64_t seq, int64_t head_dim,
-                        torch::TensorOptions options, bool lambda_of_tokens) {
+LayerTensors random_layer(int64_t batch, int64_t heads, int64_t seq, int64_t head_dim,
+                          torch::TensorOptions options, bool lambda_per_token) {
   const auto make = [&](int64_t width) {
     return torch::randn({batch, heads, seq, width}, options).requires_grad_(true);
   };
   LayerTensors t{make(head_dim), make(head_dim),     make(head_dim),
                  make(head_dim), make(2 * head_dim), {}};
   const auto wide = options.dtype(torch::kFloat32);
-  t.lambda = lambda_of_tokens ? torch::rand({batch, seq, heads}, wide) : torch::full({}, 0.5, wide);
+  t.lambda = lambda_per_token ? torch::rand({batch, seq, heads}, wide) : torch::full({}, 0.5, wide);
   t.lambda.requires_grad_(true);
   return t;
 }
 
-const std::vector<Route>& routes(bool on_gpu) {
-  static const std::vector<Route> on_cpu_list = all_routes(false), on_gpu_list = all_routes(true);
+const std::vector<BenchRoute>& bench_routes(bool on_gpu) {
+  static const std::vector<BenchRoute> on_cpu_list = all_routes(false),
+                                       on_gpu_list = all_routes(true);
   return on_gpu ? on_gpu_list : on_cpu_list;
 }
 

@@ -3,10 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "apps/diffattn/analyze/model.h"
+#include "apps/diffattn/analyze/analyzed_model.h"
 #include "diffattn/analysis/attention_maps.h"
 #include "diffattn/analysis/report.h"
 #include "diffattn/data/corpus.h"
@@ -18,40 +19,40 @@ namespace diffattn::app {
 struct TextOptions {
   std::string text, input, task, summary, data;
   std::vector<int64_t> prompt_ids;
-  std::vector<std::string> settings;  // of the task: key=value
-  int64_t examples = 8;               // of a task, that are counted
+  std::vector<std::string> settings;  // key=value of the task
+  int64_t examples = 8;               // of a task, for the statistics
   int64_t seed = 0;
-  int64_t seq_len = 0;  // tokens of data that are read at a time; 0: what the model can
+  int64_t seq_len = 0;  // tokens of --data at a time; 0: the most that the model reads
 };
 
-/// A question of a task: what the row `asked` should look at, and what is noise.
+/// A row that asks a question, and the columns of its answer.
 struct AskedRow {
   int64_t row = 0;
   analysis::ColumnRange answer;
 };
 
-/// A text with everything that is known about it.
+/// A text with labels of its tokens and the regions that its task knows.
 struct KnownText {
   AnalyzedText text;
   std::string name;
   std::vector<std::string> labels, written_labels;
-  std::vector<analysis::Region> regions;  // of the text
+  std::vector<analysis::Region> regions;
   std::vector<analysis::ColumnRange> noise;
   std::vector<AskedRow> asked;
 };
 
-/// What is analysed: one text whose maps are shown, and all that are counted.
+/// The texts of an analysis: one text whose maps are shown, and all texts for the statistics.
 class AnalyzedTexts {
  public:
-  /// Tokens and tasks are those of `model`. Throws io::Error, and train::ConfigError for settings.
+  /// Takes tokenizer and task of `model`. Throws io::Error, and train::ConfigError for settings.
   AnalyzedTexts(const TextOptions& options, AnalyzedModel& model);
 
   const KnownText& shown() const { return shown_; }
-  /// How many texts are counted.
+  /// Returns the number of texts for the statistics.
   int64_t count() const;
-  /// Hands over every text that is counted, one at a time.
+  /// Calls `use` with every text for the statistics.
   void each(const std::function<void(const KnownText&)>& use) const;
-  /// "8 examples of the task", "this text", "all of valid.txt".
+  /// Returns "8 examples of the task", "this text" or "all of valid.txt".
   std::string counted() const;
 
  private:
@@ -60,6 +61,7 @@ class AnalyzedTexts {
   KnownText task_example(int64_t index) const;
   KnownText sequence_example(int64_t index) const;
   KnownText source_example(int64_t index) const;
+  KnownText beginning_of_data() const;
   void each_of_data(const std::function<bool(const KnownText&)>& use) const;
   void read_data();
   int64_t piece_length() const;
@@ -70,8 +72,8 @@ class AnalyzedTexts {
   AnalyzedModel& model_;
   const train::RunConfig config_;  // of --task
   KnownText shown_;
-  std::optional<data::Corpus> corpus_;  // of --data
-  data::ExampleSet pairs_;              // the same for an encoder-decoder
+  std::optional<data::Corpus> corpus_;  // --data of models that read text
+  data::ExampleSet pairs_;              // --data of encoder-decoders
 };
 
 }  // namespace diffattn::app

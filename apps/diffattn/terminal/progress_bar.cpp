@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/diffattn/terminal/progress.h"
+#include "apps/diffattn/terminal/progress_bar.h"
 
 #include <fmt/core.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 namespace diffattn::app {
 namespace {
 
-constexpr int64_t kWidth = 24, kSmallestWidth = 8;  // of the bar, in columns
+constexpr int64_t kWidth = 24, kSmallestWidth = 8;  // columns of the bar
 
 std::string clock_text(double seconds) {
   const auto whole = static_cast<int64_t>(seconds + 0.5);
@@ -21,10 +21,10 @@ std::string clock_text(double seconds) {
                    : fmt::format("{}:{:02}", minutes, whole % 60);
 }
 
-/// The first of these that is set counts, as for the C library.
+/// True if the locale is UTF-8. As in the C library, the first variable that is set decides.
 bool is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
-    const std::string_view value = variable(name);
+    const std::string_view value = environment_variable(name);
     if (value.empty()) continue;
     return value.find("UTF-8") != std::string_view::npos ||
            value.find("utf8") != std::string_view::npos;
@@ -36,7 +36,7 @@ bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xC0U) !
 
 int64_t columns_of(std::string_view text) { return std::ranges::count_if(text, begins_character); }
 
-/// The beginning of `text`, at most `columns` characters of it.
+/// Returns the first `columns` characters of `text`.
 std::string cut(std::string text, int64_t columns) {
   size_t end = 0;
   for (; end < text.size(); ++end) {
@@ -48,7 +48,7 @@ std::string cut(std::string text, int64_t columns) {
 
 }  // namespace
 
-Progress::Progress(std::string name, int64_t total, int64_t done)
+ProgressBar::ProgressBar(std::string name, int64_t total, int64_t done)
     : name_(std::move(name)),
       total_(std::max<int64_t>(total, 1)),
       done_(std::min(done, total_)),
@@ -58,18 +58,18 @@ Progress::Progress(std::string name, int64_t total, int64_t done)
   draw("");
 }
 
-Progress::~Progress() { clear(); }
+ProgressBar::~ProgressBar() { clear(); }
 
-void Progress::step(const std::string& what) {
+void ProgressBar::step(const std::string& text) {
   done_ = std::min(done_ + 1, total_);
-  draw(what);
+  draw(text);
 }
 
-void Progress::clear() {
+void ProgressBar::clear() {
   if (shown_) fmt::print(stderr, "\r\033[K");
 }
 
-void Progress::draw(const std::string& what) {
+void ProgressBar::draw(const std::string& text) {
   if (!shown_) return;
   static const bool utf8 = is_utf8();
   const double seconds =
@@ -77,18 +77,18 @@ void Progress::draw(const std::string& what) {
   const double rate = seconds > 0.0 ? static_cast<double>(done_ - first_) / seconds : 0.0;
   const std::string left =
       done_ == first_ ? "-" : clock_text(static_cast<double>(total_ - done_) / rate);
-  const std::string text =
-      fmt::format(" {}/{}  {:.1f}/s  {} left  {}", done_, total_, rate, left, what);
-  // A line that wraps could not be taken away: the bar gives way first, then the end of the text.
+  const std::string behind =
+      fmt::format(" {}/{}  {:.1f}/s  {} left  {}", done_, total_, rate, left, text);
+  // We cannot erase a line that has wrapped, so we shorten the bar first, then cut the text.
   const int64_t columns = terminal_columns(STDERR_FILENO).value_or(80) - 1;
-  const int64_t room = columns - columns_of(name_) - 1 - columns_of(text);
+  const int64_t room = columns - columns_of(name_) - 1 - columns_of(behind);
   const int64_t width = std::clamp(room, kSmallestWidth, kWidth);
   std::string bar;
   for (int64_t i = 0; i < width; ++i) {
     const bool filled = i < width * done_ / total_;
     bar += utf8 ? (filled ? "█" : "░") : (filled ? "#" : ".");
   }
-  fmt::print(stderr, "\r\033[K{}", cut(fmt::format("{} {}{}", name_, bar, text), columns));
+  fmt::print(stderr, "\r\033[K{}", cut(fmt::format("{} {}{}", name_, bar, behind), columns));
   std::fflush(stderr);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/diffattn/analyze/model.h"
+#include "apps/diffattn/analyze/analyzed_model.h"
 
 #include <fmt/core.h>
 
@@ -7,9 +7,9 @@
 #include <filesystem>
 
 #include "diffattn/io/error.h"
+#include "diffattn/models/model_folder.h"
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/train/classifier.h"
-#include "diffattn/models/model_folder.h"
 #include "diffattn/train/summarizer.h"
 
 namespace diffattn::app {
@@ -17,7 +17,7 @@ namespace {
 
 using AttentionLayers = std::vector<std::shared_ptr<nn::AttentionLayer>>;
 
-/// runs/a/model is "a", runs/a/checkpoints/step-20 is "a step-20", other folders have their name.
+/// Returns "a" for runs/a/model, "a step-20" for runs/a/checkpoints/step-20, else the folder name.
 std::string name_of_model(const std::string& folder) {
   namespace fs = std::filesystem;
   fs::path path = fs::weakly_canonical(folder);
@@ -65,7 +65,7 @@ AnalyzedModel::AnalyzedModel(const std::string& given, const std::string& device
   for (const torch::Tensor& parameter : module_->parameters()) parameters += parameter.numel();
   description = fmt::format("{}, {} {}, {} parameters", config.attention, config.num_hidden_layers,
                             config.num_hidden_layers == 1 ? "layer" : "layers", parameters);
-  if (config.attention == "dint") description += "; maps without the averaged map";
+  if (config.attention == "dint") description += "; the maps leave out the averaged map";
 }
 
 std::shared_ptr<torch::nn::Module> AnalyzedModel::load(const std::string& dtype) {
@@ -90,18 +90,18 @@ std::shared_ptr<torch::nn::Module> AnalyzedModel::load(const std::string& dtype)
 }
 
 torch::Tensor AnalyzedModel::tensor_of(const std::vector<int64_t>& ids,
-                                       const std::string& what) const {
+                                       const std::string& given_as) const {
   const auto count = static_cast<int64_t>(ids.size());
-  if (count == 0) throw io::Error(what, "expected at least one token, got none");
+  if (count == 0) throw io::Error(given_as, "expected at least one token, got none");
   if (count > config.max_position_embeddings) {
-    throw io::Error(what,
-                    fmt::format("expected at most {} tokens, the most that {} can read, got {}",
+    throw io::Error(given_as,
+                    fmt::format("expected at most {} tokens, the most that {} reads, got {}",
                                 config.max_position_embeddings, folder, count));
   }
   for (const int64_t id : ids) {
     if (id >= 0 && id < config.vocab_size) continue;
-    throw io::Error(what, fmt::format("expected ids below {}, the vocabulary of {}, got {}",
-                                      config.vocab_size, folder, id));
+    throw io::Error(given_as, fmt::format("expected ids below {}, the vocabulary of {}, got {}",
+                                          config.vocab_size, folder, id));
   }
   return torch::tensor(ids, torch::kInt64).unsqueeze(0).to(device_);
 }
@@ -112,14 +112,14 @@ void AnalyzedModel::append_parts(std::vector<ModelPart>& parts, const std::strin
   try {
     calls = analysis::calls_of(traces);
   } catch (const std::invalid_argument&) {
-    throw io::Error(folder, "expected a model with attention to show, got none");
+    throw io::Error(folder, "expected a model with attention, got one without");
   }
-  for (std::size_t i = 0; i < calls.size(); ++i) {
+  for (size_t i = 0; i < calls.size(); ++i) {
     ModelPart part;
     part.name = part_name;
     if (calls.size() > 1) {
       part.name += fmt::format("{}path {}", part_name.empty() ? "" : " ", i);
-      part.keys_per_token = static_cast<int64_t>(i) + 1;
+      part.path = static_cast<int64_t>(i);
     }
     part.calls = std::move(calls[i]);
     for (const auto& layer : layers) part.lambda_init.push_back(lambda_init_of(*layer));
@@ -147,11 +147,11 @@ std::vector<ModelPart> AnalyzedModel::read(const AnalyzedText& text) {
   written.traces = &traces;
   written.cross_traces = &cross;
   encoder_decoder_->decode(written, source);
-  const std::size_t encoder_parts = parts.size();
+  const size_t encoder_parts = parts.size();
   append_parts(parts, "decoder", traces, self_layers(*encoder_decoder_->decoder));
-  const std::size_t decoder_end = parts.size();
+  const size_t decoder_end = parts.size();
   append_parts(parts, "cross-attention", cross, cross_layers(*encoder_decoder_->decoder));
-  for (std::size_t i = encoder_parts; i < parts.size(); ++i) {
+  for (size_t i = encoder_parts; i < parts.size(); ++i) {
     parts[i].written_rows = true;
     parts[i].written_columns = i < decoder_end;
   }
@@ -163,7 +163,7 @@ int64_t AnalyzedModel::first_written() const {
 }
 
 std::vector<int64_t> AnalyzedModel::write(const AnalyzedText& text, int64_t max_tokens) {
-  tensor_of(text.ids, text.given_as);  // says by name what cannot be read
+  tensor_of(text.ids, text.given_as);  // throws an error that names the option
   std::vector<int64_t> out = {first_written()};
   const int64_t more = std::min(max_tokens, config.max_position_embeddings) - 1;
   if (more < 1) return out;

@@ -2,16 +2,17 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "apps/diffattn/terminal/json_text.h"
 #include "diffattn/train/run_config.h"
 
 namespace diffattn::app {
 
-/// A language model with random weights, as the benchmarks of whole models make it. The default has
-/// 20 million parameters.
+/// A language model with random weights for the benchmarks of whole models. The default has 20
+/// million parameters.
 struct BenchModel {
   std::vector<std::string> attention{"diffllama", "transformer"};
   int64_t hidden = 384, intermediate = 1024, layers = 8, heads = 6, kv_heads = 0, vocab = 8192;
@@ -19,10 +20,10 @@ struct BenchModel {
   std::string dtype = "float32", device = "cpu";
 
   bool on_gpu() const { return device != "cpu"; }
-  /// Resolved; steps, batch_size and seq_len are the caller's.
+  /// Returns the resolved config of a model with one of the attentions.
   train::RunConfig run_config(const std::string& attention, int64_t batch, int64_t seq) const;
-  /// What a report says of it.
-  nlohmann::ordered_json description() const;
+  /// Returns sizes, type, device and threads for a report.
+  Json description() const;
 };
 
 void add_bench_model(CLI::App& verb, BenchModel& model);

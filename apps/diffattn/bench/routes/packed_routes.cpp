@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Packed documents by other means: what people write on top of torch's attention today.
+// Routes for packed documents on top of torch's attention.
 
 #include <ATen/ops/_efficient_attention_forward.h>
 #include <ATen/ops/_flash_attention_forward.h>
@@ -8,14 +8,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "apps/diffattn/bench/routes.h"
+#include "apps/diffattn/bench/routes/routes.h"
 
 namespace diffattn::app {
 namespace {
 
 using torch::Tensor;
 
-/// [1, H, total, width] -> [total, H, width] and back, as a view.
+/// Return views: [1, H, total, width] -> [total, H, width], and back.
 Tensor packed(const Tensor& x) { return x[0].transpose(0, 1); }
 Tensor unpacked(const Tensor& x) { return x.transpose(0, 1).unsqueeze(0); }
 
@@ -29,13 +29,13 @@ nn::HeadTensors packed_heads(const LayerTensors& t, const AttentionOptions& opti
           .options = options};
 }
 
-/// The fused operator takes them as they are, other routes one after another.
+/// Computes packed documents: the fused operator at once, other routes one by one.
 Tensor by_document(nn::Route route, const LayerTensors& t, const AttentionOptions& options) {
   return unpacked(attend(route, packed_heads(t, options)));
 }
 
-/// A batch in which every document is as long as the longest. Rows are causal and the padding comes
-/// last, so that it needs no mask.
+/// Computes a batch padded to the longest document. It needs no mask: rows are causal and the
+/// padding comes last.
 Tensor by_padded_batch(nn::Route route, const LayerTensors& t, const AttentionOptions& options) {
   nn::HeadTensors heads = packed_heads(t, options);
   heads.options.cu_seqlens_q(std::nullopt).cu_seqlens_k(std::nullopt);
@@ -52,7 +52,7 @@ Tensor by_padded_batch(nn::Route route, const LayerTensors& t, const AttentionOp
   return unpacked(torch::cat(documents));
 }
 
-/// One map by torch's kernels for packed documents, [total, H, width].
+/// Computes one map times v with torch's kernels for packed documents: [total, H, width].
 using PackedCall = Tensor (*)(const Tensor& q, const Tensor& k, const Tensor& v,
                               const Tensor& offsets, int64_t longest, double scale);
 
@@ -73,7 +73,8 @@ Tensor packed_efficient(const Tensor& q, const Tensor& k, const Tensor& v, const
       .squeeze(0);
 }
 
-/// Two maps, each with v in `parts` parts; q and k are padded to their width.
+/// Computes both maps with v split into `parts` parts. The flash kernels need q and k padded to the
+/// width of a part.
 Tensor by_packed_calls(PackedCall call, int64_t parts, const LayerTensors& t,
                        const AttentionOptions& options) {
   const nn::HeadTensors h = packed_heads(t, options);
@@ -95,17 +96,18 @@ Tensor by_packed_calls(PackedCall call, int64_t parts, const LayerTensors& t,
   return unpacked(torch::cat(outs, -1));
 }
 
-std::vector<Route> all_packed_routes(bool on_gpu) {
-  std::vector<Route> list;
-  const auto add = [&](const Route& route) {
-    const auto more = on_gpu ? with_each_kernels(route) : std::vector<Route>{route};
+std::vector<BenchRoute> all_packed_routes(bool on_gpu) {
+  std::vector<BenchRoute> list;
+  const auto add = [&](const BenchRoute& route) {
+    const auto more = on_gpu ? with_each_kernels(route) : std::vector<BenchRoute>{route};
     list.insert(list.end(), more.begin(), more.end());
   };
   for (const nn::Route route : nn::routes()) {
-    const Route one{.name = route_name(route),
-                    .compute = [route](const LayerTensors& t, const AttentionOptions& options) {
-                      return by_document(route, t, options);
-                    }};
+    const BenchRoute one{
+        .name = route_name(route),
+        .compute = [route](const LayerTensors& t, const AttentionOptions& options) {
+          return by_document(route, t, options);
+        }};
     const bool own = route == nn::Route::kFused || route == nn::Route::kNaive;
     own ? list.push_back(one) : add(one);
   }
@@ -130,9 +132,9 @@ std::vector<Route> all_packed_routes(bool on_gpu) {
 
 }  // namespace
 
-const std::vector<Route>& packed_routes(bool on_gpu) {
-  static const std::vector<Route> on_cpu_list = all_packed_routes(false),
-                                  on_gpu_list = all_packed_routes(true);
+const std::vector<BenchRoute>& packed_routes(bool on_gpu) {
+  static const std::vector<BenchRoute> on_cpu_list = all_packed_routes(false),
+                                       on_gpu_list = all_packed_routes(true);
   return on_gpu ? on_gpu_list : on_cpu_list;
 }
 

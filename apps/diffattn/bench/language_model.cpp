@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/diffattn/bench/model.h"
+#include "apps/diffattn/bench/language_model.h"
 
 #include <torch/torch.h>
 
-#include "diffattn/nn/presets.h"
 #include "apps/diffattn/options/option_checks.h"
+#include "diffattn/nn/presets.h"
 
 namespace diffattn::app {
 
@@ -26,7 +26,7 @@ train::RunConfig BenchModel::run_config(const std::string& name, int64_t batch, 
   return config;
 }
 
-nlohmann::ordered_json BenchModel::description() const {
+Json BenchModel::description() const {
   return {{"hidden_size", hidden},
           {"intermediate_size", intermediate},
           {"num_hidden_layers", layers},
@@ -41,20 +41,24 @@ nlohmann::ordered_json BenchModel::description() const {
 void add_bench_model(CLI::App& verb, BenchModel& model) {
   model.threads = torch::get_num_threads();
   const auto size = integer_in(1, int64_t{1} << 24);
-  verb.add_option("--attention", model.attention, "which models (diffllama,transformer)")
+  verb.add_option("--attention", model.attention,
+                  "attention of the models (default diffllama,transformer)")
       ->delimiter(',')
       ->check(CLI::IsMember(nn::preset_names()));
-  verb.add_option("--hidden", model.hidden, "width (384)")->check(size);
-  verb.add_option("--intermediate", model.intermediate, "width of the feed-forward layer (1024)")
+  verb.add_option("--hidden", model.hidden, "width of the model (default 384)")->check(size);
+  verb.add_option("--intermediate", model.intermediate,
+                  "width of the feed-forward layer (default 1024)")
       ->check(size);
-  verb.add_option("--layers", model.layers, "layers (8)")->check(size);
-  verb.add_option("--heads", model.heads, "heads of the equal-size Transformer (6)")->check(size);
-  verb.add_option("--kv-heads", model.kv_heads, "its kv heads (as --heads)")->check(size);
-  verb.add_option("--vocab", model.vocab, "tokens of the vocabulary (8192)")->check(size);
-  verb.add_option("--dtype", model.dtype, "float32 or bfloat16 (float32)")
+  verb.add_option("--layers", model.layers, "layers (default 8)")->check(size);
+  verb.add_option("--heads", model.heads, "heads of the Transformer of equal size (default 6)")
+      ->check(size);
+  verb.add_option("--kv-heads", model.kv_heads, "its heads of k and v (default: as --heads)")
+      ->check(size);
+  verb.add_option("--vocab", model.vocab, "tokens of the vocabulary (default 8192)")->check(size);
+  verb.add_option("--dtype", model.dtype, "type of the weights (default float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   add_device_option(verb, model.device);
-  verb.add_option("--threads", model.threads, "threads (those torch takes)")
+  verb.add_option("--threads", model.threads, "threads (default: as torch chooses)")
       ->check(integer_in(1, 1024));
 }
 
