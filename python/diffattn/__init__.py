@@ -5,7 +5,7 @@
 
 computes (softmax(q1 k1^T / sqrt(d)) - lam softmax(q2 k2^T / sqrt(d))) v in one operator, with
 gradients. Importing this package loads the operators torch.ops.diffattn.*. `diffattn.nn` has
-modules, `diffattn.hf` the switch for Hugging Face's DiffLlama.
+modules; `diffattn.hf` accelerates Hugging Face's DiffLlama.
 """
 import importlib
 from typing import Any, Dict
@@ -25,8 +25,10 @@ __all__ = ["STATS", "attention", "attention_map", "attention_stats", "decode", "
 
 
 def info() -> Dict[str, Any]:
-    """Versions, files, and the backend that each type of tensor would take on this machine.
-    `python -m diffattn info` says more."""
+    """Returns versions, paths, and the backend for each device and dtype on this machine.
+
+    `python -m diffattn info` prints more.
+    """
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     types = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     program = _library.program()
@@ -44,6 +46,6 @@ def info() -> Dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("convert", "hf"):  # on demand: hf imports transformers
+    if name in ("convert", "hf"):  # imported on first use, since hf needs transformers
         return importlib.import_module(f"diffattn.{name}")
     raise AttributeError(f"module 'diffattn' has no attribute '{name}'")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m diffattn VERB ...` is the program `diffattn VERB ...`."""
+"""`python -m diffattn VERB ...` runs the program `diffattn VERB ...`."""
 import os
 import sys
 

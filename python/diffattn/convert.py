@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model folders from one layout to another, by the program's `convert`.
+"""Converts model folders between layouts with the program `diffattn convert`.
 
     report = diffattn.convert.convert("IN", "OUT", to="diffllama")
 
-docs/convert.md says which layouts there are and what becomes of each tensor.
+docs/convert.md describes the layouts and what happens to each tensor.
 """
 import json
 import os
@@ -16,7 +16,7 @@ Path = Union[str, "os.PathLike[str]"]
 
 
 class ConversionError(RuntimeError):
-    """What the program said: the file, what was expected and what came."""
+    """A failed conversion. The message of the program names the file, what it expected and what it got."""
 
 
 def convert(source: Path, target: Path, *, to: str, source_format: Optional[str] = None,
@@ -24,9 +24,12 @@ def convert(source: Path, target: Path, *, to: str, source_format: Optional[str]
             rename: Optional[Mapping[str, str]] = None, max_shard_mib: Optional[int] = None,
             seed: Optional[int] = None, follow_links: bool = False, force: bool = False,
             dry_run: bool = False) -> Dict[str, Any]:
-    """Reads the model folder `source`, writes the model folder `target` in layout `to`, complete or
-    not at all, and returns the report of every tensor. Arguments are those of `diffattn convert`;
-    `source_format` is its `--from`. Raises ConversionError with the program's sentence."""
+    """Converts the model folder `source` to the model folder `target` in layout `to`.
+
+    Returns a report with every tensor. The target appears when it is complete or not at all. The arguments
+    are those of `diffattn convert`; `source_format` is its `--from`. Raises ConversionError with the
+    message of the program.
+    """
     program = _library.program()
     if program is None:
         raise ConversionError(_library.NO_PROGRAM)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differential attention as modules: one class whose arguments are the axes on which published
-models differ, and `preset`, which names the published points."""
+"""Differential attention as a module.
+
+`DiffAttention` has an argument for everything in which published models differ. `preset` makes the published
+variants by name.
+"""
 import math
 from typing import Any, Callable, Dict, Optional, Tuple
 
@@ -13,7 +16,7 @@ KINDS = ("v1", "v2", "grouped", "temperature")
 
 
 def lambda_init(layer_index: int) -> float:
-    """0.8 - 0.6 exp(-0.3 l), l = 0 for the first layer."""
+    """Returns 0.8 - 0.6 exp(-0.3 l), where l = 0 is the first layer."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer_index)
 
 
@@ -24,19 +27,20 @@ def _one_of(name: str, value: Any, allowed: Tuple[Any, ...]) -> Any:
 
 
 class DiffAttention(nn.Module):
-    """x -> q, k, v -> differential heads -> out, [B, M, embed_dim] to the same shape.
+    """Projections, differential heads and output projection: [B, M, embed_dim] to the same shape.
 
-    kind: "v1" (two queries and two keys per head, values of width 2 head_dim), "v2" (two queries
-    share a key; values of width head_dim), "grouped" (num_heads signal heads share noise_heads
-    noise heads, which come last in their groups), "temperature" (map 2 is map 1 at a higher
-    temperature).
-    num_heads counts heads of the output: pairs of sub-heads in "v1". num_kv_heads defaults to
-    num_heads (grouped: noise_heads), head_dim to embed_dim / num_heads, half of it for "v1" and
-    "grouped".
-    layout: the sub-heads of head j of "v1": "stripes" 2j and 2j + 1, "halves" j and j + count/2.
+    kind: "v1" (two queries and two keys per head, values of width 2 head_dim), "v2" (two queries share a
+    key; values of width head_dim), "grouped" (num_heads signal heads share noise_heads noise heads; the
+    noise head is the last of its group) or "temperature" (map 2 is map 1 at a higher temperature).
+    num_heads: number of output heads; in "v1" each is a pair of sub-heads. num_kv_heads defaults to
+    num_heads (for "grouped", to noise_heads). head_dim defaults to embed_dim / num_heads, and to half of
+    that for "v1" and "grouped".
+    layout: the order of sub-heads in "v1". Head j has the sub-heads 2j and 2j + 1 ("stripes") or j and
+    j + count/2 ("halves").
     rotary: None, "interleaved" or "half". head_norm: "affine", "plain" or None.
-    lambda_kind: "vectors" (exp(q1 k1) - exp(q2 k2) + lambda_init), "token" (a sigmoid per token and
-    head) or "fixed" (lambda_init). lambda_init defaults to the paper's for layer_index.
+    lambda_kind: "vectors" (exp(q1 k1) - exp(q2 k2) + lambda_init), "token" (a sigmoid per token and head)
+    or "fixed" (lambda_init). lambda_init defaults to the paper's value for layer_index.
+    causal, window: as in diffattn.attention.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, *, num_kv_heads: Optional[int] = None,
@@ -55,8 +59,8 @@ class DiffAttention(nn.Module):
         self.head_norm = _one_of("head_norm", head_norm, ("affine", "plain", None))
         self.lambda_kind = _one_of("lambda_kind", lambda_kind, ("vectors", "token", "fixed"))
         if (kind == "grouped") != (noise_heads is not None):
-            raise ValueError("diffattn: argument 'noise_heads': expected a number with kind "
-                             f"'grouped' and none without, got {noise_heads} with '{kind}'")
+            raise ValueError("diffattn: argument 'noise_heads': expected a number for kind 'grouped' and "
+                             f"None for others, got {noise_heads} for '{kind}'")
         wide = kind in ("v1", "grouped")  # values of width 2 head_dim
         if num_heads < 1:
             raise ValueError(f"diffattn: argument 'num_heads': expected at least 1, got {num_heads}")
@@ -78,7 +82,7 @@ class DiffAttention(nn.Module):
         self.scale = d**-0.5
         self.temperature, self.rotary_theta = temperature, rotary_theta
         self.norm_eps, self.causal, self.window = norm_eps, causal, window
-        # The function of this name is hidden by the argument.
+        # The argument hides the function of the same name.
         self.lambda_init = globals()["lambda_init"](layer_index) if lambda_init is None \
             else lambda_init
         self.lambda_std = lambda_std
@@ -103,13 +107,13 @@ class DiffAttention(nn.Module):
         self.reset_lambda()
 
     def reset_lambda(self) -> None:
-        """Draws the lambda vectors anew, from N(0, lambda_std^2)."""
+        """Initialises the lambda vectors from N(0, lambda_std^2)."""
         if self.lambda_kind == "vectors":
             for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
                 nn.init.normal_(vector, 0.0, self.lambda_std)
 
     def lambda_value(self, x: Tensor) -> Tensor:
-        """lambda as forward uses it, float32: one number, or [B, M, H] with lambda_kind "token"."""
+        """Returns lambda in float32: a scalar, or [B, M, H] for lambda_kind "token"."""
         if self.lambda_kind == "token":
             return torch.sigmoid(self.lambda_proj(x).float())
         if self.lambda_kind == "fixed":
@@ -122,8 +126,12 @@ class DiffAttention(nn.Module):
                 causal: Optional[bool] = None, mask: Optional[Tensor] = None,
                 key_starts: Optional[Tensor] = None,
                 key_lengths: Optional[Tensor] = None) -> Tensor:
-        """x [B, M, embed_dim]. positions [M] or [B, M] for the rotary embedding, default 0, 1, ...;
-        the rest as in diffattn.attention, combined with the module's own causal and window."""
+        """Computes the layer for x [B, M, embed_dim].
+
+        positions: [M] or [B, M] for the rotary embedding; default 0, 1, .... causal overrides the module's
+        causal. mask, key_starts and key_lengths are as in diffattn.attention and combine with the module's
+        window.
+        """
         if x.dim() != 3 or x.shape[-1] != self.embed_dim:
             raise ValueError(f"diffattn: argument 'x': expected shape [B, M, {self.embed_dim}], got "
                              f"{list(x.shape)}")
@@ -173,14 +181,14 @@ class DiffAttention(nn.Module):
         return first, second
 
     def _values(self, v: Tensor) -> Tensor:
-        """[B, N, Hkv, Dv]; with layout "halves" the two halves of a value are heads apart."""
+        """Returns the values as [B, N, Hkv, Dv]. In layout "halves", the halves of a value are separate heads."""
         if self.layout == "halves" and self.value_dim == 2 * self.head_dim:
             first, second = v.unflatten(-1, (-1, self.head_dim)).chunk(2, dim=2)
             return torch.cat((first, second), dim=-1)
         return v.unflatten(-1, (self.num_kv_heads, self.value_dim))
 
     def _rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
-        """Angles and arithmetic in float32 at least."""
+        """Applies the rotary embedding in float32 or better."""
         exact = torch.promote_types(heads.dtype, torch.float32)
         exponents = torch.arange(0, self.head_dim, 2, device=heads.device, dtype=exact)
         frequencies = self.rotary_theta**(-exponents / self.head_dim)
@@ -198,7 +206,7 @@ class DiffAttention(nn.Module):
 
 def _pairs(name: str, count: int) -> int:
     if count < 2 or count % 2:
-        raise ValueError(f"diffattn: argument '{name}': expected an even number: heads come in "
+        raise ValueError(f"diffattn: argument '{name}': expected an even number, since heads come in "
                          f"pairs, got {count}")
     return count // 2
 
@@ -229,8 +237,11 @@ _PRESETS: Dict[str, Callable[[int, int, int], Dict[str, Any]]] = {
 
 def preset(name: str, embed_dim: int, num_heads: int, *, num_kv_heads: Optional[int] = None,
            layer_index: int = 0, **options: Any) -> DiffAttention:
-    """A published attention, with its parameter names. Head counts are those of config.json: a pair
-    of sub-heads is one differential head. Further options are those of DiffAttention."""
+    """Returns a published variant of attention, with its parameter names.
+
+    Head counts are those of config.json: a pair of sub-heads is one differential head. Other options are
+    those of DiffAttention.
+    """
     make = _PRESETS[_one_of("name", name, tuple(_PRESETS))]
     point = make(num_heads, num_kv_heads or num_heads, layer_index)
     if "head_dim" not in options:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators with names, types and documentation; lambda may be a number."""
+"""The operators as typed functions. lambda may be a number."""
 from typing import Any, Dict, Optional, Union
 
 import torch
@@ -17,7 +17,7 @@ def _check_tensor(name: str, value: Any) -> None:
 
 
 def _tensor_of(lam: Lambda, q1: Tensor) -> Tensor:
-    """What the operators take: a number is one for all heads, without a gradient."""
+    """Returns lambda as a tensor. A number applies to all heads and has no gradient."""
     _check_tensor("q1", q1)
     if isinstance(lam, Tensor):
         return lam
@@ -28,7 +28,7 @@ def _tensor_of(lam: Lambda, q1: Tensor) -> Tensor:
 
 
 def _longest(rows: Tensor, offsets: Optional[Tensor]) -> int:
-    """Rows of the longest sequence; 0 for shapes that the operator refuses."""
+    """Returns the length of the longest sequence, or 0 for shapes that the operator rejects."""
     if isinstance(offsets, Tensor):
         return int(offsets.diff().max()) if offsets.dim() == 1 and offsets.numel() > 1 else 0
     return rows.shape[1] if rows.dim() > 1 else 0
@@ -41,14 +41,18 @@ def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: La
               cu_seqlens_q: Optional[Tensor] = None, cu_seqlens_k: Optional[Tensor] = None,
               norm_weight: Optional[Tensor] = None, norm_eps: Optional[float] = None,
               out_scale: float = 1.0) -> Tensor:
-    """(softmax(scale q1 k1^T) - lam softmax(scale2 q2 k2^T)) v, with gradients.
+    """Computes (softmax(scale q1 k1^T) - lam softmax(scale2 q2 k2^T)) v, with gradients.
 
-    q1, q2 [B, M, H, D]; k1, k2 [B, N, Hkv, D]; v [B, N, Hkv, Dv]; lam: one number, [H] or
-    [B, M, H]. Returns [B, M, H, Dv]. With cu_seqlens_* tensors are packed [total, H, D].
-    scale defaults to D**-0.5, scale2 to scale. causal: row m sees column n iff n <= m + N - M;
-    window=w: only the last w of these. key_starts, key_lengths [B]: left and right padding.
-    mask: boolean (true = may see) or additive, broadcasts to [B, H, M, N]. norm_eps: RMS norm of
-    each head's output, times norm_weight [Dv] if given. out_scale multiplies the result.
+    q1, q2: [B, M, H, D]. k1, k2: [B, N, Hkv, D]. v: [B, N, Hkv, Dv]. lam: one number, [H] or [B, M, H].
+    Returns [B, M, H, Dv]. With cu_seqlens_*, the tensors are packed: [total, H, D].
+    scale defaults to D**-0.5, scale2 to scale.
+    The token of row m is in column m' = m + N - M.
+    causal: row m sees the columns n <= m'.
+    window=w: row m sees the columns m' - w < n <= m'. A window hides later columns too, also without causal.
+    key_starts, key_lengths: [B], for left and right padding.
+    mask: boolean (True: visible) or additive; broadcasts to [B, H, M, N].
+    norm_eps: applies an RMS norm to the output of each head, times norm_weight [Dv] if given.
+    out_scale: a factor of the result.
     """
     return torch.ops.diffattn.attention(
         q1, q2, k1, k2, v, _tensor_of(lam, q1), scale=scale, scale2=scale2, causal=causal,
@@ -63,8 +67,10 @@ def decode(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Lambd
            key_starts: Optional[Tensor] = None, key_lengths: Optional[Tensor] = None,
            norm_weight: Optional[Tensor] = None, norm_eps: Optional[float] = None,
            out_scale: float = 1.0) -> Tensor:
-    """The newest M queries of each sequence against its cache, of which the first key_lengths[b]
-    columns are filled. Causal; no gradients."""
+    """Computes attention for the last M tokens of each sequence with a KV cache; causal, without gradients.
+
+    The first key_lengths[b] columns of the cache are filled. The arguments are those of `attention`.
+    """
     return torch.ops.diffattn.decode(
         q1, q2, k1, k2, v, _tensor_of(lam, q1), scale=scale, scale2=scale2, window=window,
         mask=mask, key_starts=key_starts, key_lengths=key_lengths, norm_weight=norm_weight,
@@ -73,8 +79,11 @@ def decode(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Lambd
 
 def attention_stats(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Lambda, *,
                     sparse_threshold: float = 1e-3, **options: Any) -> Dict[str, Tensor]:
-    """Statistics of every row of the map, each [B, M, H], differentiable where it makes sense;
-    names in STATS. Options are those of attention that say who sees whom, and the scales."""
+    """Returns the statistics of every row of the map by their names in STATS, each [B, M, H].
+
+    They have gradients where these are defined. The options are the scales and the mask options of
+    `attention`.
+    """
     stats = torch.ops.diffattn.attention_stats(q1, q2, k1, k2, _tensor_of(lam, q1),
                                                sparse_threshold=sparse_threshold, **options)
     return dict(zip(STATS, stats.unbind(-1)))
@@ -84,8 +93,11 @@ def attention_map(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Lambda, *
                   row_begin: int = 0, row_end: Optional[int] = None, col_begin: int = 0,
                   col_end: Optional[int] = None, rows: Optional[int] = None,
                   cols: Optional[int] = None, **options: Any) -> Tensor:
-    """Both maps and their difference, [B, H, 3, rows, cols], over a range of rows and columns. A
-    cell that covers several entries shows the one of largest magnitude, with its sign."""
+    """Returns both maps and their difference, [B, H, 3, rows, cols], over a range of rows and columns.
+
+    A cell that covers several entries has the one of largest magnitude, with its sign. The options are the
+    scales and the mask options of `attention`.
+    """
     lam = _tensor_of(lam, q1)
     _check_tensor("k1", k1)
     row_end = _longest(q1, options.get("cu_seqlens_q")) if row_end is None else row_end

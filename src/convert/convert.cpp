@@ -48,12 +48,13 @@ void check_options(const Model& model, const Options& options) {
                                     std::string(format_name(model.format)));
   }
   if (!legacy && model.format == options.to) {
-    throw io::Error(model.path, "expected two formats, got " +
-                                    std::string(format_name(options.to)) +
-                                    " twice; only legacy_naive pairing is converted within one");
+    throw io::Error(model.path,
+                    "expected two formats, got " + std::string(format_name(options.to)) +
+                        " twice; only a model with legacy_naive pairing keeps its format");
   }
   if (model.mlp_bias && options.to == Format::kDiffLlama) {
-    throw io::Error(model.path, "expected no mlp_bias, which DiffLlama does not have, got true");
+    throw io::Error(model.path,
+                    "expected mlp_bias false, since DiffLlama has no such biases, got true");
   }
 }
 
@@ -74,7 +75,7 @@ void write_weights(const Plan& plan, const std::string& folder, Report& report) 
   std::vector<io::TensorSpec> specs;
   for (const TensorReport& item : report.tensors) specs.push_back(item.tensor);
   io::ShardedWriter writer(folder, specs, plan.options().max_shard_bytes, {{"format", "pt"}});
-  std::uint64_t done = 0;
+  uint64_t done = 0;
   for (const Output& output : plan.outputs()) {
     run_recipe(plan.source(), output, writer);
     done += io::tensor_bytes(output.report.tensor, folder);
@@ -89,7 +90,7 @@ void write_weights(const Plan& plan, const std::string& folder, Report& report) 
 Report convert(const std::string& source, const std::string& target, const Options& options) {
   std::error_code error;
   if (std::filesystem::equivalent(source, target, error)) {
-    throw io::Error(target, "expected another folder than the source, got the same");
+    throw io::Error(target, "expected a folder other than the source, got the same folder");
   }
   check_target(target, options.force);
   const Model model = read_model(source, options.from);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Microsoft V1 and Hugging Face DiffLlama are one function of two layouts:
+// Microsoft V1 and Hugging Face DiffLlama compute the same function in two layouts:
 //
 //                   Microsoft                           DiffLlama
 //   head j, map s   sub-head 2j + s                     sub-head s pairs + j
 //   values of j     rows 2j d ... 2(j + 1) d            sub-heads j and pairs + j
 //   rotary pairs    features 2i, 2i + 1                 features i, i + d / 2
-//   head norm       weight subln [2d]                   no weight: it goes into o_proj's columns
+//   head norm       weight subln [2d]                   no weight: multiplies o_proj's columns
 //
-// Columns of the output projection stand in the same order in both.
+// The columns of the output projection have the same order in both.
 
 #include "convert/numbers.h"
 #include "convert/plan.h"
@@ -30,21 +30,19 @@ Layout layout_of(Format format) {
   return {{HeadOrder::kHalves, RotaryOrder::kHalfSplit}, "o_proj", false};
 }
 
-/// Rows of q, k and v of the result, for a model's sizes.
+/// The source row of each row of q, k and v in the result.
 struct RowMaps {
-  std::vector<std::int64_t> q, k, v;
-  std::int64_t kv_heads = 0;  // of the result, sub-heads
+  std::vector<int64_t> q, k, v;
+  int64_t kv_heads = 0;  // sub-heads in the result
   bool expanded = false;
 };
 
 RowMaps row_maps(const Model& m, const Layout& from, const Layout& to, GqaPairing pairing) {
-  const std::int64_t d = m.head_dim, pairs = m.pairs(), kv = m.kv_pairs(), shared = pairs / kv;
-  const auto in_place = [&](std::int64_t count) {
-    return [&from, count](std::int64_t j, std::int64_t s) {
-      return sub_head(from.rows.heads, j, s, count);
-    };
+  const int64_t d = m.head_dim, pairs = m.pairs(), kv = m.kv_pairs(), shared = pairs / kv;
+  const auto in_place = [&](int64_t count) {
+    return [&from, count](int64_t j, int64_t s) { return sub_head(from.rows.heads, j, s, count); };
   };
-  const RowOrder values{to.rows.heads, RotaryOrder::kHalfSplit};  // have no positions
+  const RowOrder values{to.rows.heads, RotaryOrder::kHalfSplit};  // values are not rotated
   RowMaps maps;
   maps.q = rows_between(to.rows, from.rows.rotary, pairs, d, in_place(pairs));
   maps.expanded = pairing == GqaPairing::kLegacyNaive && shared > 1;
@@ -54,16 +52,18 @@ RowMaps row_maps(const Model& m, const Layout& from, const Layout& to, GqaPairin
     maps.kv_heads = m.kv_heads;
     return maps;
   }
-  // There query sub-head i met key sub-head i / shared, and head j the values of j / shared.
-  const auto key = [&](std::int64_t j, std::int64_t s) { return (2 * j + s) / shared; };
-  const auto value = [&](std::int64_t j, std::int64_t s) { return 2 * (j / shared) + s; };
+  // Microsoft's naive file pairs query sub-head i with key sub-head i / shared, and head j with the
+  // values of head j / shared.
+  const auto key = [&](int64_t j, int64_t s) { return (2 * j + s) / shared; };
+  const auto value = [&](int64_t j, int64_t s) { return 2 * (j / shared) + s; };
   maps.k = rows_between(to.rows, from.rows.rotary, pairs, d, key);
   maps.v = rows_between(values, RotaryOrder::kHalfSplit, pairs, d, value);
   maps.kv_heads = m.heads;
   return maps;
 }
 
-/// The output projection, with the head norm's weight in it where the target has none.
+/// Plans the output projection. If the target has no weight of the head norm, multiplies the
+/// columns by it.
 void plan_output(Plan& plan, const std::string& prefix, const Layout& from, const Layout& to) {
   const Model& m = plan.model();
   const std::string source = prefix + from.out + ".weight", target = prefix + to.out + ".weight";
@@ -78,7 +78,7 @@ void plan_output(Plan& plan, const std::string& prefix, const Layout& from, cons
   if (!from.norm_weight) {
     plan.copy(source, shape, target);
     Recipe ones;
-    ones.fill = [](std::int64_t, std::span<double> row) { row[0] = 1.0; };
+    ones.fill = [](int64_t, std::span<double> row) { row[0] = 1.0; };
     return plan.add(norm, {2 * m.head_dim}, plan.dtype(source), "made: ones", std::move(ones));
   }
   const std::vector<double> weight = numbers_of(plan.source(), plan.take(norm, {2 * m.head_dim}));
@@ -86,8 +86,8 @@ void plan_output(Plan& plan, const std::string& prefix, const Layout& from, cons
   recipe.source = plan.take(source, shape);
   const bool ones = std::ranges::all_of(weight, [](double w) { return w == 1.0; });
   if (ones) return plan.add(target, shape, plan.dtype(source), "renamed", std::move(recipe));
-  for (std::int64_t column = 0; column < shape[1]; ++column) {
-    recipe.factors.push_back(weight[static_cast<std::size_t>(column % (2 * m.head_dim))]);
+  for (int64_t column = 0; column < shape[1]; ++column) {
+    recipe.factors.push_back(weight[static_cast<size_t>(column % (2 * m.head_dim))]);
   }
   plan.add(target, shape, plan.dtype(source), "columns times subln.weight", std::move(recipe),
            false);
@@ -100,10 +100,10 @@ void plan_microsoft_diffllama(Plan& plan) {
   const Layout from = layout_of(m.format), to = layout_of(plan.options().to);
   const RowMaps maps = row_maps(m, from, to, plan.options().pairing);
   plan.copy_rest();
-  for (std::int64_t layer = 0; layer < m.layers; ++layer) {
+  for (int64_t layer = 0; layer < m.layers; ++layer) {
     const std::string prefix = attention_prefix(layer);
-    const auto project = [&](const char* name, const std::vector<std::int64_t>& rows,
-                             std::int64_t heads, bool expanded) {
+    const auto project = [&](const char* name, const std::vector<int64_t>& rows, int64_t heads,
+                             bool expanded) {
       const std::string what = expanded ? "rows permuted and repeated" : "rows permuted";
       const std::string weight = prefix + name + ".weight", bias = prefix + name + ".bias";
       plan.rows(weight, {heads * m.head_dim, m.hidden}, weight, rows, what);
@@ -119,7 +119,9 @@ void plan_microsoft_diffllama(Plan& plan) {
   }
   plan.change("num_key_value_heads", maps.kv_heads);
   if (maps.expanded) {
-    plan.note("the naive file's sharing of keys has no other layout: every head has its own now");
+    plan.note(
+        "every head has its own keys now: no other layout shares keys as Microsoft's naive file "
+        "does");
   }
 }
 

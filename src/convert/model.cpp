@@ -12,8 +12,8 @@ namespace {
 
 using io::JsonValue;
 
-constexpr std::int64_t kMaxWidth = 1 << 20;
-constexpr std::int64_t kMaxCount = 1 << 16;
+constexpr int64_t kMaxWidth = 1 << 20;
+constexpr int64_t kMaxCount = 1 << 16;
 
 std::optional<Format> format_in(const JsonValue& root) {
   const auto type = root.find("model_type");
@@ -35,22 +35,23 @@ std::optional<Format> format_in(const JsonValue& root) {
 Format format_of(const JsonValue& root, std::optional<Format> from) {
   const auto found = format_in(root);
   if (!found && !from) {
-    throw io::Error(root.file(), "expected a key 'model_type', or --from to say what it is");
+    throw io::Error(root.file(),
+                    "expected a key 'model_type', got none; name the format with --from");
   }
   if (found && from && *found != *from) {
-    throw io::Error(root.file(), "expected a " + std::string(format_name(*from)) +
-                                     " model, got one of " + std::string(format_name(*found)));
+    throw io::Error(root.file(), "expected a " + std::string(format_name(*from)) + " model, got " +
+                                     std::string(format_name(*found)));
   }
   return found ? *found : *from;
 }
 
-/// What would make other numbers than the layouts say.
+/// Throws io::Error for settings that change the function of a layer.
 void refuse_unsupported(const JsonValue& root, Format format) {
   if (const auto quantized = root.find("quantization_config")) {
-    quantized->fail("no quantisation: convert the model before it is quantised");
+    quantized->fail("no quantisation; convert the model before you quantise it");
   }
   if (const auto share = root.find("partial_rotary_factor"); share && share->to_double() != 1.0) {
-    share->fail("1: rotary embedding over the whole head");
+    share->fail("1, a rotary embedding of the whole head");
   }
   const bool other_activation = format == Format::kMotif || format == Format::kPhi4Flash;
   if (const auto act = root.find("hidden_act");
@@ -62,25 +63,26 @@ void refuse_unsupported(const JsonValue& root, Format format) {
 
 void check_heads(const Model& m) {
   const auto fail = [&](const std::string& message) { throw io::Error(m.path, message); };
-  const auto text = [](std::int64_t n) { return std::to_string(n); };
+  const auto text = [](int64_t n) { return std::to_string(n); };
   const bool paired = m.format == Format::kDiffLlama || m.format == Format::kMicrosoft ||
                       m.format == Format::kPhi4Flash || m.format == Format::kMotif;
   if (paired && (m.kv_heads % 2 != 0 || (m.heads % 2 != 0 && m.noise_heads == 0))) {
-    fail("expected even numbers of heads, which come in pairs, got num_attention_heads " +
+    fail("expected even head counts, since heads come in pairs, got num_attention_heads " +
          text(m.heads) + " and num_key_value_heads " + text(m.kv_heads));
   }
-  const std::int64_t shared = m.noise_heads > 0 ? m.noise_heads : m.kv_heads;
+  const int64_t shared = m.noise_heads > 0 ? m.noise_heads : m.kv_heads;
   if (m.heads % shared != 0) {
     fail("expected num_attention_heads to be a multiple of " + text(shared) + " " +
          (m.noise_heads > 0 ? "noise" : "kv") + " heads, got " + text(m.heads));
   }
   if (m.noise_heads > 0 && (m.kv_heads != 2 * m.noise_heads || m.heads == m.noise_heads)) {
     fail("expected a pair of kv heads for each of the " + text(m.noise_heads) +
-         " noise heads and more heads than those, got " + text(m.kv_heads) + " kv heads and " +
-         text(m.heads) + " heads");
+         " noise heads and more heads than noise heads, got " + text(m.kv_heads) +
+         " kv heads and " + text(m.heads) + " heads");
   }
   if (m.head_dim % 2 != 0) {
-    fail("expected an even head_dim, whose features turn in pairs, got " + text(m.head_dim));
+    fail("expected an even head_dim, since rotary embeddings rotate pairs of features, got " +
+         text(m.head_dim));
   }
 }
 
@@ -93,7 +95,7 @@ Model read_model(const std::string& folder, std::optional<Format> from) {
   const JsonValue root(m.config, m.path);
   m.format = format_of(root, from);
   refuse_unsupported(root, m.format);
-  const auto integer = [&](const char* key, std::int64_t otherwise, std::int64_t max) {
+  const auto integer = [&](const char* key, int64_t otherwise, int64_t max) {
     const auto value = root.find(key);
     return value ? value->to_int(1, max) : otherwise;
   };
@@ -107,7 +109,7 @@ Model read_model(const std::string& folder, std::optional<Format> from) {
   m.vocabulary = root.at("vocab_size").to_int(1, 1 << 24);
   m.heads = root.at("num_attention_heads").to_int(1, kMaxCount);
   m.kv_heads = integer("num_key_value_heads", m.heads, kMaxCount);
-  m.head_dim = integer("head_dim", std::max<std::int64_t>(1, m.hidden / m.heads), kMaxCount);
+  m.head_dim = integer("head_dim", std::max<int64_t>(1, m.hidden / m.heads), kMaxCount);
   if (m.format == Format::kMotif) m.noise_heads = integer("num_noise_heads", 0, kMaxCount);
   if (const auto eps = root.find("rms_norm_eps")) m.rms_norm_eps = eps->to_double(0.0, 1.0);
   if (const auto range = root.find("initializer_range")) {
@@ -136,7 +138,7 @@ std::string target_config(const Model& model, Format to, const nlohmann::json& c
     config["model_type"] = hugging_face ? "diffllama" : "diffattn";
     if (hugging_face) config["architectures"] = {"DiffLlamaForCausalLM"};
     config["lambda_std_dev"] = model.config.value("lambda_std_dev", nlohmann::json(0.1));
-    config["attention_dropout"] = 0.0;  // has no meaning for a difference of maps
+    config["attention_dropout"] = 0.0;  // not defined for a difference of maps
   }
   if (to == Format::kMicrosoft) config["attention"] = "microsoft_v1";
   if (to == Format::kMicrosoftV2) config["attention"] = "microsoft_v2";
@@ -144,11 +146,11 @@ std::string target_config(const Model& model, Format to, const nlohmann::json& c
   return config.dump(2) + "\n";
 }
 
-double lambda_init(std::int64_t layer) {
+double lambda_init(int64_t layer) {
   return 0.8 - 0.6 * std::exp(-0.3 * static_cast<double>(layer));
 }
 
-std::string attention_prefix(std::int64_t layer) {
+std::string attention_prefix(int64_t layer) {
   return "model.layers." + std::to_string(layer) + ".self_attn.";
 }
 

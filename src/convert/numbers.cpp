@@ -25,12 +25,12 @@ void store_as(T value, std::byte* to) noexcept {
   std::memcpy(to, &value, sizeof value);
 }
 
-/// To float towards zero, with the last bit set when something was cut off: a further rounding to
-/// a type of at most 22 bits then gives what rounding the double itself would.
+/// Rounds to odd: truncates to float and sets the last bit if the result is inexact. Rounding that
+/// to a type of at most 22 bits gives the same as rounding the double once.
 float to_odd(double value) noexcept {
   float narrow = static_cast<float>(value);
   if (static_cast<double>(narrow) == value || !std::isfinite(narrow)) return narrow;
-  auto bits = std::bit_cast<std::uint32_t>(narrow);
+  auto bits = std::bit_cast<uint32_t>(narrow);
   if (std::abs(static_cast<double>(narrow)) > std::abs(value)) --bits;
   return std::bit_cast<float>(bits | 1u);
 }
@@ -42,9 +42,7 @@ bool is_number_type(Dtype dtype) noexcept {
          dtype == Dtype::kF64;
 }
 
-std::size_t bytes_of(Dtype dtype) noexcept {
-  return static_cast<std::size_t>(io::dtype_bits(dtype) / 8);
-}
+size_t bytes_of(Dtype dtype) noexcept { return static_cast<size_t>(io::dtype_bits(dtype) / 8); }
 
 double load_number(Dtype dtype, const std::byte* from) noexcept {
   switch (dtype) {
@@ -74,21 +72,21 @@ std::vector<double> numbers_of(const io::TensorSource& source, const std::string
   const io::TensorInfo& info = source.at(name);
   const std::vector<std::byte> bytes = source.read_bytes(name);
   std::vector<double> values(bytes.size() / bytes_of(info.dtype));
-  for (std::size_t i = 0; i < values.size(); ++i) {
+  for (size_t i = 0; i < values.size(); ++i) {
     values[i] = load_number(info.dtype, bytes.data() + i * bytes_of(info.dtype));
   }
   return values;
 }
 
-/// splitmix64
-std::uint64_t NormalNumbers::bits() {
-  std::uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+/// The splitmix64 generator.
+uint64_t NormalNumbers::bits() {
+  uint64_t z = state_ += 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
 }
 
-/// Box and Muller's pairs.
+/// The Box-Muller transform; it makes two numbers at a time.
 double NormalNumbers::next() {
   if (has_spare_) {
     has_spare_ = false;

@@ -9,28 +9,29 @@
 #include "diffattn/io/dtype.h"
 #include "diffattn/io/tensor_source.h"
 
-/// The floating-point types of weight files as numbers.
+/// Reads and writes the floating-point types of weight files.
 namespace diffattn::convert {
 
-/// True for float64, float32, bfloat16 and float16, the types weights may have here.
+/// True for float64, float32, bfloat16 and float16, the supported types of weights.
 bool is_number_type(io::Dtype dtype) noexcept;
-std::size_t bytes_of(io::Dtype dtype) noexcept;
+size_t bytes_of(io::Dtype dtype) noexcept;
 
 double load_number(io::Dtype dtype, const std::byte* from) noexcept;
-/// Rounds once, to nearest, ties to even.
+/// Stores a number, rounded once to nearest, ties to even.
 void store_number(io::Dtype dtype, double value, std::byte* to) noexcept;
-/// The value that a stored number has.
+/// Returns the value that store_number() stores.
 double rounded(io::Dtype dtype, double value) noexcept;
 
-/// All elements of a tensor of a number type.
+/// Returns all elements of a floating-point tensor.
 std::vector<double> numbers_of(const io::TensorSource& source, const std::string& name);
 
-/// n >= 2 numbers of a type whose sum of `weight(x)` is `total` as nearly as they can: alike but
-/// for the last two, which make up for what rounding took from those before. `inverse` undoes
-/// `weight`. `reserve` is the share kept back for them where weights cannot be negative.
+/// Returns n >= 2 numbers of a dtype such that the sum of `weight(x)` is as close to `total` as
+/// possible. All are about equal, except the last two, which correct the rounding of the others.
+/// `inverse` inverts `weight`. `reserve` is the share of `total` reserved for the last two; it must
+/// be positive if weights cannot be negative.
 template <typename Weight, typename Inverse>
-std::vector<double> spread(io::Dtype dtype, std::size_t n, double total, double reserve,
-                           Weight weight, Inverse inverse) {
+std::vector<double> spread(io::Dtype dtype, size_t n, double total, double reserve, Weight weight,
+                           Inverse inverse) {
   std::vector<double> values;
   const auto add = [&](double part) {
     values.push_back(rounded(dtype, inverse(part)));
@@ -45,15 +46,15 @@ std::vector<double> spread(io::Dtype dtype, std::size_t n, double total, double 
   return values;
 }
 
-/// Normally distributed numbers that depend on the seed and the position alone.
+/// Generates normally distributed numbers that depend only on the seed and the position.
 class NormalNumbers {
  public:
-  explicit NormalNumbers(std::uint64_t seed) : state_(seed) {}
+  explicit NormalNumbers(uint64_t seed) : state_(seed) {}
   double next();
 
  private:
-  std::uint64_t bits();
-  std::uint64_t state_;
+  uint64_t bits();
+  uint64_t state_;
   double spare_ = 0.0;
   bool has_spare_ = false;
 };

@@ -12,10 +12,10 @@ namespace {
 
 using io::in_quotes;
 
-/// The name by `options`; the renames that fit are put into `fitting`.
+/// Applies the renames of `options` to a name and adds the ones that matched to `fitting`.
 std::string renamed(std::string name, const Options& options, std::set<std::string>& fitting) {
   for (const auto& [from, to] : options.renames) {
-    const std::size_t at = name.find(from);
+    const size_t at = name.find(from);
     if (at == std::string::npos) continue;
     name.replace(at, from.size(), to);
     fitting.insert(from);
@@ -31,14 +31,14 @@ Plan::Plan(const Model& model, const io::TensorSource& source, const Options& op
   for (const std::string& name : source.names()) {
     const std::string known = renamed(name, options, fitting);
     if (!actual_.emplace(known, name).second) {
-      throw io::Error(source.name(), "expected names that differ after renaming, got " +
-                                         in_quotes(known) + " twice");
+      throw io::Error(source.name(),
+                      "expected unique names after renaming, got " + in_quotes(known) + " twice");
     }
   }
   for (const auto& [from, to] : options.renames) {
     if (fitting.contains(from)) continue;
     throw io::Error(source.name(), "expected a tensor with " + in_quotes(from) +
-                                       " in its name, to be renamed, got none");
+                                       " in its name for --rename, got none");
   }
 }
 
@@ -54,9 +54,9 @@ std::string Plan::take(const std::string& name, const Shape& shape) {
                                         std::string(io::dtype_name(info.dtype)));
   }
   if (info.shape != shape) {
-    throw io::Error(source_.name(),
-                    "tensor " + in_quotes(name) + ": expected shape " + io::shape_text(shape) +
-                        ", which config.json asks for, got " + io::shape_text(info.shape));
+    throw io::Error(source_.name(), "tensor " + in_quotes(name) + ": expected shape " +
+                                        io::shape_text(shape) + " by config.json, got " +
+                                        io::shape_text(info.shape));
   }
   used_.insert(name);
   return found->second;
@@ -64,7 +64,7 @@ std::string Plan::take(const std::string& name, const Shape& shape) {
 
 io::Dtype Plan::dtype(const std::string& name) const { return source_.at(actual_.at(name)).dtype; }
 
-std::int64_t Plan::rows_of(const std::string& name) const {
+int64_t Plan::rows_of(const std::string& name) const {
   const Shape& shape = source_.at(actual_.at(name)).shape;
   return shape.empty() ? 0 : shape[0];
 }
@@ -83,7 +83,7 @@ void Plan::copy(const std::string& name, const Shape& shape, const std::string& 
 }
 
 void Plan::rows(const std::string& name, const Shape& shape, const std::string& new_name,
-                std::vector<std::int64_t> rows, const std::string& what) {
+                std::vector<int64_t> rows, const std::string& what) {
   Recipe recipe;
   recipe.source = take(name, shape);
   Shape out = shape;
@@ -102,7 +102,7 @@ void Plan::copy_rest() {
   copy("model.embed_tokens.weight", {m.vocabulary, m.hidden});
   copy("model.norm.weight", {m.hidden});
   if (!m.tied) copy("lm_head.weight", {m.vocabulary, m.hidden});
-  for (std::int64_t layer = 0; layer < m.layers; ++layer) {
+  for (int64_t layer = 0; layer < m.layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     copy(prefix + "input_layernorm.weight", {m.hidden});
     copy(prefix + "post_attention_layernorm.weight", {m.hidden});
@@ -126,18 +126,19 @@ std::vector<std::string> Plan::unused() const {
 
 void Plan::finish() {
   for (const std::string& name : unused()) {
-    if (name.ends_with("rotary_emb.inv_freq")) leave(name, "a table that config.json describes");
-    if (name == "lm_head.weight") leave(name, "tied to the embeddings, as config.json says");
+    if (name.ends_with("rotary_emb.inv_freq"))
+      leave(name, "a rotary table: config.json describes it");
+    if (name == "lm_head.weight") leave(name, "tied to the embeddings according to config.json");
   }
   if (const std::vector<std::string> names = unused(); !names.empty()) {
     std::string list;
-    for (std::size_t i = 0; i < std::min<std::size_t>(3, names.size()); ++i) {
+    for (size_t i = 0; i < std::min<size_t>(3, names.size()); ++i) {
       list += (i == 0 ? "" : ", ") + in_quotes(names[i]);
     }
     if (names.size() > 3) list += " and " + std::to_string(names.size() - 3) + " more";
     throw io::Error(source_.name(), "expected only tensors of a " +
                                         std::string(format_name(model_.format)) +
-                                        " model as config.json describes it, got " + list);
+                                        " model with this config.json, got " + list);
   }
   std::ranges::sort(outputs_, {}, [](const Output& o) { return o.report.tensor.name; });
 }

@@ -13,10 +13,10 @@
 
 namespace diffattn::convert {
 
-using Shape = std::vector<std::int64_t>;
+using Shape = std::vector<int64_t>;
 
-/// What a conversion is going to do: every tensor of the source is taken or left, with a reason,
-/// before the first one is written.
+/// The plan of a conversion. It uses every tensor of the source or names a reason to leave it out,
+/// before the first tensor is written.
 class Plan {
  public:
   Plan(const Model& model, const io::TensorSource& source, const Options& options);
@@ -26,30 +26,30 @@ class Plan {
   const Options& options() const { return options_; }
 
   bool has(const std::string& name) const { return actual_.contains(name); }
-  /// A source tensor's actual name. It must be there, of a number type and of that shape, and
-  /// counts as used.
+  /// Marks a source tensor as used and returns its actual name. Throws io::Error if it is missing,
+  /// not of a floating-point type, or of another shape.
   std::string take(const std::string& name, const Shape& shape);
   io::Dtype dtype(const std::string& name) const;
-  /// First dimension of a source tensor; 0 of a number.
-  std::int64_t rows_of(const std::string& name) const;
+  /// Returns the first dimension of a source tensor, or 0 for a scalar.
+  int64_t rows_of(const std::string& name) const;
 
   void add(const std::string& name, const Shape& shape, io::Dtype dtype, const std::string& what,
            Recipe recipe, bool exact = true);
-  /// take() and add() of a tensor that keeps its bytes.
+  /// Takes a tensor and adds it unchanged.
   void copy(const std::string& name, const Shape& shape, const std::string& new_name);
   void copy(const std::string& name, const Shape& shape) { copy(name, shape, name); }
-  /// take() and add() of rows [of a matrix or of a bias].
+  /// Takes a matrix or bias and adds the given rows of it.
   void rows(const std::string& name, const Shape& shape, const std::string& new_name,
-            std::vector<std::int64_t> rows, const std::string& what);
+            std::vector<int64_t> rows, const std::string& what);
 
   void leave(const std::string& name, const std::string& why);
   void note(const std::string& text) { notes_.push_back(text); }
   void change(const std::string& key, const nlohmann::json& value) { changes_[key] = value; }
 
-  /// Everything of the model but attention: embeddings, norms, feed-forward layers, head.
+  /// Copies everything but attention: embeddings, norms, feed-forward layers, head.
   void copy_rest();
-  /// Leaves what may be left (rotary tables, the head of tied models); throws about other names
-  /// that nobody took. Sorts the outputs by name.
+  /// Leaves out rotary tables and the head of tied models, then sorts the outputs by name. Throws
+  /// io::Error if a source tensor is neither used nor left out.
   void finish();
 
   const std::vector<Output>& outputs() const { return outputs_; }
@@ -57,7 +57,7 @@ class Plan {
   const std::vector<std::string>& notes() const { return notes_; }
   const nlohmann::json& changes() const { return changes_; }
 
-  /// Names that nobody took or left so far.
+  /// Returns the names that are neither used nor left out.
   std::vector<std::string> unused() const;
 
  private:
@@ -72,8 +72,8 @@ class Plan {
   nlohmann::json changes_ = nlohmann::json::object();
 };
 
-/// The conversions. Each fills the plan but for finish().
-void plan_microsoft_diffllama(Plan& plan);  // both ways, and legacy GQA
+/// The conversions. Each fills the plan; the caller then calls finish().
+void plan_microsoft_diffllama(Plan& plan);  // both directions, and legacy GQA
 void plan_llama_to_v2(Plan& plan);
 void plan_v2_to_llama(Plan& plan);
 void plan_llama_to_diffllama(Plan& plan);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Motif and Phi-4-mini-flash under the names that the family's layers have here. Their attention is
-// in the family (presets motif_2_6b, motif_2_12_7b, phi4_flash); PolyNorm, Mamba and gated memory
-// units are not, so that of such models only the attention layers can be kept.
+// Renames the tensors of Motif and Phi-4-mini-flash to our names. This library has their attention
+// (presets motif_2_6b, motif_2_12_7b, phi4_flash), but no PolyNorm, Mamba or gated memory units.
+// Models with such parts keep only their attention layers.
 
 #include "convert/plan.h"
 #include "diffattn/io/error.h"
@@ -10,7 +10,7 @@
 namespace diffattn::convert {
 namespace {
 
-constexpr double kHeadNormEps = 1e-5;  // of both, where config.json does not say
+constexpr double kHeadNormEps = 1e-5;  // default of both models
 
 void copy_lambda(Plan& plan, const std::string& from, const std::string& to) {
   for (const char* name : {"lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"}) {
@@ -26,13 +26,13 @@ void leave_rest(Plan& plan) {
 void need_attention_only(const Plan& plan, const std::string& why) {
   if (plan.options().attention_only) return;
   throw io::Error(plan.model().path,
-                  why + ", which do not exist here: --attention-only keeps the attention layers");
+                  why + ", which this library lacks; --attention-only keeps the attention layers");
 }
 
-/// Rows of q and columns of o: one noise head beside several signal heads whose values have 2d
-/// numbers, or pairs.
-std::int64_t output_columns(const Model& m) {
-  const std::int64_t heads = m.noise_heads > 0 ? 2 * (m.heads - m.noise_heads) : m.heads;
+/// Returns the columns of o_proj. With noise heads, each signal head has values of width 2d;
+/// without them, each pair of heads has.
+int64_t output_columns(const Model& m) {
+  const int64_t heads = m.noise_heads > 0 ? 2 * (m.heads - m.noise_heads) : m.heads;
   return heads * m.head_dim;
 }
 
@@ -42,10 +42,9 @@ void plan_motif(Plan& plan) {
   const Model& m = plan.model();
   const std::string act = m.config.value("hidden_act", std::string("poly_norm"));
   const double eps = m.config.value("attn_rms_norm_eps", kHeadNormEps);
-  if (act != "silu") need_attention_only(plan, "its feed-forward layers have PolyNorms");
-  if (eps != m.rms_norm_eps)
-    need_attention_only(plan, "it has head norms with an eps of their own");
-  for (std::int64_t layer = 0; layer < m.layers; ++layer) {
+  if (act != "silu") need_attention_only(plan, "the feed-forward layers use PolyNorm");
+  if (eps != m.rms_norm_eps) need_attention_only(plan, "the head norms have a separate eps");
+  for (int64_t layer = 0; layer < m.layers; ++layer) {
     const std::string prefix = attention_prefix(layer);
     plan.copy(prefix + "q_proj.weight", {m.heads * m.head_dim, m.hidden});
     plan.copy(prefix + "k_proj.weight", {m.kv_heads * m.head_dim, m.hidden});
@@ -65,16 +64,16 @@ void plan_motif(Plan& plan) {
 
 void plan_phi4_flash(Plan& plan) {
   const Model& m = plan.model();
-  need_attention_only(plan, "it has Mamba layers and gated memory units");
-  const std::int64_t q_rows = m.heads * m.head_dim, rows = q_rows + 2 * m.kv_heads * m.head_dim;
-  std::vector<std::int64_t> layers;
-  for (std::int64_t layer = 0; layer < m.layers; ++layer) {
+  need_attention_only(plan, "the model has Mamba layers and gated memory units");
+  const int64_t q_rows = m.heads * m.head_dim, rows = q_rows + 2 * m.kv_heads * m.head_dim;
+  std::vector<int64_t> layers;
+  for (int64_t layer = 0; layer < m.layers; ++layer) {
     const std::string from = "model.layers." + std::to_string(layer) + ".attn.";
     const std::string to = attention_prefix(layer), inner = "inner_cross_attn.";
     if (!plan.has(from + "Wqkv.weight")) continue;
     if (plan.has(from + inner + "lambda_q1") && plan.rows_of(from + "Wqkv.weight") == q_rows) {
-      plan.note("layer " + std::to_string(layer) + " has queries only and is left: it reads " +
-                "another layer's keys and values");
+      plan.note("layer " + std::to_string(layer) + " is left out: it has only queries and reads " +
+                "the keys and values of another layer");
       continue;
     }
     plan.copy(from + "Wqkv.weight", {rows, m.hidden}, to + "Wqkv.weight");

@@ -12,19 +12,19 @@
 
 namespace diffattn::convert {
 
-inline constexpr std::int64_t kNone = -1;
+inline constexpr int64_t kNone = -1;
 
-/// How one tensor of the result comes from one of the source: rows and columns chosen, columns
-/// multiplied. A tensor with one dimension has rows of one number.
+/// Describes how to make one tensor of the result from one of the source: select rows and columns,
+/// multiply columns by factors. A tensor with one dimension counts as a matrix of one column.
 struct Recipe {
-  std::string source;                 // actual name in the file; empty: all rows come from `fill`
-  std::vector<std::int64_t> rows;     // of the source, per output row; kNone: from `fill`
-  std::vector<std::int64_t> columns;  // of the source, per output column; kNone: 0
-  std::vector<double> factors;        // per output column
-  /// Sets a row that no row of the source goes to. Without it such rows are 0.
-  std::function<void(std::int64_t, std::span<double>)> fill;
+  std::string source;            // actual name in the file; empty: `fill` makes all rows
+  std::vector<int64_t> rows;     // source row of each output row; kNone: `fill` makes it
+  std::vector<int64_t> columns;  // source column of each output column; kNone: 0
+  std::vector<double> factors;   // factor of each output column
+  /// Fills an output row that has no source row. Without `fill`, such rows are 0.
+  std::function<void(int64_t, std::span<double>)> fill;
 
-  /// The bytes go over as they are.
+  /// True if the output has the same bytes as the source tensor.
   bool is_copy() const {
     return !source.empty() && rows.empty() && columns.empty() && factors.empty();
   }
@@ -35,21 +35,21 @@ struct Output {
   Recipe recipe;
 };
 
-/// Makes the tensor and writes it. Besides the source's tensor a block of 16 MiB is in memory.
-/// Throws io::Error when a number leaves the range of its type.
+/// Makes a tensor and writes it. Uses memory for the source tensor and a block of 16 MiB. Throws
+/// io::Error if a number exceeds the range of its dtype.
 void run_recipe(const io::TensorSource& source, const Output& output, io::ShardedWriter& writer);
 
-/// [0, n)
-std::vector<std::int64_t> first_rows(std::int64_t n);
+/// Returns the rows [0, n).
+std::vector<int64_t> first_rows(int64_t n);
 
-/// Two sub-heads make a differential head j < pairs; s says which. Where its rows are.
+/// The order of sub-heads. Differential head j < pairs has two sub-heads s = 0, 1, one per map.
 enum class HeadOrder {
   kStripes,  // sub-head 2j + s
   kHalves,   // sub-head s pairs + j
 };
 enum class RotaryOrder {
-  kHalfSplit,    // features i and i + d / 2 turn together
-  kInterleaved,  // features 2i and 2i + 1
+  kHalfSplit,    // rotates features i and i + d / 2 together
+  kInterleaved,  // rotates features 2i and 2i + 1 together
 };
 
 struct RowOrder {
@@ -57,14 +57,15 @@ struct RowOrder {
   RotaryOrder rotary = RotaryOrder::kHalfSplit;
 };
 
-/// Row of a sub-head (width d) where the feature stands that half-split order has at i.
-std::int64_t rotary_row(RotaryOrder order, std::int64_t i, std::int64_t d);
-std::int64_t sub_head(HeadOrder order, std::int64_t j, std::int64_t s, std::int64_t pairs);
+/// Returns the row, in a sub-head of width d, of the feature that is row i in half-split order.
+int64_t rotary_row(RotaryOrder order, int64_t i, int64_t d);
+int64_t sub_head(HeadOrder order, int64_t j, int64_t s, int64_t pairs);
 
-/// For each row of a projection in order `to` with `pairs` heads of 2 d rows: the row of the source
-/// in rotary order `from`, in which head j's sub-head s is `source_sub_head(j, s)`.
-std::vector<std::int64_t> rows_between(
-    const RowOrder& to, RotaryOrder from, std::int64_t pairs, std::int64_t d,
-    const std::function<std::int64_t(std::int64_t j, std::int64_t s)>& source_sub_head);
+/// Returns the source row for each row of a projection in order `to` with `pairs` heads of 2 d
+/// rows. The source has rotary order `from` and keeps sub-head s of head j at `source_sub_head(j,
+/// s)`.
+std::vector<int64_t> rows_between(
+    const RowOrder& to, RotaryOrder from, int64_t pairs, int64_t d,
+    const std::function<int64_t(int64_t j, int64_t s)>& source_sub_head);
 
 }  // namespace diffattn::convert

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kCopyBytes = std::size_t{1} << 20;
+constexpr size_t kCopyBytes = size_t{1} << 20;
 
 std::string without_trailing_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
@@ -43,7 +43,8 @@ std::string parent_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-/// Why a file is not carried over; empty when it is, "-" where the result has one of its own.
+/// Returns the reason not to copy a file: empty if we copy it, "-" if the conversion writes its
+/// own.
 std::string why_left(const fs::directory_entry& entry, io::Symlinks symlinks) {
   static constexpr std::array<std::string_view, 8> kWeights = {
       ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack"};
@@ -64,8 +65,8 @@ void copy_file(const std::string& source, const std::string& target, io::Symlink
   const io::File file = io::File::open(source, symlinks);
   io::AtomicFile copy(target);
   std::vector<std::byte> buffer;
-  for (std::uint64_t at = 0; at < file.size(); at += buffer.size()) {
-    buffer.resize(static_cast<std::size_t>(std::min<std::uint64_t>(kCopyBytes, file.size() - at)));
+  for (uint64_t at = 0; at < file.size(); at += buffer.size()) {
+    buffer.resize(static_cast<size_t>(std::min<uint64_t>(kCopyBytes, file.size() - at)));
     file.read(at, buffer);
     copy.append(buffer);
   }
@@ -78,9 +79,11 @@ void check_target(const std::string& target, bool replace) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(target, error);
   if (!fs::exists(status)) return;
-  if (!replace) throw io::Error(target, "expected a folder to make, got one that exists (--force)");
+  if (!replace)
+    throw io::Error(target, "expected a new folder, got one that exists; --force replaces it");
   if (!fs::is_directory(status) || !fs::exists(target + "/config.json", error)) {
-    throw io::Error(target, "expected a model folder to replace, got something else");
+    throw io::Error(target,
+                    "expected a model folder to replace, got a file or folder without config.json");
   }
 }
 
@@ -91,7 +94,7 @@ StagingFolder::StagingFolder(const std::string& target, bool replace)
   std::string pattern =
       (fs::path(parent_of(target_)) / ("." + whole.filename().string() + ".XXXXXX")).string();
   if (::mkdtemp(pattern.data()) == nullptr) {
-    throw io::Error(target_, "cannot make a folder beside it: " + reason(errno));
+    throw io::Error(target_, "cannot create a temporary folder next to it: " + reason(errno));
   }
   path_ = pattern;
   fs::permissions(path_, fs::perms(0755));
@@ -102,13 +105,13 @@ StagingFolder::~StagingFolder() {
   if (!path_.empty()) fs::remove_all(path_, ignored);
 }
 
-void StagingFolder::need_bytes(std::uint64_t bytes) const {
+void StagingFolder::need_bytes(uint64_t bytes) const {
   struct statvfs disk = {};
   if (::statvfs(path_.c_str(), &disk) != 0) return;
-  const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
+  const uint64_t free = uint64_t{disk.f_bavail} * disk.f_frsize;
   if (free < bytes) {
-    throw io::Error(target_, "expected room for " + std::to_string(bytes) + " bytes, got " +
-                                 std::to_string(free) + " free on the disk");
+    throw io::Error(target_, "expected free space for " + std::to_string(bytes) + " bytes, got " +
+                                 std::to_string(free) + " bytes free");
   }
 }
 
@@ -116,11 +119,11 @@ void StagingFolder::publish() {
   sync_folder(path_);
   const auto renamed = [](const std::string& from, const std::string& to, unsigned flags) {
     if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return true;
-    // A file system without the flag: the next best.
+    // Some file systems do not support the flag; a plain rename is the next best.
     return errno == EINVAL && flags == RENAME_NOREPLACE && ::rename(from.c_str(), to.c_str()) == 0;
   };
   const auto fail = [&] {
-    throw io::Error(target_, "cannot put the new folder in its place: " + reason(errno));
+    throw io::Error(target_, "cannot rename the new folder to this name: " + reason(errno));
   };
   if (renamed(path_, target_, RENAME_NOREPLACE)) {
     path_.clear();

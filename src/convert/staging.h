@@ -8,32 +8,33 @@
 
 namespace diffattn::convert {
 
-/// A folder beside the target that takes its place when it is complete, and is gone otherwise.
+/// A temporary folder next to the target. publish() renames it to the target; otherwise the
+/// destructor removes it.
 class StagingFolder {
  public:
-  /// Throws when the target exists and may not be replaced. `replace` is for model folders only:
-  /// whatever else is there stays.
+  /// Throws io::Error if the target exists, unless `replace` is true and it is a model folder.
   StagingFolder(const std::string& target, bool replace);
   StagingFolder(const StagingFolder&) = delete;
   StagingFolder& operator=(const StagingFolder&) = delete;
   ~StagingFolder();
 
   const std::string& path() const { return path_; }
-  /// Throws when the disk has less room than that.
-  void need_bytes(std::uint64_t bytes) const;
-  /// Syncs the folder and puts it in the target's place, in one step also when one is there.
+  /// Throws io::Error if the disk has less free space.
+  void need_bytes(uint64_t bytes) const;
+  /// Syncs the folder and renames it to the target. Replaces an existing target in one step where
+  /// the file system can.
   void publish();
 
  private:
-  std::string target_, path_;  // path_: what the destructor removes
+  std::string target_, path_;  // the destructor removes path_
   bool replace_;
 };
 
-/// Throws as StagingFolder's constructor does.
+/// Throws like the constructor of StagingFolder.
 void check_target(const std::string& target, bool replace);
 
-/// Copies the files of a model folder that belong to any layout into the other folder: not weights,
-/// not config.json, not code, not what is below. Adds to the report what was carried and what not.
+/// Copies the files of a model folder that do not depend on the layout: no weights, no config.json,
+/// no code, no subfolders. Adds the copied and the skipped files to the report.
 void carry_files(const std::string& source, const std::string& target, const Options& options,
                  Report& report);
 

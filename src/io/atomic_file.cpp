@@ -11,35 +11,36 @@
 #include <system_error>
 #include <utility>
 
-#include "io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
+#include "io/checked.h"
 
 namespace diffattn::io {
 namespace {
 
-constexpr std::size_t kMaxWrite = std::size_t{1} << 30;  // bytes in one call; Linux: 0x7ffff000
-// Room for the decoration of the temporary name within the 255 bytes a name may have.
-constexpr std::size_t kMaxKeptBaseName = 200;
+constexpr size_t kMaxWrite = size_t{1} << 30;  // bytes in one call; Linux writes 0x7ffff000 at most
+// A file name has at most 255 bytes; the temporary name adds a process id and a counter to this.
+constexpr size_t kMaxKeptBaseName = 200;
 constexpr int kMaxNameAttempts = 1000;
 
 std::string parent_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
+  const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 std::string base_name_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
+  const size_t slash = path.rfind('/');
   std::string name = slash == std::string::npos ? path : path.substr(slash + 1);
   if (name.empty() || name == "." || name == ".." || name.find('\0') != std::string::npos) {
-    throw Error(in_quotes(path), "expected the path of a file to write, got another");
+    throw Error(in_quotes(path),
+                "expected the path of a file, got a path without a valid file name");
   }
   return name;
 }
 
-// Unique within the process by counter and between processes by id; O_EXCL settles what is left,
-// such as a file of that name from a process that was killed.
+// The counter makes the name unique within the process, the process id between processes. O_EXCL
+// catches the rest, such as a file that a killed process with the same id has left.
 std::string next_temporary_name(const std::string& base_name) {
   static std::atomic<unsigned> counter{0};
   std::string name(1, '.');
@@ -54,7 +55,7 @@ AtomicFile::AtomicFile(const std::string& path)
   struct stat status = {};
   if (::fstatat(directory_.fd(), base_name_.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
       !S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode)) {
-    throw Error(path_, "expected a regular file or none to replace, got a directory or device");
+    throw Error(path_, "expected a regular file or a new name, got a directory or device");
   }
   for (int attempt = 0; fd_ < 0; ++attempt) {
     temporary_name_ = next_temporary_name(base_name_);
@@ -64,7 +65,7 @@ AtomicFile::AtomicFile(const std::string& path)
     if (fd_ < 0 && (!retry || attempt >= kMaxNameAttempts)) {
       const int error_number = errno;
       temporary_name_.clear();
-      fail("cannot create a temporary file beside it", error_number);
+      fail("cannot create a temporary file in its folder", error_number);
     }
   }
 }
@@ -80,21 +81,21 @@ void AtomicFile::append(std::string_view text) {
   append(std::as_bytes(std::span(text.data(), text.size())));
 }
 
-void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> data) {
-  if (fd_ < 0) throw Error(path_, "expected writes before commit, got one after it");
+void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> data) {
+  if (fd_ < 0) throw Error(path_, "expected no write after commit, got one");
   const auto end = checked_add(offset, data.size());
-  if (!end || *end > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
+  if (!end || *end > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
     throw Error(path_, offset, "expected a file within the system's size limit, got more");
   }
   while (!data.empty()) {
-    const std::size_t piece = std::min(data.size(), kMaxWrite);
+    const size_t piece = std::min(data.size(), kMaxWrite);
     const ssize_t put = ::pwrite(fd_, data.data(), piece, static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) fail("write failed at byte " + std::to_string(offset), errno);
-    // A write of nothing without an error would loop forever.
+    // pwrite() may return 0 without an error; retrying would loop forever.
     if (put == 0) fail("write made no progress at byte " + std::to_string(offset), ENOSPC);
-    data = data.subspan(static_cast<std::size_t>(put));
-    offset += static_cast<std::uint64_t>(put);
+    data = data.subspan(static_cast<size_t>(put));
+    offset += static_cast<uint64_t>(put);
   }
 }
 
@@ -105,7 +106,7 @@ void AtomicFile::commit() {
     synced = ::fsync(fd_);
   } while (synced != 0 && errno == EINTR);
   if (synced != 0) fail("sync failed", errno);
-  // The descriptor is gone after close, also when close reports an error (NFS does so late).
+  // close() releases the descriptor even if it reports an error (NFS reports write errors here).
   if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail("close failed", errno);
   if (::renameat(directory_.fd(), temporary_name_.c_str(), directory_.fd(), base_name_.c_str())) {
     fail("rename failed", errno);
@@ -114,7 +115,7 @@ void AtomicFile::commit() {
   do {
     synced = ::fsync(directory_.fd());
   } while (synced != 0 && errno == EINTR);
-  // Some file systems cannot sync a directory and say EINVAL; the rename itself has happened.
+  // Some file systems cannot sync a directory and return EINVAL; the rename has succeeded.
   if (synced != 0 && errno != EINVAL)
     fail("the file is in place, but directory sync failed", errno);
 }

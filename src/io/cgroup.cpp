@@ -12,7 +12,7 @@ namespace {
 std::vector<std::string_view> split(std::string_view text, char mark) {
   std::vector<std::string_view> parts;
   for (;;) {
-    const std::size_t at = text.find(mark);
+    const size_t at = text.find(mark);
     parts.push_back(text.substr(0, at));
     if (at == text.npos) return parts;
     text.remove_prefix(at + 1);
@@ -24,10 +24,10 @@ bool lists(std::string_view names, std::string_view name) {
   return std::ranges::find(all, name) != all.end();
 }
 
-/// mountinfo writes blanks and backslashes as \040 and so on.
+/// Decodes octal escapes: mountinfo writes a space as \040, for example.
 std::string unescaped(std::string_view text) {
   std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
+  for (size_t i = 0; i < text.size(); ++i) {
     unsigned code = 0;
     const char* const digits = text.data() + i + 1;
     if (text[i] == '\\' && i + 3 < text.size() &&
@@ -41,15 +41,16 @@ std::string unescaped(std::string_view text) {
   return out;
 }
 
-/// A hierarchy of groups that can be read.
+/// A mounted cgroup hierarchy.
 struct Mount {
   bool version2 = false;
-  std::string root, point;  // the group at the top, and where it is mounted
+  std::string root, point;  // the topmost group and the mount point
 };
 
-/// 36 35 98:0 /root /point options [tags] - type source super-options
+/// Parses a line of mountinfo: 36 35 98:0 /root /point options [tags] - type source super-options.
+/// Returns nullopt if the line does not mount a hierarchy with memory limits.
 std::optional<Mount> memory_mount(std::string_view line) {
-  const std::size_t dash = line.find(" - ");
+  const size_t dash = line.find(" - ");
   if (dash == line.npos) return {};
   const auto front = split(line.substr(0, dash), ' '), back = split(line.substr(dash + 3), ' ');
   if (front.size() < 6 || back.size() < 3) return {};
@@ -58,11 +59,11 @@ std::optional<Mount> memory_mount(std::string_view line) {
   return Mount{version2, unescaped(front[3]), unescaped(front[4])};
 }
 
-/// The group of the process in that hierarchy: a line 0::/a/b or 4:memory:/a/b.
+/// Returns the group of the process in that hierarchy, from a line 0::/a/b or 4:memory:/a/b.
 std::optional<std::string> group_in(const Mount& mount, std::string_view groups) {
   for (const std::string_view line : split(groups, '\n')) {
-    const std::size_t first = line.find(':');
-    const std::size_t second = first == line.npos ? first : line.find(':', first + 1);
+    const size_t first = line.find(':');
+    const size_t second = first == line.npos ? first : line.find(':', first + 1);
     if (second == line.npos) continue;
     const std::string_view names = line.substr(first + 1, second - first - 1);
     if (mount.version2 ? names.empty() : lists(names, "memory")) {
@@ -72,7 +73,8 @@ std::optional<std::string> group_in(const Mount& mount, std::string_view groups)
   return {};
 }
 
-/// `group` as seen from the top of the mount; "" for the top itself, and for groups outside of it.
+/// Returns the path of `group` relative to `root`: "" for the root itself and for groups outside
+/// it.
 std::string below_root(const std::string& group, const std::string& root) {
   const std::string top = root == "/" ? "" : root;
   if (!group.starts_with(top + "/") || group.find("/..") != group.npos) return "";
@@ -98,17 +100,17 @@ std::vector<std::string> memory_limit_files(std::string_view groups, std::string
   return files;
 }
 
-std::optional<std::uint64_t> least_memory_limit(const std::vector<std::string>& files) {
-  std::optional<std::uint64_t> least;
+std::optional<uint64_t> least_memory_limit(const std::vector<std::string>& files) {
+  std::optional<uint64_t> least;
   for (const std::string& path : files) {
     std::ifstream file(path);
-    std::uint64_t limit = 0;
+    uint64_t limit = 0;
     if (file >> limit && (!least || limit < *least)) least = limit;
   }
   return least;
 }
 
-std::optional<std::uint64_t> memory_limit() {
+std::optional<uint64_t> memory_limit() {
   const auto text = [](const char* path) {
     std::ifstream file(path);
     return std::string(std::istreambuf_iterator<char>(file), {});

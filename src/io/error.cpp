@@ -6,9 +6,9 @@
 namespace diffattn::io {
 namespace {
 
-constexpr std::size_t kMaxQuotedBytes = 64;
+constexpr size_t kMaxQuotedBytes = 64;
 
-std::string compose(const std::string& file, std::optional<std::uint64_t> offset,
+std::string compose(const std::string& file, std::optional<uint64_t> offset,
                     const std::string& message) {
   if (!offset) return file + ": " + message;
   return file + ": byte " + std::to_string(*offset) + ": " + message;
@@ -21,7 +21,7 @@ Error::Error(std::string file, std::string message)
       file_(std::move(file)),
       message_(std::move(message)) {}
 
-Error::Error(std::string file, std::uint64_t offset, std::string message)
+Error::Error(std::string file, uint64_t offset, std::string message)
     : std::runtime_error(compose(file, offset, message)),
       file_(std::move(file)),
       offset_(offset),
@@ -30,7 +30,7 @@ Error::Error(std::string file, std::uint64_t offset, std::string message)
 std::string in_quotes(std::string_view text, char mark) {
   static constexpr char kHex[] = "0123456789abcdef";
   std::string out(1, mark);
-  for (std::size_t i = 0; i < text.size() && i < kMaxQuotedBytes; ++i) {
+  for (size_t i = 0; i < text.size() && i < kMaxQuotedBytes; ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     if (byte >= 0x20 && byte < 0x7f) {
       out += static_cast<char>(byte);

@@ -10,14 +10,15 @@
 #include <system_error>
 #include <utility>
 
-#include "io/checked.h"
 #include "diffattn/io/error.h"
+#include "io/checked.h"
 
 namespace diffattn::io {
 namespace {
 
-// Linux transfers at most 0x7ffff000 bytes in one call; smaller pieces also keep a read killable.
-constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
+// Linux reads at most 0x7ffff000 bytes in one call. Smaller reads let a signal stop the process
+// sooner.
+constexpr size_t kMaxTransfer = size_t{1} << 30;
 
 std::string reason(int error_number) { return std::generic_category().message(error_number); }
 
@@ -35,7 +36,7 @@ void check_bare_name(const std::string& name, const std::string& shown) {
   if (!bare) throw Error(shown, "expected a bare file name, got " + in_quotes(name));
 }
 
-// O_NONBLOCK so that opening a FIFO returns at once; it has no effect on regular files.
+// O_NONBLOCK makes the open of a FIFO return at once; it has no effect on regular files.
 int open_flags(Symlinks symlinks) {
   const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   return symlinks == Symlinks::kRefuse ? flags | O_NOFOLLOW : flags;
@@ -46,7 +47,7 @@ const char* kind_of(mode_t mode) {
   if (S_ISFIFO(mode)) return "a FIFO";
   if (S_ISSOCK(mode)) return "a socket";
   if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
-  return "something else";
+  return "an unknown kind of file";
 }
 
 [[noreturn]] void fail_open(const std::string& name, int error_number, Symlinks symlinks) {
@@ -115,7 +116,7 @@ File File::adopt(int fd, std::string name) {
   if (!S_ISREG(status.st_mode)) {
     throw Error(file.name_, std::string("expected a regular file, got ") + kind_of(status.st_mode));
   }
-  file.size_ = static_cast<std::uint64_t>(status.st_size);
+  file.size_ = static_cast<uint64_t>(status.st_size);
   return file;
 }
 
@@ -133,7 +134,7 @@ File::~File() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void File::read(std::uint64_t offset, std::span<std::byte> out) const {
+void File::read(uint64_t offset, std::span<std::byte> out) const {
   const auto end = checked_add(offset, out.size());
   if (!end || *end > size_) {
     throw Error(name_, offset,
@@ -141,7 +142,7 @@ void File::read(std::uint64_t offset, std::span<std::byte> out) const {
                     std::to_string(size_) + " bytes");
   }
   while (!out.empty()) {
-    const std::size_t piece = std::min(out.size(), kMaxTransfer);
+    const size_t piece = std::min(out.size(), kMaxTransfer);
     const ssize_t got = ::pread(fd_, out.data(), piece, static_cast<off_t>(offset));
     if (got < 0) {
       if (errno == EINTR) continue;
@@ -152,22 +153,22 @@ void File::read(std::uint64_t offset, std::span<std::byte> out) const {
                   "expected " + std::to_string(out.size()) +
                       " more bytes, got the end of a file that has shrunk since it was opened");
     }
-    out = out.subspan(static_cast<std::size_t>(got));
-    offset += static_cast<std::uint64_t>(got);
+    out = out.subspan(static_cast<size_t>(got));
+    offset += static_cast<uint64_t>(got);
   }
 }
 
-std::string read_text(const File& file, std::uint64_t max_bytes) {
+std::string read_text(const File& file, uint64_t max_bytes) {
   if (file.size() > max_bytes) {
     throw Error(file.name(), "expected at most " + std::to_string(max_bytes) + " bytes, got " +
                                  std::to_string(file.size()));
   }
-  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  std::string text(static_cast<size_t>(file.size()), '\0');
   file.read(0, std::as_writable_bytes(std::span(text.data(), text.size())));
   return text;
 }
 
-std::string read_text(const std::string& path, std::uint64_t max_bytes) {
+std::string read_text(const std::string& path, uint64_t max_bytes) {
   return read_text(File::open(path), max_bytes);
 }
 

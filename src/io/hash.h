@@ -9,22 +9,22 @@
 
 namespace diffattn::io {
 
-/// XXH64 of bytes that come in pieces. It guards against damage, not against forgery.
+/// The XXH64 hash of a stream of bytes. It detects damage, not forgery.
 class Hash64 {
  public:
-  explicit Hash64(std::uint64_t seed = 0) noexcept;
+  explicit Hash64(uint64_t seed = 0) noexcept;
   void update(std::span<const std::byte> data) noexcept;
   void update(std::string_view text) noexcept;
-  /// Of everything so far; more may follow.
-  std::uint64_t digest() const noexcept;
+  /// Returns the hash of all bytes so far; update() may still be called.
+  uint64_t digest() const noexcept;
 
  private:
-  std::array<std::uint64_t, 4> lanes_;
-  std::array<std::byte, 32> block_;  // what does not fill a block yet
-  std::uint64_t seed_;
-  std::uint64_t size_ = 0;
+  std::array<uint64_t, 4> lanes_;
+  std::array<std::byte, 32> block_;  // the incomplete last block: size_ % 32 bytes
+  uint64_t seed_;
+  uint64_t size_ = 0;
 };
 
-std::uint64_t hash64(std::string_view text, std::uint64_t seed = 0) noexcept;
+uint64_t hash64(std::string_view text, uint64_t seed = 0) noexcept;
 
 }  // namespace diffattn::io

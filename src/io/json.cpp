@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-/// Builds the document. open_ holds the containers around the current place, outermost first;
-/// pointers into them stay valid because only the innermost one grows.
+/// Builds the document. open_ holds the open containers, outermost first. Pointers to them stay
+/// valid because only the innermost one grows.
 class DocumentBuilder final : public JsonEvents {
  public:
   DocumentBuilder(std::string_view text, const std::string& file, const JsonLimits& limits)
@@ -28,14 +28,14 @@ class DocumentBuilder final : public JsonEvents {
   bool number_integer(number_integer_t value) override { return add(json(value)) != nullptr; }
   bool number_unsigned(number_unsigned_t value) override { return add(json(value)) != nullptr; }
   bool string(string_t& value) override { return add(json(std::move(value))) != nullptr; }
-  bool start_object(std::size_t) override { return descend(json::object()); }
-  bool start_array(std::size_t) override { return descend(json::array()); }
+  bool start_object(size_t) override { return descend(json::object()); }
+  bool start_array(size_t) override { return descend(json::array()); }
   bool end_object() override { return ascend(); }
   bool end_array() override { return ascend(); }
 
   bool key(string_t& name) override {
     auto [place, is_new] = open_.back()->get_ref<json::object_t&>().try_emplace(name, nullptr);
-    if (!is_new) fail("keys that differ", "a second " + in_quotes(name));
+    if (!is_new) fail("unique keys", "a second " + in_quotes(name));
     member_ = &place->second;
     return true;
   }
@@ -75,7 +75,7 @@ class DocumentBuilder final : public JsonEvents {
   }
 
   JsonLimits limits_;
-  std::size_t values_ = 0;
+  size_t values_ = 0;
   json root_;
   std::vector<json*> open_;
   json* member_ = nullptr;
@@ -89,14 +89,14 @@ json parse_json(std::string_view text, const std::string& file, const JsonLimits
   return builder.take();
 }
 
-json read_json(const std::string& path, std::uint64_t max_bytes, const JsonLimits& limits) {
+json read_json(const std::string& path, uint64_t max_bytes, const JsonLimits& limits) {
   return parse_json(read_text(path, max_bytes), path, limits);
 }
 
 std::optional<std::string> json_literal(std::string_view text) {
   try {
     return json(text).dump();
-  } catch (const json::type_error&) {  // raised for ill-formed UTF-8 and nothing else here
+  } catch (const json::type_error&) {  // dump() throws it for ill-formed UTF-8 only
     return std::nullopt;
   }
 }

@@ -10,12 +10,12 @@
 namespace diffattn::io {
 namespace {
 
-// SAX callbacks carry no position, so the lexer reads through an iterator that leaves a trace.
+// SAX callbacks do not get a position, so the lexer reads through an iterator that records it.
 class TracedIterator {
  public:
   using iterator_category = std::input_iterator_tag;
   using value_type = char;
-  using difference_type = std::ptrdiff_t;
+  using difference_type = ptrdiff_t;
   using pointer = const char*;
   using reference = const char&;
 
@@ -42,10 +42,10 @@ bool is_number_character(char c) {
   return (c >= '0' && c <= '9') || c == '-' || c == '+' || c == '.' || c == 'e' || c == 'E';
 }
 
-// "... syntax error while parsing value - invalid literal; last read: 'x'; expected ']'" without
-// the token, which may be as long as the file.
+// Shortens nlohmann's message "... syntax error while parsing value - invalid literal; last read:
+// 'x'; expected ']'": drops the token, which may be as long as the file.
 std::string reason_of(const std::string& what) {
-  const std::size_t from = what.find("while parsing");
+  const size_t from = what.find("while parsing");
   if (from == std::string::npos) return "";
   std::string reason = what.substr(from, what.find("; ", from) - from);
   return " (" + reason.substr(0, 160) + ")";
@@ -53,7 +53,7 @@ std::string reason_of(const std::string& what) {
 
 std::string expectation_of(const std::string& what) {
   static constexpr std::string_view kMark = "; expected ";
-  const std::size_t from = what.rfind(kMark);
+  const size_t from = what.rfind(kMark);
   if (from == std::string::npos) return "valid JSON";
   std::string clause = in_quotes(std::string_view(what).substr(from + kMark.size()));
   return clause.substr(1, clause.size() - 2);
@@ -62,7 +62,7 @@ std::string expectation_of(const std::string& what) {
 }  // namespace
 
 void JsonEvents::run() {
-  // The lexer takes NUL for the end of its input and would ignore everything after it.
+  // The lexer treats NUL as the end of its input and would ignore everything after it.
   if (const auto nul = text_.find('\0'); nul != std::string_view::npos) {
     fail_at(nul, "expected JSON text, got a NUL byte");
   }
@@ -74,21 +74,21 @@ void JsonEvents::run() {
                             TracedIterator(begin + text_.size(), &seen_), this);
 }
 
-std::size_t JsonEvents::token_begin() const {
-  std::size_t at = static_cast<std::size_t>(seen_ - text_.data());
+size_t JsonEvents::token_begin() const {
+  size_t at = static_cast<size_t>(seen_ - text_.data());
   if (at == 0) return 0;
   const char last = text_[at - 1];
   if (last == '{' || last == '[' || last == '}' || last == ']') {
-    // A bracket may also be the one character the lexer looks ahead after a number.
+    // After a number, the bracket may be the character that the lexer has looked ahead.
     const bool lookahead = at >= 2 && is_number_character(text_[at - 2]);
     if (!lookahead || last == '{' || last == '[') return at - 1;
   }
   if (last == '"') {
-    // Quotes inside a string are preceded by an odd number of backslashes, the opening one is not.
+    // Unlike the opening quote, a quote inside a string follows an odd number of backslashes.
     for (at -= 1; at > 0;) {
       --at;
       if (text_[at] != '"') continue;
-      std::size_t slashes = 0;
+      size_t slashes = 0;
       while (slashes < at && text_[at - 1 - slashes] == '\\') ++slashes;
       if (slashes % 2 == 0) return at;
     }
@@ -109,11 +109,10 @@ std::size_t JsonEvents::token_begin() const {
 }
 
 std::string_view JsonEvents::token() const {
-  const std::size_t begin = token_begin();
-  std::string_view rest =
-      text_.substr(begin, static_cast<std::size_t>(seen_ - text_.data()) - begin);
+  const size_t begin = token_begin();
+  std::string_view rest = text_.substr(begin, static_cast<size_t>(seen_ - text_.data()) - begin);
   if (!rest.empty() && is_number_character(rest.front())) {
-    std::size_t length = 0;
+    size_t length = 0;
     while (length < rest.size() && is_number_character(rest[length])) ++length;
     rest = rest.substr(0, length);
   }
@@ -124,7 +123,7 @@ void JsonEvents::fail(const std::string& expected, const std::string& got) const
   fail_at(token_begin(), "expected " + expected + ", got " + got);
 }
 
-void JsonEvents::fail_at(std::size_t position, const std::string& message) const {
+void JsonEvents::fail_at(size_t position, const std::string& message) const {
   throw Error(file_, base_offset_ + position, message);
 }
 
@@ -137,12 +136,12 @@ bool JsonEvents::number_float(double value, const std::string& raw) {
 
 bool JsonEvents::binary(binary_t&) { fail("JSON text", "a binary value"); }
 
-bool JsonEvents::parse_error(std::size_t position, const std::string&,
+bool JsonEvents::parse_error(size_t position, const std::string&,
                              const nlohmann::detail::exception& error) {
   constexpr int kNumberOverflow = 406;
   if (error.id == kNumberOverflow) fail("a number within the range of double", in_quotes(token()));
-  // The lexer counts the character that stopped it, so its position is one past the culprit.
-  const std::size_t at = position == 0 ? 0 : std::min(position - 1, text_.size());
+  // The lexer also counts the character that stopped it, so the error is one position before.
+  const size_t at = position == 0 ? 0 : std::min(position - 1, text_.size());
   const std::string got =
       at < text_.size() ? in_quotes(text_.substr(at, 1)) : "the end of the text";
   const std::string what = error.what();

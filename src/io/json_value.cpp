@@ -17,8 +17,8 @@ std::string shown(double value) {
   return text;
 }
 
-std::string shown(std::int64_t value) { return std::to_string(value); }
-std::string shown(std::uint64_t value) { return std::to_string(value); }
+std::string shown(int64_t value) { return std::to_string(value); }
+std::string shown(uint64_t value) { return std::to_string(value); }
 
 template <typename T>
 std::string range(T min, T max) {
@@ -32,13 +32,13 @@ std::string described(const json& node) {
     case json::value_t::string:
       return "string " + in_quotes(node.get_ref<const std::string&>(), '"');
     case json::value_t::object: return "an object";
-    case json::value_t::array: return "an array of " + std::to_string(node.size());
+    case json::value_t::array: return "an array of length " + std::to_string(node.size());
     case json::value_t::number_float: return "number " + shown(node.get<double>());
     default: return "number " + node.dump();
   }
 }
 
-// Keys come from the file: escape them like any other text from there.
+// Keys come from the file, so messages must escape them like any other text in it.
 std::string extended(const std::string& path, std::string_view key) {
   const std::string escaped = in_quotes(key);
   const std::string bare = escaped.substr(1, escaped.size() - 2);
@@ -52,11 +52,12 @@ JsonValue::JsonValue(const json& root, std::string file) : JsonValue(&root, std:
 JsonValue JsonValue::at(std::string_view key) const {
   if (!node_->is_object()) fail("an object");
   const auto found = node_->find(std::string(key));
-  if (found == node_->end()) fail_with(extended(path_, key), "expected a value, got no such key");
+  if (found == node_->end())
+    fail_with(extended(path_, key), "expected a value, got none: the key is missing");
   return {&*found, file_, extended(path_, key)};
 }
 
-JsonValue JsonValue::at(std::size_t index) const {
+JsonValue JsonValue::at(size_t index) const {
   if (!node_->is_array() || index >= node_->size()) {
     fail("an array with element " + std::to_string(index));
   }
@@ -78,7 +79,7 @@ std::vector<std::string> JsonValue::keys() const {
   return names;
 }
 
-std::size_t JsonValue::size() const {
+size_t JsonValue::size() const {
   if (!node_->is_structured()) fail("an array or object");
   return node_->size();
 }
@@ -95,34 +96,34 @@ bool JsonValue::to_bool() const {
   return node_->get<bool>();
 }
 
-std::int64_t JsonValue::to_int(std::int64_t min, std::int64_t max) const {
-  const bool fits = node_->is_number_integer() &&
-                    (!node_->is_number_unsigned() ||
-                     node_->get<std::uint64_t>() <=
-                         static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()));
-  const std::int64_t value = fits ? node_->get<std::int64_t>() : 0;
+int64_t JsonValue::to_int(int64_t min, int64_t max) const {
+  const bool fits =
+      node_->is_number_integer() &&
+      (!node_->is_number_unsigned() ||
+       node_->get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+  const int64_t value = fits ? node_->get<int64_t>() : 0;
   if (!fits || value < min || value > max) fail("an integer in " + range(min, max));
   return value;
 }
 
-std::uint64_t JsonValue::to_uint(std::uint64_t min, std::uint64_t max) const {
-  // A parsed non-negative integer is always unsigned, but a document built in code may hold a
-  // signed one.
-  const bool fits = node_->is_number_unsigned() ||
-                    (node_->is_number_integer() && node_->get<std::int64_t>() >= 0);
-  const std::uint64_t value = fits ? node_->get<std::uint64_t>() : 0;
+uint64_t JsonValue::to_uint(uint64_t min, uint64_t max) const {
+  // The parser stores non-negative integers as unsigned; a document built in code may hold signed
+  // ones.
+  const bool fits =
+      node_->is_number_unsigned() || (node_->is_number_integer() && node_->get<int64_t>() >= 0);
+  const uint64_t value = fits ? node_->get<uint64_t>() : 0;
   if (!fits || value < min || value > max) fail("an integer in " + range(min, max));
   return value;
 }
 
 double JsonValue::to_double(double min, double max) const {
   const double value = node_->is_number() ? node_->get<double>() : std::nan("");
-  // Written so that NaN fails.
+  // The condition is negated as a whole so that NaN fails it.
   if (!(value >= min && value <= max)) fail("a number in " + range(min, max));
   return value;
 }
 
-const std::string& JsonValue::to_string(std::size_t max_bytes) const {
+const std::string& JsonValue::to_string(size_t max_bytes) const {
   if (!node_->is_string()) fail("a string");
   const auto& text = node_->get_ref<const std::string&>();
   if (text.size() > max_bytes) fail("a string of at most " + std::to_string(max_bytes) + " bytes");

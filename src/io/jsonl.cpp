@@ -12,9 +12,9 @@
 namespace diffattn::io {
 namespace {
 
-constexpr std::size_t kBufferBytes = std::size_t{1} << 18;
+constexpr size_t kBufferBytes = size_t{1} << 18;
 
-std::string at_line(std::uint64_t number, const std::string& message) {
+std::string at_line(uint64_t number, const std::string& message) {
   return "line " + std::to_string(number) + ": " + message;
 }
 
@@ -38,12 +38,12 @@ Record record_of(const JsonValue& root, RecordKind kind) {
 
 }  // namespace
 
-LineReader::LineReader(const std::string& path, std::size_t max_line_bytes)
+LineReader::LineReader(const std::string& path, size_t max_line_bytes)
     : file_(File::open(path)), max_line_bytes_(max_line_bytes) {}
 
 bool LineReader::fill() {
-  const std::uint64_t rest = file_.size() - read_to_;
-  buffer_.resize(static_cast<std::size_t>(std::min<std::uint64_t>(kBufferBytes, rest)));
+  const uint64_t rest = file_.size() - read_to_;
+  buffer_.resize(static_cast<size_t>(std::min<uint64_t>(kBufferBytes, rest)));
   at_ = 0;
   if (buffer_.empty()) return false;
   file_.read(read_to_, std::as_writable_bytes(std::span(buffer_)));
@@ -57,8 +57,8 @@ bool LineReader::next(std::string& line) {
   ++number_;
   bool too_long = false, more = true;
   while (more && (at_ < buffer_.size() || fill())) {
-    const std::size_t end = std::min(buffer_.find('\n', at_), buffer_.size());
-    const std::size_t size = end - at_;
+    const size_t end = std::min(buffer_.find('\n', at_), buffer_.size());
+    const size_t size = end - at_;
     too_long = too_long || line.size() + size > max_line_bytes_;
     if (!too_long) line.append(buffer_, at_, size);
     more = end == buffer_.size();
@@ -75,7 +75,7 @@ bool LineReader::next(std::string& line) {
 }
 
 Record parse_record(std::string_view line, RecordKind kind, const std::string& file,
-                    std::uint64_t number) {
+                    uint64_t number) {
   try {
     const nlohmann::json document = parse_json(line, file);
     return record_of(JsonValue(document, file), kind);
@@ -97,7 +97,7 @@ bool JsonlReader::next(Record& record) {
       record = parse_record(text_, kind_, lines_.name(), lines_.number());
       return true;
     } catch (const Error& error) {
-      // A failed read is no bad line: the line number would not have moved on.
+      // Only errors that name a line are bad records; a failed read would fail again forever.
       if (!skip_bad_ || !error.message().starts_with("line ")) throw;
       if (skipped_++ == 0) first_fault_ = error.what();
     }

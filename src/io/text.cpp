@@ -10,36 +10,36 @@
 namespace diffattn::io {
 namespace {
 
-constexpr std::size_t kPatience = 16;  // chunks that may pass without a good place to cut
+constexpr size_t kPatience = 16;  // chunks to search for a space after a letter before giving up
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-/// The last place between a letter and a space; 0 when there is none.
-std::size_t word_cut(std::string_view text) {
-  for (std::size_t at = text.rfind(' '); at != text.npos && at > 0; at = text.rfind(' ', at - 1)) {
+/// Returns the last position between a letter and a space, or 0 if there is none.
+size_t word_cut(std::string_view text) {
+  for (size_t at = text.rfind(' '); at != text.npos && at > 0; at = text.rfind(' ', at - 1)) {
     if (is_letter(text[at - 1])) return at;
   }
   return 0;
 }
 
-std::size_t any_cut(std::string_view text) {
-  const std::size_t line = text.rfind('\n');
+size_t any_cut(std::string_view text) {
+  const size_t line = text.rfind('\n');
   if (line != text.npos) return line + 1;
   return text.size() - unicode::incomplete_tail(text);
 }
 
 }  // namespace
 
-TextChunks::TextChunks(const std::string& path, std::size_t chunk_bytes)
-    : file_(File::open(path)), chunk_bytes_(std::max<std::size_t>(chunk_bytes, 16)) {}
+TextChunks::TextChunks(const std::string& path, size_t chunk_bytes)
+    : file_(File::open(path)), chunk_bytes_(std::max<size_t>(chunk_bytes, 16)) {}
 
 bool TextChunks::next(std::string& chunk) {
   chunk.clear();
-  std::size_t cut = 0;
+  size_t cut = 0;
   while (cut == 0) {
-    const std::uint64_t rest = file_.size() - read_to_;
-    const auto wanted = static_cast<std::size_t>(std::min<std::uint64_t>(chunk_bytes_, rest));
-    const std::size_t before = held_.size();
+    const uint64_t rest = file_.size() - read_to_;
+    const auto wanted = static_cast<size_t>(std::min<uint64_t>(chunk_bytes_, rest));
+    const size_t before = held_.size();
     held_.resize(before + wanted);
     file_.read(read_to_, std::as_writable_bytes(std::span(held_).subspan(before)));
     read_to_ += wanted;

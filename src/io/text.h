@@ -9,27 +9,27 @@
 
 namespace diffattn::io {
 
-/// A text file of any size in pieces of about chunk_bytes.
+/// Reads a text file of any size in chunks of about chunk_bytes.
 ///
-/// Pieces end between an ASCII letter and a space, where every word pattern ends a word, so that
-/// words are the same as those of the whole text. Where a piece of 16 times the size has no such
-/// place, it ends at a line's end, else at a character's, else anywhere.
+/// A chunk ends between an ASCII letter and a space. Every word pattern ends a word there, so the
+/// chunks have the same words as the whole text. If 16 * chunk_bytes have no such position, the
+/// chunk ends at the end of a line, else of a character, else anywhere.
 class TextChunks {
  public:
-  TextChunks(const std::string& path, std::size_t chunk_bytes);
+  TextChunks(const std::string& path, size_t chunk_bytes);
 
-  /// Replaces chunk by the next piece; false, and an empty chunk, at the end of the file.
+  /// Reads the next chunk. At the end of the file, clears chunk and returns false.
   bool next(std::string& chunk);
-  /// Bytes handed out so far, and in all.
-  std::uint64_t position() const noexcept { return position_; }
-  std::uint64_t size() const noexcept { return file_.size(); }
+  /// Total bytes of the chunks that next() has returned.
+  uint64_t position() const noexcept { return position_; }
+  uint64_t size() const noexcept { return file_.size(); }
 
  private:
   File file_;
-  std::size_t chunk_bytes_;
-  std::uint64_t position_ = 0;
-  std::uint64_t read_to_ = 0;
-  std::string held_;  // read, not handed out yet
+  size_t chunk_bytes_;
+  uint64_t position_ = 0;
+  uint64_t read_to_ = 0;
+  std::string held_;  // text that was read but not returned yet
 };
 
 }  // namespace diffattn::io

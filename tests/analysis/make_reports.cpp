@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// make_reports FOLDER: the reports and pictures that the browser tests open, and expected.json with
-// numbers and colours they must show.
+// make_reports FOLDER writes the reports and pictures for the browser tests, and expected.json with
+// the numbers and colours that they must show.
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -51,7 +51,7 @@ ReportModel model_of(const std::string& name, const SyntheticHead& kind, const S
   return model;
 }
 
-// Entries of the map at fixed places, as the page has to show them.
+// Returns entries of the map at fixed positions, which the page must show.
 json samples_of(const HeadMaps& maps, const Sequence& sequence) {
   json out = json::array();
   const int64_t rows = sequence.row_count();
@@ -60,9 +60,9 @@ json samples_of(const HeadMaps& maps, const Sequence& sequence) {
                                     {rows / 2, rows / 4},
                                     {rows - 2, 0},
                                     {5, 5}}) {
-    const auto at = static_cast<std::size_t>(row * sequence.column_count() + column);
+    const auto at = static_cast<size_t>(row * sequence.column_count() + column);
     const float lambda =
-        maps.lambda.size() == 1 ? maps.lambda[0] : maps.lambda[static_cast<std::size_t>(row)];
+        maps.lambda.size() == 1 ? maps.lambda[0] : maps.lambda[static_cast<size_t>(row)];
     out.push_back({{"row", row},
                    {"column", column},
                    {"p1", maps.p1[at]},
@@ -82,7 +82,7 @@ Picture picture_of(const HeadMaps& maps, const Sequence& sequence) {
   picture.visible_begin = sequence.visible_begin;
   picture.visible_end = sequence.visible_end;
   std::vector<float> difference(maps.p1.size());
-  for (std::size_t i = 0; i < difference.size(); ++i) {
+  for (size_t i = 0; i < difference.size(); ++i) {
     difference[i] = maps.p1[i] - maps.lambda[0] * maps.p2[i];
   }
   picture.panels = {
@@ -157,7 +157,7 @@ void write_hostile(const std::string& folder) {
   writer.commit();
 }
 
-// 4096 tokens, one entry strongly negative among sixteen million.
+// Writes a report of 4096 tokens with one strongly negative entry among sixteen million.
 void write_large(const std::string& folder, json& expected) {
   const Sequence sequence = numbered_sequence(4096);
   Report report;
@@ -167,7 +167,7 @@ void write_large(const std::string& folder, json& expected) {
   ReportWriter writer(folder + "/large.html", report);
   for (int64_t head = 0; head < 2; ++head) {
     HeadMaps maps = synthetic_maps(sequence, {0, head, true, false, 3});
-    const std::size_t lone = 3001 * 4096 + 1717;
+    const size_t lone = 3001 * 4096 + 1717;
     maps.p1[lone] = 0;
     maps.p2[lone] = 0.9f;
     maps.full = head == 0;
@@ -229,7 +229,7 @@ void write_results(const std::string& folder) {
   ReportWriter(folder + "/results.html", report).commit();
 }
 
-// A text of one token, and a report with nothing in it.
+// Writes a report with a text of one token and an empty report.
 void write_tiny(const std::string& folder) {
   Sequence sequence = numbered_sequence(1);
   sequence.regions.clear();

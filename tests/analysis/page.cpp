@@ -22,7 +22,7 @@ std::vector<uint8_t> from_base64(const std::string& text) {
   return out;
 }
 
-float read_value(const uint8_t* bytes, const std::string& format, std::size_t i, float scale) {
+float read_value(const uint8_t* bytes, const std::string& format, size_t i, float scale) {
   if (format == "f32") {
     float value;
     std::memcpy(&value, bytes + 4 * i, sizeof value);
@@ -42,7 +42,7 @@ float read_value(const uint8_t* bytes, const std::string& format, std::size_t i,
 
 }  // namespace
 
-std::vector<float> Page::entries(std::size_t map, int at_level, const std::string& plane) const {
+std::vector<float> Page::entries(size_t map, int at_level, const std::string& plane) const {
   const nlohmann::json& index = maps.at(map);
   const nlohmann::json stored = level(map, at_level);
   const int64_t side = index["tile"];
@@ -54,14 +54,13 @@ std::vector<float> Page::entries(std::size_t map, int at_level, const std::strin
   const std::string id = stored["block"];
   const std::vector<uint8_t> block =
       from_base64(element("<script type=\"text/plain\" id=\"" + id + "\">"));
-  std::vector<float> out(static_cast<std::size_t>(rows * columns), 0.0f);
+  std::vector<float> out(static_cast<size_t>(rows * columns), 0.0f);
   for (const nlohmann::json& tile : stored["planes"][plane]) {
     const int64_t top = tile[0].get<int64_t>() * side, left = tile[1].get<int64_t>() * side;
     const int64_t wide = std::min(side, columns - left), high = std::min(side, rows - top);
     for (int64_t i = 0; i < wide * high; ++i) {
-      out.at(static_cast<std::size_t>((top + i / wide) * columns + left + i % wide)) =
-          read_value(block.data() + tile[2].get<std::size_t>(), stored["format"],
-                     static_cast<std::size_t>(i), tile[3]);
+      out.at(static_cast<size_t>((top + i / wide) * columns + left + i % wide)) = read_value(
+          block.data() + tile[2].get<size_t>(), stored["format"], static_cast<size_t>(i), tile[3]);
     }
   }
   return out;

@@ -16,7 +16,7 @@ namespace diffattn::analysis::testing {
 using io::testing::slurp;
 using io::testing::TempFolder;
 
-/// what() of the std::invalid_argument that the call throws.
+/// Returns what() of the std::invalid_argument that the call throws.
 template <typename Call>
 std::string argument_error(Call&& call) {
   try {
@@ -28,37 +28,37 @@ std::string argument_error(Call&& call) {
   return "";
 }
 
-/// A report's file, read back by docs/report_format.md alone.
+/// Reads a report file; implements only what docs/report_format.md says.
 class Page {
  public:
   explicit Page(std::string html) : html_(std::move(html)) {
     header = nlohmann::json::parse(element("<script type=\"application/json\" id=\"report\">"));
     const std::string opening = "<script type=\"application/json\" class=\"map\">";
-    for (std::size_t at = html_.find(opening); at != std::string::npos;
+    for (size_t at = html_.find(opening); at != std::string::npos;
          at = html_.find(opening, at + 1)) {
       maps.push_back(nlohmann::json::parse(text_at(at + opening.size())));
     }
   }
 
-  nlohmann::json level(std::size_t map, int level) const {
+  nlohmann::json level(size_t map, int level) const {
     for (const nlohmann::json& one : maps.at(map)["levels"]) {
       if (one["level"] == level) return one;
     }
     throw std::runtime_error("no such level");
   }
 
-  /// All entries of a map on a level, row by row.
-  std::vector<float> entries(std::size_t map, int at_level, const std::string& plane) const;
+  /// Returns all entries of a map on a level, row by row.
+  std::vector<float> entries(size_t map, int at_level, const std::string& plane) const;
 
   nlohmann::json header;
   std::vector<nlohmann::json> maps;
 
  private:
-  std::string text_at(std::size_t at) const {
+  std::string text_at(size_t at) const {
     return html_.substr(at, html_.find("</script>", at) - at);
   }
   std::string element(const std::string& opening) const {
-    const std::size_t at = html_.find(opening);
+    const size_t at = html_.find(opening);
     if (at == std::string::npos) throw std::runtime_error("no element " + opening);
     return text_at(at + opening.size());
   }

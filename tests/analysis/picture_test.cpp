@@ -13,19 +13,18 @@
 namespace diffattn::analysis::testing {
 namespace {
 
-// A map of zeros with one negative entry.
+// Returns a map of zeros with one negative entry.
 Picture lone_negative(int64_t side) {
   Picture picture;
   picture.rows = picture.columns = side;
-  picture.panels = {{"p", std::vector<float>(static_cast<std::size_t>(side * side), 0.0f)}};
-  picture.panels[0].values[static_cast<std::size_t>(side * side - 2)] = -0.5f;
+  picture.panels = {{"p", std::vector<float>(static_cast<size_t>(side * side), 0.0f)}};
+  picture.panels[0].values[static_cast<size_t>(side * side - 2)] = -0.5f;
   return picture;
 }
 
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
-    ++found;
+size_t count(const std::string& text, const std::string& part) {
+  size_t found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
   return found;
 }
 
@@ -82,7 +81,7 @@ TEST(Picture, PanelsInRows) {
 TEST(Picture, OneSinkDoesNotWashOutTheRest) {
   Picture picture = lone_negative(64);
   std::vector<float>& values = picture.panels[0].values;
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.01f;
+  for (size_t i = 0; i < values.size(); ++i) values[i] = 0.01f;
   values[0] = 1.0f;
   EXPECT_NE(to_svg(picture).find("+0.01<"), std::string::npos);
   EXPECT_NE(to_svg(picture, {.range = 0.5}).find("+0.5<"), std::string::npos);
@@ -167,8 +166,8 @@ TEST(Ascii, LinesFitTheTerminal) {
   picture.panels.push_back(picture.panels[0]);
   picture.panels.push_back(picture.panels[0]);
   const std::string text = to_ascii(picture, TerminalColours::kNone, 80);
-  std::size_t from = 0;
-  for (std::size_t end = text.find('\n'); end != std::string::npos;
+  size_t from = 0;
+  for (size_t end = text.find('\n'); end != std::string::npos;
        end = text.find('\n', from = end + 1)) {
     EXPECT_LE(end - from, 80u);
   }

@@ -52,7 +52,7 @@ TEST(Report, HalfPrecisionStaysWithinHalfAStep) {
   EXPECT_EQ(page.level(0, 0)["format"], "f16");
   const std::vector<float> read = page.entries(0, 0, "p1");
   ASSERT_EQ(read.size(), maps.p1.size());
-  for (std::size_t i = 0; i < read.size(); ++i) {
+  for (size_t i = 0; i < read.size(); ++i) {
     ASSERT_NEAR(read[i], maps.p1[i], std::max(maps.p1[i] * 0x1p-11, 0x1p-25)) << i;
   }
 }
@@ -64,9 +64,9 @@ TEST(Report, BytesKeepSignAndRelativeSize) {
   const Page page(written(one_head_report(sequence), {maps}));
   EXPECT_EQ(page.level(0, 0)["format"], "q8");
   const std::vector<float> read = page.entries(0, 0, "difference");
-  for (std::size_t i = 0; i < read.size(); ++i) {
+  for (size_t i = 0; i < read.size(); ++i) {
     const float exact = maps.p1[i] - maps.lambda[0] * maps.p2[i];
-    // Half a step of (q / 127)^2 at a scale of at most 1, on either side.
+    // The error is at most half a step of (q / 127)^2 at a scale of at most 1.
     const double bound = std::sqrt(std::fabs(exact)) / 127 + 1.0 / (127 * 127);
     ASSERT_NEAR(read[i], exact, bound) << i;
     ASSERT_TRUE(read[i] == 0 || std::signbit(read[i]) == std::signbit(exact)) << i;
@@ -76,7 +76,7 @@ TEST(Report, BytesKeepSignAndRelativeSize) {
 TEST(Report, CoarseLevelsKeepALoneNegativeEntry) {
   const Sequence sequence = numbered_sequence(1100);
   HeadMaps maps = synthetic_maps(sequence, {});
-  const std::size_t lone = 1001 * 1100 + 703;
+  const size_t lone = 1001 * 1100 + 703;
   maps.p1[lone] = 0;
   maps.p2[lone] = 0.9f;
   const Page page(written(one_head_report(sequence), {maps}));
@@ -98,7 +98,7 @@ TEST(Report, AnOverviewHoldsOnlyItsCoarsestLevel) {
 TEST(Report, TilesOfZerosAreLeftOut) {
   const Sequence sequence = numbered_sequence(600);
   const Page page(written(one_head_report(sequence), {synthetic_maps(sequence, {})}));
-  EXPECT_EQ(page.level(0, 0)["planes"]["p1"].size(), 6u);  // of 9: the mask is causal
+  EXPECT_EQ(page.level(0, 0)["planes"]["p1"].size(), 6u);  // the causal mask leaves 6 of 9 tiles
 }
 
 TEST(Report, PlainAttentionHasOneMap) {
@@ -116,9 +116,9 @@ TEST(Report, HostileTextStaysInsideItsStrings) {
   Report report = one_head_report(sequence);
   report.title = "</title><script>alert(1)</script>";
   const std::string html = written(report, {synthetic_maps(sequence, {})});
-  // Two elements that run: none but the viewer's script, and every other one is data.
-  std::size_t running = 0;
-  for (std::size_t at = html.find("<script"); at != std::string::npos;
+  // Only the viewer's script may run; all other script elements hold data.
+  size_t running = 0;
+  for (size_t at = html.find("<script"); at != std::string::npos;
        at = html.find("<script", at + 1)) {
     running += html.compare(at, 8, "<script>") == 0;
   }
@@ -129,7 +129,7 @@ TEST(Report, HostileTextStaysInsideItsStrings) {
   EXPECT_EQ(html.find("\xe2\x80\xa8"), std::string::npos);
   const Page page(html);
   const std::vector<std::string> tokens = hostile_tokens();
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
     const std::string read = page.header["sequences"][0]["rows"][i];
     const bool broken =
         tokens[i].find('\xff') != std::string::npos || tokens[i].find('\xed') != std::string::npos;

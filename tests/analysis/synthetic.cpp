@@ -11,9 +11,10 @@ namespace {
 
 constexpr int64_t kDim = 12;
 
-// Own normal numbers: those of the standard library differ between implementations.
+// Generates normal numbers here, since those of the standard library differ between
+// implementations.
 std::vector<float> normal(std::mt19937_64& random, int64_t count) {
-  std::vector<float> out(static_cast<std::size_t>(count));
+  std::vector<float> out(static_cast<size_t>(count));
   const auto uniform = [&] { return (static_cast<double>(random() >> 11) + 0.5) * 0x1p-53; };
   for (float& value : out) {
     value = static_cast<float>(std::sqrt(-2 * std::log(uniform())) *
@@ -25,7 +26,7 @@ std::vector<float> normal(std::mt19937_64& random, int64_t count) {
 float dot(const std::vector<float>& a, int64_t i, const std::vector<float>& b, int64_t j) {
   float sum = 0;
   for (int64_t k = 0; k < kDim; ++k) {
-    sum += a[static_cast<std::size_t>(i * kDim + k)] * b[static_cast<std::size_t>(j * kDim + k)];
+    sum += a[static_cast<size_t>(i * kDim + k)] * b[static_cast<size_t>(j * kDim + k)];
   }
   return sum;
 }
@@ -45,7 +46,7 @@ struct Visible {
 
 Visible visible(const Sequence& sequence, int64_t row) {
   if (sequence.visible_begin.empty()) return {0, sequence.column_count()};
-  const auto at = static_cast<std::size_t>(row);
+  const auto at = static_cast<size_t>(row);
   return {sequence.visible_begin[at], sequence.visible_end[at]};
 }
 
@@ -68,7 +69,7 @@ HeadMaps synthetic_maps(const Sequence& sequence, const SyntheticHead& head) {
   HeadMaps maps;
   maps.layer = head.layer;
   maps.head = head.head;
-  maps.p1.assign(static_cast<std::size_t>(rows * columns), 0);
+  maps.p1.assign(static_cast<size_t>(rows * columns), 0);
   if (head.differential) maps.p2 = maps.p1;
   const float local = 0.6f + 0.5f * static_cast<float>(head.head);
   for (int64_t m = 0; m < rows; ++m) {
@@ -77,7 +78,7 @@ HeadMaps synthetic_maps(const Sequence& sequence, const SyntheticHead& head) {
     const auto [begin, end] = visible(sequence, m);
     for (int64_t n = begin; n < end; ++n) {
       const auto distance = static_cast<float>(std::abs(m - n));
-      const float common = 0.30f * dot(q, m, k, n) + 0.7f * tilt[static_cast<std::size_t>(n)] +
+      const float common = 0.30f * dot(q, m, k, n) + 0.7f * tilt[static_cast<size_t>(n)] +
                            (n == begin ? 2.2f : 0.0f) + local * std::exp(-distance / 4);
       const bool asked = answer != nullptr && n >= answer->begin && n < answer->end;
       p1[n] = common + (asked && m >= rows * 3 / 4 ? 3.4f : 0.0f);
@@ -89,8 +90,8 @@ HeadMaps synthetic_maps(const Sequence& sequence, const SyntheticHead& head) {
   if (!head.differential) return maps;
   const auto base = static_cast<float>(lambda_init(head.layer));
   const std::vector<float> shift = normal(random, rows);
-  maps.lambda.assign(head.token_lambda ? static_cast<std::size_t>(rows) : 1, base);
-  for (std::size_t i = 0; i < maps.lambda.size(); ++i) {
+  maps.lambda.assign(head.token_lambda ? static_cast<size_t>(rows) : 1, base);
+  for (size_t i = 0; i < maps.lambda.size(); ++i) {
     maps.lambda[i] =
         head.token_lambda ? 1 / (1 + std::exp(-shift[i] * 0.7f)) : base + 0.04f * shift[0];
   }
@@ -105,11 +106,11 @@ std::vector<double> statistics_of(const HeadMaps& maps, const Sequence& sequence
   double most = 0, cancelled = 0, lambdas = 0, similar = 0;
   for (int64_t m = 0; m < rows; ++m) {
     const auto [begin, end] = visible(sequence, m);
-    const auto row = static_cast<std::size_t>(maps.lambda.size() == 1 ? 0 : m);
+    const auto row = static_cast<size_t>(maps.lambda.size() == 1 ? 0 : m);
     const double lambda = plain ? 0 : maps.lambda[row];
     double sum = 0, weighted = 0, largest = -1;
     for (int64_t n = begin; n < end; ++n) {
-      const auto at = static_cast<std::size_t>(m * columns + n);
+      const auto at = static_cast<size_t>(m * columns + n);
       const double p1 = maps.p1[at];
       const double p2 = plain ? 0 : maps.p2[at];
       const double a = p1 - lambda * p2;
@@ -166,9 +167,9 @@ Sequence needle_sequence() {
       "of| Lima| ?| It| is| 7 0 3 9|";
   Sequence out;
   out.name = "three needles";
-  // "|" ends a token that keeps its leading blank; single blanks separate digits and the start.
+  // "|" ends a token that keeps its leading space; single spaces separate digits and the start.
   std::string token;
-  for (std::size_t i = 0; i < text.size(); ++i) {
+  for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '|') {
       out.rows.push_back(token);
       token.clear();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where every number of a model goes, and that nothing else happens to it.
+// Tests where every number of a model goes, and that it does not change otherwise.
 
 #include <gtest/gtest.h>
 
@@ -16,15 +16,15 @@ namespace {
 using io::testing::holds;
 
 const std::string kLayer = "model.layers.1.self_attn.";
-constexpr std::int64_t kHidden = 12, kDim = 4;
+constexpr int64_t kHidden = 12, kDim = 4;
 
-/// First element of each row says which row of the source it was.
-std::vector<std::int64_t> source_rows(const std::string& folder, const std::string& name) {
+/// Returns the source row of each row, which its first element tells.
+std::vector<int64_t> source_rows(const std::string& folder, const std::string& name) {
   const auto values = numbers(folder, name);
-  std::vector<std::int64_t> rows;
-  for (std::size_t at = 0; at < values.size(); at += kHidden) {
+  std::vector<int64_t> rows;
+  for (size_t at = 0; at < values.size(); at += kHidden) {
     rows.push_back(std::llround(values[at]) / kHidden);
-    for (std::size_t i = 0; i < kHidden; ++i) {  // and came whole
+    for (size_t i = 0; i < kHidden; ++i) {  // the whole row comes from there
       EXPECT_EQ(values[at + i], values[at] + static_cast<double>(i)) << name;
     }
   }
@@ -37,17 +37,17 @@ TEST(Convert, MicrosoftRowsStandWhereDiffLlamaHasThem) {
   const TempFolder folder;
   convert(put_model(folder, "in", config, weights_of(config)), folder / "out",
           to(Format::kDiffLlama));
-  const std::int64_t heads = 3;
+  const int64_t heads = 3;
   for (const char* name : {"q_proj.weight", "k_proj.weight", "v_proj.weight"}) {
     const auto rows = source_rows(folder / "out", kLayer + name);
     ASSERT_EQ(rows.size(), 24u);
     const bool turns = name[0] != 'v';
-    for (std::int64_t j = 0; j < heads; ++j) {
-      for (std::int64_t s = 0; s < 2; ++s) {
-        for (std::int64_t i = 0; i < kDim; ++i) {
-          // Features (i, i + d / 2) of one were (2i, 2i + 1) of the other.
-          const std::int64_t feature = turns ? (i < 2 ? 2 * i : 2 * (i - 2) + 1) : i;
-          EXPECT_EQ(rows[static_cast<std::size_t>((s * heads + j) * kDim + i)],
+    for (int64_t j = 0; j < heads; ++j) {
+      for (int64_t s = 0; s < 2; ++s) {
+        for (int64_t i = 0; i < kDim; ++i) {
+          // Features (i, i + d / 2) of one layout are (2i, 2i + 1) of the other.
+          const int64_t feature = turns ? (i < 2 ? 2 * i : 2 * (i - 2) + 1) : i;
+          EXPECT_EQ(rows[static_cast<size_t>((s * heads + j) * kDim + i)],
                     (2 * j + s) * kDim + feature)
               << name << " head " << j << " map " << s << " feature " << i;
         }
@@ -60,12 +60,12 @@ TEST(Convert, TheHeadNormsWeightGoesIntoTheColumnsOfEachHead) {
   const json config = small_config("diffattn", "microsoft_v1");
   Weights weights = weights_of(config);
   weights.set(kLayer + "subln.weight", {2 * kDim},
-              [](std::int64_t c) { return 0.5 + static_cast<double>(c); });
+              [](int64_t c) { return 0.5 + static_cast<double>(c); });
   const TempFolder folder;
   const Report report =
       convert(put_model(folder, "in", config, weights), folder / "out", to(Format::kDiffLlama));
   const auto out = numbers(folder / "out", kLayer + "o_proj.weight");
-  for (std::size_t i = 0; i < out.size(); ++i) {
+  for (size_t i = 0; i < out.size(); ++i) {
     EXPECT_EQ(out[i], static_cast<double>(i) * (0.5 + static_cast<double>(i % 8)));
   }
   EXPECT_EQ(io::ShardedReader::open(folder / "out").find(kLayer + "subln.weight"), nullptr);
@@ -83,9 +83,9 @@ TEST(Convert, LegacyKeysAreRepeatedForTheQueriesThatMetThem) {
   const auto k = source_rows(folder / "out", kLayer + "k_proj.weight");
   const auto v = source_rows(folder / "out", kLayer + "v_proj.weight");
   ASSERT_EQ(k.size(), 24u);
-  for (std::int64_t i = 0; i < 6; ++i) {  // query sub-head i met key sub-head i / 3
-    EXPECT_EQ(k[static_cast<std::size_t>(i * kDim)], i / 3 * kDim) << i;
-    EXPECT_EQ(v[static_cast<std::size_t>(i * kDim)], i % 2 * kDim) << i;
+  for (int64_t i = 0; i < 6; ++i) {  // query sub-head i pairs with key sub-head i / 3
+    EXPECT_EQ(k[static_cast<size_t>(i * kDim)], i / 3 * kDim) << i;
+    EXPECT_EQ(v[static_cast<size_t>(i * kDim)], i % 2 * kDim) << i;
   }
   EXPECT_EQ(config_of(folder / "out").at("num_key_value_heads"), 6);
   EXPECT_EQ(source_rows(folder / "out", kLayer + "q_proj.weight")[5], 5);
@@ -98,7 +98,7 @@ TEST(Convert, EveryTypeComesBackBitwiseThroughShards) {
     weights.dtype = dtype;
     std::mt19937_64 random(7);
     for (auto& [name, tensor] : weights.tensors) {
-      tensor.second = [&random](std::int64_t i) {
+      tensor.second = [&random](int64_t i) {
         return i == 3
                    ? std::nan("")
                    : std::ldexp(std::bit_cast<double>((random() >> 12) | 0x3ff0000000000000u) - 1.5,
@@ -123,7 +123,7 @@ TEST(Convert, NumbersAreRoundedOnceToTheNearest) {
   for (int i = 0; i < 20000; ++i) {
     const double exact =
         std::ldexp(std::bit_cast<double>((random() >> 12) | 0x3ff0000000000000u), i % 20 - 10);
-    // Bits that a float drops must still decide a tie.
+    // Bits beyond float precision must still decide a tie.
     const double near_tie = 1.0 + 0x1p-8 + (i % 2 == 0 ? 0x1p-40 : -0x1p-40);
     for (const double value : {exact, -exact, near_tie}) {
       for (const auto& [dtype, bits] : {std::pair(Dtype::kBF16, 8), std::pair(Dtype::kF16, 11)}) {
@@ -134,7 +134,7 @@ TEST(Convert, NumbersAreRoundedOnceToTheNearest) {
       }
     }
   }
-  EXPECT_EQ(rounded(Dtype::kBF16, 1.0 + 0x1p-8), 1.0);  // a tie: to even
+  EXPECT_EQ(rounded(Dtype::kBF16, 1.0 + 0x1p-8), 1.0);  // a tie rounds to even
   EXPECT_EQ(rounded(Dtype::kBF16, 1.0 + 0x1p-8 + 0x1p-40), 1.0 + 0x1p-7);
   EXPECT_EQ(rounded(Dtype::kF16, 1.0 + 0x1p-11 + 0x1p-40), 1.0 + 0x1p-10);
 }
@@ -145,26 +145,26 @@ TEST(Convert, ALlamaBecomesDiffInEveryType) {
     Weights weights = weights_of(config);
     weights.dtype = dtype;
     for (auto& [name, tensor] : weights.tensors) {
-      tensor.second = [](std::int64_t i) { return 0.01 * static_cast<double>(i % 7 - 3); };
+      tensor.second = [](int64_t i) { return 0.01 * static_cast<double>(i % 7 - 3); };
     }
     const TempFolder folder;
     put_model(folder, "in", config, weights);
     convert(folder / "in", folder / "diff", to(Format::kDiffLlama));
     const auto bias = numbers(folder / "diff", kLayer + "v_proj.bias");
     double squares = 0.0;
-    for (std::size_t i = 8; i < 12; ++i) squares += bias[i] * bias[i];
+    for (size_t i = 8; i < 12; ++i) squares += bias[i] * bias[i];
     const double lambda_init = 0.8 - 0.6 * std::exp(-0.3);
     const double k = std::log2(std::sqrt(squares / 4 / 2) / (1 - lambda_init));
     EXPECT_NEAR(k, std::round(k), 1e-4) << io::dtype_name(dtype);
     const auto q2 = numbers(folder / "diff", kLayer + "lambda_q2");
     const auto k2 = numbers(folder / "diff", kLayer + "lambda_k2");
     double dot = 0.0;
-    for (std::size_t i = 0; i < q2.size(); ++i) dot += q2[i] * k2[i];
+    for (size_t i = 0; i < q2.size(); ++i) dot += q2[i] * k2[i];
     EXPECT_NEAR(std::exp(dot), 1 + lambda_init, 1e-5) << io::dtype_name(dtype);
     convert(folder / "diff", folder / "back", to(Format::kLlama));
     EXPECT_EQ(io::testing::slurp(folder / "in/model.safetensors"),
               io::testing::slurp(folder / "back/model.safetensors"));
-    convert(folder / "in", folder / "again", to(Format::kDiffLlama));  // a function of the seed
+    convert(folder / "in", folder / "again", to(Format::kDiffLlama));  // depends only on the seed
     EXPECT_EQ(io::testing::slurp(folder / "diff/model.safetensors"),
               io::testing::slurp(folder / "again/model.safetensors"));
   }
@@ -174,7 +174,7 @@ TEST(Convert, NumbersThatLeaveTheRangeOfTheirTypeAreRefused) {
   const json config = small_config("llama");
   Weights weights = weights_of(config);
   weights.dtype = Dtype::kF16;
-  weights.set(kLayer + "o_proj.weight", {kHidden, 24}, [](std::int64_t) { return 40000.0; });
+  weights.set(kLayer + "o_proj.weight", {kHidden, 24}, [](int64_t) { return 40000.0; });
   const TempFolder folder;
   put_model(folder, "in", config, weights);
   const auto message = io::testing::error_of(

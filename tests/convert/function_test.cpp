@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a converted model computes: the recorded outputs of the published modules, and what the
-// model it came from computes.
+// Tests that a converted model computes the recorded outputs of the published modules, and the same
+// function as its source.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 
 #include "diffattn/convert/convert.h"
-#include "io/safetensors/sharded.h"
-#include "diffattn/nn/presets.h"
 #include "diffattn/models/model_folder.h"
+#include "diffattn/nn/presets.h"
+#include "io/safetensors/sharded.h"
 #include "models/tensor_file.h"
 #include "tests/io/test_files.h"
 #include "tests/ops/golden.h"
@@ -69,7 +69,7 @@ nn::ModelConfig model_config(const std::string& attention) {
   return config;
 }
 
-/// A model with numbers in every parameter, saved.
+/// Saves a model with random numbers in every parameter.
 nn::CausalLM saved_model(const nn::ModelConfig& config, const std::string& folder) {
   torch::manual_seed(5);
   nn::CausalLM model(config);
@@ -97,7 +97,7 @@ Tensor logits_in(const std::string& folder, torch::ScalarType dtype = torch::kFl
   return logits_of(model);
 }
 
-/// Every tensor of one folder bit by bit in the other, and none more.
+/// Expects the same tensors, bit by bit, in both folders.
 void expect_same_weights(const std::string& a, const std::string& b) {
   const auto one = io::ShardedReader::open(a), other = io::ShardedReader::open(b);
   ASSERT_EQ(one.names().size(), other.names().size());
@@ -108,7 +108,7 @@ void expect_same_weights(const std::string& a, const std::string& b) {
   }
 }
 
-/// The recorded layer in a model of as many layers as its depth asks for.
+/// Puts the recorded layer into a model with enough layers for its depth.
 void save_recorded(const GoldenFile& file, const std::string& folder) {
   nn::ModelConfig config = model_config("microsoft_v1");
   config.hidden_size = file.number("embed_dim");
@@ -208,7 +208,7 @@ TEST(ConvertFunction, ALlamaIsTheSameFunctionAsDiffAndComesBackBitwise) {
       const std::string what = std::string(c.name) + ": " + name;
       run(folder / "llama", folder / name, format);
       expect_near(logits_in(folder / name), single, 2e-5, what);
-      // In float64 only what the conversion itself leaves: nothing, or what the carrier does.
+      // In float64 the only error is that of the conversion: none, or that of the carrier.
       expect_near(logits_in(folder / name, torch::kFloat64), exact,
                   format == Format::kMicrosoftV2 ? 1e-12 : 2e-7, what + ", float64");
       run(folder / name, folder / back, Format::kLlama);
@@ -270,7 +270,7 @@ TEST(ConvertFunction, MotifIsReadIntoTheFamily) {
   EXPECT_TRUE(io::testing::holds(message, "--attention-only")) << message;
 }
 
-/// Weights of `layer` from a folder of attention layers.
+/// Loads the weights of `layer` from a folder of attention layers.
 void load_layer(nn::AttentionLayer& layer, const std::string& folder, int64_t index) {
   const auto source = io::ShardedReader::open(folder);
   const torch::NoGradGuard no_grad;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Wrong input and bad luck: a sentence that says what, and nothing half-written.
+// Tests that invalid input and failures give a clear message and leave no incomplete files.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -17,7 +17,7 @@ using io::testing::holds;
 
 const std::string kQ = "model.layers.0.self_attn.q_proj.weight";
 
-/// Converts a Microsoft model after a change to it; what the error says.
+/// Converts a Microsoft model after a change to it and returns the error message.
 template <typename Change>
 std::string refused(Change&& change, Options options = to(Format::kDiffLlama)) {
   json config = small_config("diffattn", "microsoft_v1");
@@ -26,7 +26,7 @@ std::string refused(Change&& change, Options options = to(Format::kDiffLlama)) {
   const TempFolder folder;
   put_model(folder, "in", config, weights);
   const std::string message = error_of([&] { convert(folder / "in", folder / "out", options); });
-  EXPECT_EQ(folder.entries(), 1u) << "something was left behind";
+  EXPECT_EQ(folder.entries(), 1u) << "an incomplete folder remains";
   return message;
 }
 
@@ -39,7 +39,7 @@ TEST(ConvertRefuses, TensorsThatDoNotFit) {
   EXPECT_SAYS(refused([](json&, Weights& w) {
                 w.set(kQ, {23, 12}, position);
               }),
-              "expected shape [24, 12], which config.json asks for, got [23, 12]");
+              "expected shape [24, 12] by config.json, got [23, 12]");
   EXPECT_SAYS(refused([](json&, Weights& w) {
                 for (int i = 0; i < 5; ++i) w.set("x" + std::to_string(i), {1}, position);
               }),
@@ -56,7 +56,7 @@ TEST(ConvertRefuses, ConfigsThatDoNotFit) {
   EXPECT_SAYS(with("attention", "dint"), "key 'attention'");
   EXPECT_SAYS(with("hidden_size", "wide"), "key 'hidden_size'");
   EXPECT_SAYS(with("hidden_size", -3), "key 'hidden_size'");
-  EXPECT_SAYS(with("num_key_value_heads", 3), "even numbers of heads");
+  EXPECT_SAYS(with("num_key_value_heads", 3), "even head counts");
   EXPECT_SAYS(with("num_attention_heads", 8), "got [24, 12]");
   EXPECT_SAYS(with("num_key_value_heads", 4), "multiple of 4 kv heads");
   EXPECT_SAYS(with("head_dim", 3), "even head_dim");
@@ -73,7 +73,7 @@ TEST(ConvertRefuses, FormatsWithoutAConversion) {
   EXPECT_SAYS(refused(nothing, to(Format::kMicrosoft)), "expected two formats");
   Options other = to(Format::kDiffLlama);
   other.from = Format::kLlama;
-  EXPECT_SAYS(refused(nothing, other), "expected a llama model, got one of microsoft");
+  EXPECT_SAYS(refused(nothing, other), "expected a llama model, got microsoft");
   Options legacy = to(Format::kMicrosoft);
   legacy.pairing = GqaPairing::kLegacyNaive;
   EXPECT_SAYS(refused(
@@ -101,7 +101,7 @@ TEST_F(ConvertFolder, AnExistingTargetIsReplacedOnlyByForceAndOnlyAModelFolder) 
   Options options = to(Format::kMicrosoft);
   convert(in(), out(), options);
   folder_.put("out/old.txt", "old");
-  EXPECT_SAYS(error_of([&] { convert(in(), out(), options); }), "(--force)");
+  EXPECT_SAYS(error_of([&] { convert(in(), out(), options); }), "--force replaces it");
   EXPECT_TRUE(std::filesystem::exists(out() + "/old.txt"));
   options.force = true;
   convert(in(), out() + "/", options);
@@ -110,7 +110,8 @@ TEST_F(ConvertFolder, AnExistingTargetIsReplacedOnlyByForceAndOnlyAModelFolder) 
   std::filesystem::create_directory(folder_ / "home");
   folder_.put("home/letter.txt", "dear");
   EXPECT_SAYS(error_of([&] { convert(in(), folder_ / "home", options); }), "a model folder");
-  EXPECT_SAYS(error_of([&] { convert(in(), in() + "/.", options); }), "another folder");
+  EXPECT_SAYS(error_of([&] { convert(in(), in() + "/.", options); }),
+              "a folder other than the source");
   EXPECT_TRUE(std::filesystem::exists(folder_ / "home/letter.txt"));
   EXPECT_EQ(folder_.entries(), 3u);
 }
@@ -128,9 +129,9 @@ TEST_F(ConvertFolder, OtherFilesAreCarriedOverButNotWeightsAndCode) {
   const Report report = convert(in(), out(), to(Format::kMicrosoft));
   EXPECT_EQ(report.files, (std::vector<std::string>{"README.md", "tokenizer.json"}));
   EXPECT_EQ(io::testing::slurp(out() + "/tokenizer.json"), tokenizer);
-  std::size_t entries = 0;
+  size_t entries = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(out())) ++entries;
-  EXPECT_EQ(entries, 4u);  // with config.json and model.safetensors
+  EXPECT_EQ(entries, 4u);  // two copied files, config.json and model.safetensors
   std::vector<std::string> left;
   for (const Left& item : report.left) left.push_back(item.name + ": " + item.why);
   EXPECT_EQ(left, (std::vector<std::string>{".hidden: hidden", "below: not a file",
@@ -152,7 +153,7 @@ TEST_F(ConvertFolder, ADryRunReportsEverythingAndWritesNothing) {
   const Report done = convert(in(), out(), to(Format::kMicrosoft));
   ASSERT_EQ(planned.tensors.size(), done.tensors.size());
   EXPECT_EQ(planned.bytes, done.bytes);
-  std::size_t used = 0;
+  size_t used = 0;
   for (const TensorReport& item : done.tensors) used += item.source.empty() ? 0 : 1;
   EXPECT_EQ(used, io::ShardedReader::open(in()).names().size());
 }
@@ -160,7 +161,7 @@ TEST_F(ConvertFolder, ADryRunReportsEverythingAndWritesNothing) {
 TEST_F(ConvertFolder, AStopOnTheWayLeavesNothing) {
   Options options = to(Format::kMicrosoft);
   int calls = 0;
-  options.progress = [&](std::uint64_t done, std::uint64_t total) {
+  options.progress = [&](uint64_t done, uint64_t total) {
     EXPECT_LE(done, total);
     if (++calls == 5) throw io::Error("out", "stopped");
   };
@@ -194,7 +195,7 @@ TEST_F(ConvertFolder, NamesMayHaveOtherParts) {
   EXPECT_SAYS(error_of([&] { convert(folder_ / "other", out(), options); }), "model.embed_tokens");
   options.renames = {{"net.", "model."}, {".attn.", ".self_attn."}, {"x.", "y."}};
   EXPECT_SAYS(error_of([&] { convert(folder_ / "other", out(), options); }),
-              "expected a tensor with 'x.' in its name, to be renamed, got none");
+              "expected a tensor with 'x.' in its name for --rename, got none");
   options.renames.pop_back();
   convert(folder_ / "other", out(), options);
   convert(in(), folder_ / "same", to(Format::kMicrosoft));

@@ -6,16 +6,14 @@
 
 namespace diffattn::io::testing {
 
-/// Watches operator new, which this test program replaces.
+/// Counts the allocations of this test program, which replaces operator new.
 struct AllocationProbe {
   static void reset();
-  static std::size_t largest();    // biggest single request since reset()
-  static std::size_t peak_live();  // most bytes alive at once since reset(), above the start
+  static size_t largest();    // largest single allocation since reset()
+  static size_t peak_live();  // peak of allocated bytes since reset(), minus those at reset()
 };
 
-/// The promise of the loaders: no single allocation beyond this for a file of that size.
-inline std::size_t allocation_bound(std::size_t file_size) {
-  return 2 * file_size + (std::size_t{64} << 20);
-}
+/// The largest allocation that a loader may make for a file of that size.
+inline size_t allocation_bound(size_t file_size) { return 2 * file_size + (size_t{64} << 20); }
 
 }  // namespace diffattn::io::testing

@@ -16,16 +16,16 @@ namespace {
 
 enum class Fault { kNone, kFullDisk, kDevice, kInterrupt, kShortWrite, kKill };
 
-// The test program defines the system calls AtomicFile makes, so that each of them can be made to
-// fail without a hook in the library. Disarmed, they go straight to the kernel.
+// The test program defines the system calls that AtomicFile makes, so it can make each of them fail
+// without a hook in the library. If the plan is not armed, they call the kernel.
 struct FaultPlan {
   bool armed = false;
-  int calls = 0;    // counted while armed
-  int target = -1;  // which of them fails
+  int calls = 0;    // calls since the plan was armed
+  int target = -1;  // index of the call that fails
   Fault fault = Fault::kNone;
 } plan;
 
-// Returns the fault this call has to suffer.
+// Counts a call and returns the fault to inject into it.
 Fault next_fault() {
   if (!plan.armed) return Fault::kNone;
   if (plan.calls++ != plan.target) return Fault::kNone;
@@ -33,7 +33,7 @@ Fault next_fault() {
   return plan.fault;
 }
 
-// True when the call has to fail; sets errno.
+// Sets errno and returns true if the call must fail.
 bool fails(Fault fault) {
   if (fault == Fault::kFullDisk) errno = ENOSPC;
   if (fault == Fault::kDevice) errno = EIO;
@@ -132,7 +132,7 @@ TEST(AtomicFile, RefusesBadTargets) {
   EXPECT_TRUE(holds(error_of([&] { AtomicFile f(folder / ""); }), "expected the path of a file"));
   EXPECT_TRUE(holds(error_of([&] { AtomicFile f(folder / ".."); }), "expected the path"));
   EXPECT_TRUE(holds(error_of([&] { AtomicFile f(folder / std::string("a\0b", 3)); }), "expected"));
-  // /proc refuses new files whoever asks, also root, whom permission bits would not stop.
+  // /proc allows no new files, not even for root, who may ignore permission bits.
   EXPECT_TRUE(holds(error_of([&] { AtomicFile f("/proc/diffattn"); }), "cannot create"));
   ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
   EXPECT_TRUE(holds(error_of([&] { AtomicFile f(folder / "fifo"); }), "expected a regular file"));
@@ -175,8 +175,8 @@ class AtomicFileFaults : public ::testing::Test {
   }
 };
 
-// Every system call of a save x every fault: the file holds the old content or the new, never a
-// mixture, and nothing else is left in the folder.
+// Injects every fault into every system call of a save. The file must have the old or the new
+// content, never a mixture, and the folder must have no other file.
 TEST_F(AtomicFileFaults, EveryCallMayFail) {
   const TempFolder folder;
   const std::string path = folder / "f";
@@ -208,7 +208,7 @@ TEST_F(AtomicFileFaults, EveryCallMayFail) {
       refused += what.empty() ? 0 : 1;
     }
   }
-  EXPECT_GE(refused, 13);  // two kinds of error at each of seven calls, but one late close
+  EXPECT_GE(refused, 13);  // two errors at each of seven calls, except one close
 }
 
 TEST_F(AtomicFileFaults, EveryCallMayBeTheLast) {
@@ -228,7 +228,7 @@ TEST_F(AtomicFileFaults, EveryCallMayBeTheLast) {
     ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     const std::string content = slurp(path);
     EXPECT_TRUE(content == "old" || content == kNew) << "call " << target << ": " << content;
-    save(path);  // what a killed process left behind is not in the way
+    save(path);  // works although a killed process has left its temporary file
     EXPECT_EQ(slurp(path), kNew);
   }
 }

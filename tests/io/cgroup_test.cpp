@@ -20,7 +20,7 @@ TEST(Cgroup, Version2NamesTheGroupAndThoseAroundIt) {
   EXPECT_EQ(memory_limit_files("0::/user.slice/run-1.scope\n", mounts),
             (Files{"/sys/fs/cgroup/user.slice/run-1.scope/memory.max",
                    "/sys/fs/cgroup/user.slice/memory.max", "/sys/fs/cgroup/memory.max"}));
-  // Within a container that has a name space of its own.
+  // In a container with its own cgroup namespace.
   EXPECT_EQ(memory_limit_files("0::/\n", mounts), Files{"/sys/fs/cgroup/memory.max"});
   EXPECT_EQ(memory_limit_files("0::/../other\n", mounts), Files{"/sys/fs/cgroup/memory.max"});
 }
@@ -59,7 +59,7 @@ TEST(Cgroup, TakesAnyBytesWithoutHarm) {
   const std::string letters = "0:/ -\\\n4,abmemory";
   const auto text = [&] {
     std::string out;
-    for (std::uint64_t n = random() % 60; n > 0; --n) out += letters[random() % letters.size()];
+    for (uint64_t n = random() % 60; n > 0; --n) out += letters[random() % letters.size()];
     return out;
   };
   for (int i = 0; i < 2000; ++i) {

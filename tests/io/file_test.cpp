@@ -31,8 +31,8 @@ TEST(File, ReadsAnyRange) {
   EXPECT_EQ(std::memcmp(out.data(), "6789", 4), 0);
   file.read(10, {});
   EXPECT_TRUE(holds(error_of([&] { file.read(7, out); }), "byte 7: expected 4 bytes, got a file"));
-  EXPECT_TRUE(holds(
-      error_of([&] { file.read(std::numeric_limits<std::uint64_t>::max() - 1, out); }), "got a"));
+  EXPECT_TRUE(
+      holds(error_of([&] { file.read(std::numeric_limits<uint64_t>::max() - 1, out); }), "got a"));
 }
 
 TEST(File, ShrinkingIsAnErrorAndNoSignal) {
@@ -115,8 +115,8 @@ TEST(File, NoDescriptorLeaks) {
   EXPECT_EQ(open_count(), before);
 }
 
-// A limit on file size stands in for a full disk: the kernel first writes less than asked, then
-// nothing.
+// A limit on the file size acts like a full disk: the kernel first writes fewer bytes than
+// requested, then none.
 TEST(AtomicFile, FullDiskLeavesTheOldFile) {
   const TempFolder folder;
   const std::string path = folder.put("f", "old");

@@ -21,8 +21,8 @@ TEST(Json, ReadsWhatTheStandardAllows) {
   EXPECT_EQ(doc["a"].size(), 8U);
   EXPECT_EQ(doc["a"][7], "x\xC3\xA9\n\xF0\x9F\x98\x80");
   EXPECT_TRUE(doc["b"].empty());
-  EXPECT_EQ(parse_json("18446744073709551615", "t"), std::numeric_limits<std::uint64_t>::max());
-  EXPECT_EQ(parse_json("-9223372036854775808", "t"), std::numeric_limits<std::int64_t>::min());
+  EXPECT_EQ(parse_json("18446744073709551615", "t"), std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(parse_json("-9223372036854775808", "t"), std::numeric_limits<int64_t>::min());
   EXPECT_EQ(parse_json("\"top\"", "t"), "top");
   EXPECT_EQ(parse_json("1e-400", "t"), 0.0);
 }
@@ -30,7 +30,7 @@ TEST(Json, ReadsWhatTheStandardAllows) {
 TEST(Json, RefusesWithOffset) {
   struct Case {
     std::string text;
-    std::uint64_t offset;
+    uint64_t offset;
     std::string fragment;
   };
   const std::string nul("{}\0x", 4);
@@ -94,7 +94,7 @@ TEST(Json, RefusesWithOffset) {
 }
 
 TEST(Json, LimitsDepthAndValues) {
-  const auto nested = [](std::size_t depth) {
+  const auto nested = [](size_t depth) {
     return std::string(depth, '[') + std::string(depth, ']');
   };
   EXPECT_NO_THROW(parse_json(nested(64), "t"));
@@ -139,7 +139,7 @@ TEST(JsonValue, ReadsTypedValues) {
       "c.json");
   const JsonValue root(doc, "c.json");
   EXPECT_EQ(root.at("i").to_int(-3, 3), -3);
-  EXPECT_EQ(root.at("u").to_uint(), std::numeric_limits<std::uint64_t>::max());
+  EXPECT_EQ(root.at("u").to_uint(), std::numeric_limits<uint64_t>::max());
   EXPECT_EQ(root.at("d").to_double(0, 1), 0.5);
   EXPECT_EQ(root.at("w").to_double(0, 2), 2.0);
   EXPECT_TRUE(root.at("b").to_bool());
@@ -174,7 +174,7 @@ TEST(JsonValue, NamesFileKeyAndWhatCame) {
   EXPECT_TRUE(holds(error_of([&] { root.at("neg").to_uint(); }), "got number -1"));
   EXPECT_TRUE(holds(error_of([&] { root.at("neg").to_int(0, 5); }), "got number -1"));
   EXPECT_TRUE(holds(error_of([&] { root.at("neg").to_double(0, 5); }), "in [0, 5], got number -1"));
-  EXPECT_TRUE(holds(error_of([&] { root.at("list").to_bool(); }), "got an array of 1"));
+  EXPECT_TRUE(holds(error_of([&] { root.at("list").to_bool(); }), "got an array of length 1"));
   EXPECT_TRUE(holds(error_of([&] { root.at("list").at(1); }), "element 1"));
   EXPECT_TRUE(holds(error_of([&] { root.at("list").at("k"); }), "expected an object"));
   EXPECT_TRUE(holds(error_of([&] { root.at("neg").find("k"); }), "expected an object"));
@@ -182,8 +182,9 @@ TEST(JsonValue, NamesFileKeyAndWhatCame) {
   EXPECT_TRUE(holds(error_of([&] { root.at("neg").size(); }), "expected an array or object"));
   EXPECT_TRUE(holds(error_of([&] { root.at("long").to_string(5); }), "at most 5 bytes"));
   EXPECT_TRUE(holds(error_of([&] { root.at("f").to_string(); }), "expected a string"));
-  EXPECT_EQ(error_of([&] { root.at("rope_parameters").at("nope"); }),
-            "config.json: key 'rope_parameters.nope': expected a value, got no such key");
+  EXPECT_EQ(
+      error_of([&] { root.at("rope_parameters").at("nope"); }),
+      "config.json: key 'rope_parameters.nope': expected a value, got none: the key is missing");
   EXPECT_EQ(error_of([&] { root.to_bool(); }),
             "config.json: expected true or false, got an object");
   EXPECT_TRUE(holds(error_of([&] { root.at("esc\x1b").to_bool(); }), "key 'esc\\x1b'"));

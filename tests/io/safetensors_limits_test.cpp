@@ -7,26 +7,26 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
-#include "tests/io/allocation_probe.h"
-#include "io/checked.h"
 #include "diffattn/io/json.h"
+#include "io/checked.h"
+#include "tests/io/allocation_probe.h"
 #include "tests/io/test_files.h"
 
 namespace {
 
-std::atomic<std::size_t> largest_request{0};
-std::atomic<std::size_t> live_bytes{0};
-std::atomic<std::size_t> peak_bytes{0};
-std::size_t live_at_reset = 0;
+std::atomic<size_t> largest_request{0};
+std::atomic<size_t> live_bytes{0};
+std::atomic<size_t> peak_bytes{0};
+size_t live_at_reset = 0;
 
-// The size is kept in front of the block, padded so that the block stays aligned.
-constexpr std::size_t kPrefix = alignof(std::max_align_t);
+// The size is stored in front of each block, padded so that the block stays aligned.
+constexpr size_t kPrefix = alignof(std::max_align_t);
 
-void* counted_allocate(std::size_t size) {
+void* counted_allocate(size_t size) {
   void* block = std::malloc(size + kPrefix);
   if (block == nullptr) throw std::bad_alloc();
-  *static_cast<std::size_t*>(block) = size;
-  const std::size_t live = live_bytes += size;
+  *static_cast<size_t*>(block) = size;
+  const size_t live = live_bytes += size;
   if (size > largest_request) largest_request = size;
   if (live > peak_bytes) peak_bytes = live;
   return static_cast<char*>(block) + kPrefix;
@@ -35,16 +35,16 @@ void* counted_allocate(std::size_t size) {
 void counted_release(void* pointer) noexcept {
   if (pointer == nullptr) return;
   void* block = static_cast<char*>(pointer) - kPrefix;
-  live_bytes -= *static_cast<std::size_t*>(block);
+  live_bytes -= *static_cast<size_t*>(block);
   std::free(block);
 }
 
 }  // namespace
 
-void* operator new(std::size_t size) { return counted_allocate(size); }
-void* operator new[](std::size_t size) { return counted_allocate(size); }
-/// As std::stable_sort asks for its buffer: a sanitizer's own would have no size in front.
-void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+void* operator new(size_t size) { return counted_allocate(size); }
+void* operator new[](size_t size) { return counted_allocate(size); }
+/// std::stable_sort uses this form. A sanitizer's version would not store the size.
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
   try {
     return counted_allocate(size);
   } catch (const std::bad_alloc&) {
@@ -54,8 +54,8 @@ void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
 void operator delete(void* pointer) noexcept { counted_release(pointer); }
 void operator delete(void* pointer, const std::nothrow_t&) noexcept { counted_release(pointer); }
 void operator delete[](void* pointer) noexcept { counted_release(pointer); }
-void operator delete(void* pointer, std::size_t) noexcept { counted_release(pointer); }
-void operator delete[](void* pointer, std::size_t) noexcept { counted_release(pointer); }
+void operator delete(void* pointer, size_t) noexcept { counted_release(pointer); }
+void operator delete[](void* pointer, size_t) noexcept { counted_release(pointer); }
 
 namespace diffattn::io {
 
@@ -64,8 +64,8 @@ void testing::AllocationProbe::reset() {
   live_at_reset = live_bytes;
   peak_bytes = live_at_reset;
 }
-std::size_t testing::AllocationProbe::largest() { return largest_request; }
-std::size_t testing::AllocationProbe::peak_live() { return peak_bytes - live_at_reset; }
+size_t testing::AllocationProbe::largest() { return largest_request; }
+size_t testing::AllocationProbe::peak_live() { return peak_bytes - live_at_reset; }
 
 namespace {
 
@@ -75,22 +75,22 @@ using testing::holds;
 using testing::parse_file;
 using testing::safetensors_file;
 
-// Time bounds must also hold under sanitizers on a busy machine.
+// Relaxes time limits for sanitizers and busy machines.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr double kSlowdown = 20;
 #else
 constexpr double kSlowdown = 1;
 #endif
 
-constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
+constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-std::string many_tensors(std::size_t count) {
+std::string many_tensors(size_t count) {
   std::string header = "{";
-  for (std::size_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i < count; ++i) {
     header += "\"model.layers." + std::to_string(i) +
               ".weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[" +
               std::to_string(4 * i) + "," + std::to_string(4 * i + 4) + "]},";
@@ -113,7 +113,7 @@ TEST(Checked, ArithmeticAtItsEdges) {
   EXPECT_FALSE(checked_mul(kMax, 2));
 }
 
-// Each place where a loader or the writer computes a size from a number it was given.
+// Covers each place where a loader or the writer computes a size from its input.
 TEST(SafetensorsLimits, OverflowAtEachArithmeticSite) {
   const auto parse = [](const std::string& header) {
     return error_of([&] { parse_file(safetensors_file(header, 4)); });
@@ -159,13 +159,13 @@ TEST(SafetensorsLimits, ManyTensorsParseInTime) {
   for (const TensorInfo& info : header.tensors()) ASSERT_EQ(header.find(info.name), &info);
   const double seconds = seconds_since(start);
   EXPECT_EQ(header.tensors().size(), 100'000U);
-  EXPECT_LT(seconds, 5.0 * kSlowdown);  // 0.1 s when optimised and alone
+  EXPECT_LT(seconds, 5.0 * kSlowdown);  // takes 0.1 s in an optimised build on an idle machine
   RecordProperty("milliseconds", static_cast<int>(1000 * seconds));
 }
 
 TEST(SafetensorsLimits, RefusesTooManyTensors) {
   std::string header = "{";
-  for (std::size_t i = 0; i <= kMaxTensors; ++i) {
+  for (size_t i = 0; i <= kMaxTensors; ++i) {
     header += "\"" + std::to_string(i) + R"(":{"dtype":"U8","shape":[],"data_offsets":[0,1]},)";
   }
   header.back() = '}';
@@ -178,7 +178,7 @@ TEST(SafetensorsLimits, RefusesTooManyTensors) {
 TEST(SafetensorsLimits, RefusesTooMuchMetadata) {
   std::string entries;
   Metadata metadata;
-  for (std::size_t i = 0; i <= kMaxMetadataEntries; ++i) {
+  for (size_t i = 0; i <= kMaxMetadataEntries; ++i) {
     entries += "\"" + std::to_string(i) + "\":\"\",";
     metadata[std::to_string(i)] = "";
   }
@@ -193,9 +193,9 @@ TEST(SafetensorsLimits, RefusesTooMuchMetadata) {
   EXPECT_EQ(SafetensorsReader::open(folder / "m").metadata(), metadata);
 }
 
-// Large hostile headers of every shape: time and memory stay in proportion to the file.
+// For large hostile headers of every kind, time and memory stay proportional to the file.
 TEST(SafetensorsLimits, AllocationsStayWithinTheFile) {
-  constexpr std::size_t kSize = 4 << 20;
+  constexpr size_t kSize = 4 << 20;
   const auto repeat = [](std::string_view piece) {
     std::string text;
     while (text.size() < kSize) text += piece;
@@ -214,7 +214,7 @@ TEST(SafetensorsLimits, AllocationsStayWithinTheFile) {
       "{" + repeat("\"a\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,0]},") + "}",
       "{\"a\":" + repeat("{\"a\":") + "}",
   };
-  for (std::size_t i = 0; i < headers.size(); ++i) {
+  for (size_t i = 0; i < headers.size(); ++i) {
     const std::string content = safetensors_file(headers[i], 0);
     AllocationProbe::reset();
     const auto start = std::chrono::steady_clock::now();
@@ -226,24 +226,24 @@ TEST(SafetensorsLimits, AllocationsStayWithinTheFile) {
     EXPECT_LE(AllocationProbe::largest(), testing::allocation_bound(content.size())) << i;
     EXPECT_LE(AllocationProbe::peak_live(), testing::allocation_bound(content.size())) << i;
   }
-  // A header length of 100 MB in a file of 16 bytes costs nothing.
+  // A header length of 100 MB in a file of 16 bytes must not allocate that much.
   const testing::TempFolder folder;
   AllocationProbe::reset();
   EXPECT_THROW(SafetensorsReader::open(
                    folder.put("m", testing::little_endian(kMaxHeaderBytes) + "{}      ")),
                Error);
-  EXPECT_LT(AllocationProbe::largest(), std::size_t{1} << 20);
-  // A terabyte of tensor in the header, four bytes in the file.
+  EXPECT_LT(AllocationProbe::largest(), size_t{1} << 20);
+  // The header describes a tensor of one terabyte; the file has four bytes of data.
   AllocationProbe::reset();
   EXPECT_THROW(
       parse_file(safetensors_file(
           R"({"a":{"dtype":"F32","shape":[274877906944],"data_offsets":[0,1099511627776]}})", 4)),
       Error);
-  EXPECT_LT(AllocationProbe::largest(), std::size_t{1} << 20);
+  EXPECT_LT(AllocationProbe::largest(), size_t{1} << 20);
 }
 
 TEST(JsonLimitsTest, AllocationsStayWithinTheFile) {
-  constexpr std::size_t kSize = 9 << 20;  // more than 2^22 values of two bytes each
+  constexpr size_t kSize = 9 << 20;  // more than 2^22 values of two bytes each
   std::string array = "[";
   while (array.size() < kSize) array += "1,";
   array.back() = ']';

@@ -17,15 +17,15 @@ using testing::TempFolder;
 struct Case {
   std::string label;
   std::string content;
-  std::string fragment;  // of the message
+  std::string fragment;  // expected part of the message
 };
 
-std::string raw(std::uint64_t length, std::string_view rest) {
+std::string raw(uint64_t length, std::string_view rest) {
   return little_endian(length).append(rest);
 }
 
-// A file with one tensor "a" that has these fields.
-std::string one(const std::string& fields, std::size_t data_bytes = 4) {
+// Returns a file with one tensor "a" that has these fields.
+std::string one(const std::string& fields, size_t data_bytes = 4) {
   return safetensors_file("{\"a\":{" + fields + "}}", data_bytes);
 }
 std::string with_dtype(const std::string& value) {
@@ -45,7 +45,7 @@ std::string entry(const std::string& name, int begin, int end) {
   return "\"" + name + R"(":{"dtype":"U8","shape":[)" + std::to_string(end - begin) +
          R"(],"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(end) + "]}";
 }
-std::string two(const std::string& first, const std::string& second, std::size_t data_bytes) {
+std::string two(const std::string& first, const std::string& second, size_t data_bytes) {
   return safetensors_file("{" + first + "," + second + "}", data_bytes);
 }
 std::string with_metadata(const std::string& value) {
@@ -56,7 +56,7 @@ const std::string kFields = R"("dtype":"U8","shape":[4],"data_offsets":[0,4])";
 const std::string kGood = "{\"a\":{" + kFields + "}}";
 
 std::vector<Case> length_cases() {
-  const std::uint64_t n = kGood.size();
+  const uint64_t n = kGood.size();
   std::string reversed = safetensors_file(kGood, 4);
   std::swap(reversed[0], reversed[7]);
   return {
@@ -240,18 +240,17 @@ std::vector<Case> offset_cases() {
       {"bytes after the data", one(kFields, 5), "fill the 5 bytes of data in the file, got 4"},
       {"data without tensors", safetensors_file("{}", 1),
        "fill the 1 bytes of data in the file, got 0"},
-      {"data behind empty tensors", safetensors_file("{" + entry("a", 0, 0) + "}", 1), "got 0"},
+      {"data after empty tensors", safetensors_file("{" + entry("a", 0, 0) + "}", 1), "got 0"},
   };
 }
 
 std::vector<Case> name_cases() {
   return {
       {"name twice", two(entry("a", 0, 2), entry("a", 2, 4), 4),
-       "tensor 'a': expected names that differ"},
+       "tensor 'a': expected unique names"},
       {"name twice, once escaped", two(entry("a", 0, 2), entry("\\u0061", 2, 4), 4),
-       "names that differ"},
-      {"name twice with equal ranges", two(entry("a", 0, 4), entry("a", 0, 4), 4),
-       "names that differ"},
+       "unique names"},
+      {"name twice with equal ranges", two(entry("a", 0, 4), entry("a", 0, 4), 4), "unique names"},
       {"name empty", named(""), "1 to 1024 bytes, got one of 0"},
       {"name of 1025 bytes", named(std::string(1025, 'n')), "got one of 1025"},
       {"name with U+0001", named("a\\u0001"), "without control characters, got 'a\\x01'"},
@@ -270,8 +269,7 @@ std::vector<Case> name_cases() {
       {"metadata with an object", with_metadata("{\"k\":{}}"), "metadata key 'k', got '{'"},
       {"metadata with an array", with_metadata("{\"k\":[]}"), "metadata key 'k', got '['"},
       {"metadata with a fraction", with_metadata("{\"k\":0.5}"), "metadata key 'k', got '0.5'"},
-      {"metadata key twice", with_metadata("{\"k\":\"1\",\"k\":\"2\"}"),
-       "metadata keys that differ"},
+      {"metadata key twice", with_metadata("{\"k\":\"1\",\"k\":\"2\"}"), "unique metadata keys"},
       {"metadata twice", with_metadata("{},\"__metadata__\":{}"), "one __metadata__"},
   };
 }
@@ -285,7 +283,7 @@ std::vector<Case> all_cases() {
   return all;
 }
 
-// Each file once from memory and once from disk: same message, no large allocation.
+// Parses each file from memory and from disk: both give the same message and allocate little.
 TEST(SafetensorsMalformed, EveryFileIsRefusedForItsOwnReason) {
   const TempFolder folder;
   const std::vector<Case> cases = all_cases();
@@ -332,7 +330,7 @@ TEST(SafetensorsMalformed, OffsetsPointAtTheCulprit) {
     } catch (const Error& error) {
       return error.offset().value_or(0);
     }
-    return std::uint64_t{0};
+    return uint64_t{0};
   };
   EXPECT_EQ(offset_of(safetensors_file("  [", 0)), 10U);
   EXPECT_EQ(offset_of(with_shape("[4.0]")),

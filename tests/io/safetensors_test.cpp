@@ -18,7 +18,7 @@ using testing::safetensors_file;
 using testing::slurp;
 using testing::TempFolder;
 
-std::vector<std::byte> random_bytes(std::size_t size, unsigned seed) {
+std::vector<std::byte> random_bytes(size_t size, unsigned seed) {
   std::mt19937 random(seed);
   std::vector<std::byte> data(size);
   for (std::byte& byte : data) byte = static_cast<std::byte>(random());
@@ -28,21 +28,21 @@ std::vector<std::byte> random_bytes(std::size_t size, unsigned seed) {
 TEST(Safetensors, EveryDtypeAndRankRoundTrips) {
   const TempFolder folder;
   const std::string path = folder / "m.safetensors";
-  const std::vector<std::vector<std::int64_t>> shapes = {
+  const std::vector<std::vector<int64_t>> shapes = {
       {8}, {2, 4}, {0}, {3, 0, 5}, {1, 2, 1, 2, 1, 2, 1, 1}, {4, 3, 2}};
   std::vector<TensorSpec> specs;
   for (const Dtype dtype : all_dtypes()) {
     if (dtype_bits(dtype) % 8 == 0) {
       specs.push_back({std::string(dtype_name(dtype)) + ".scalar", dtype, {}});
     }
-    for (std::size_t i = 0; i < shapes.size(); ++i) {
+    for (size_t i = 0; i < shapes.size(); ++i) {
       specs.push_back({std::string(dtype_name(dtype)) + "." + std::to_string(i), dtype, shapes[i]});
     }
   }
   const Metadata metadata = {{"format", "pt"}, {"quote\"\\\n", "\xC3\xA9\t"}, {"", ""}};
   SafetensorsWriter writer(path, specs, metadata);
-  // Backwards: the order of writing is the caller's.
-  for (std::size_t i = specs.size(); i-- > 0;) {
+  // Writes in reverse: tensors may come in any order.
+  for (size_t i = specs.size(); i-- > 0;) {
     writer.write(specs[i].name, random_bytes(tensor_bytes(specs[i], path), unsigned(i)));
   }
   writer.commit();
@@ -50,7 +50,7 @@ TEST(Safetensors, EveryDtypeAndRankRoundTrips) {
   const SafetensorsReader reader = SafetensorsReader::open(path);
   EXPECT_EQ(reader.metadata(), metadata);
   EXPECT_EQ(reader.names().size(), specs.size());
-  for (std::size_t i = 0; i < specs.size(); ++i) {
+  for (size_t i = 0; i < specs.size(); ++i) {
     const TensorInfo* info = reader.find(specs[i].name);
     ASSERT_NE(info, nullptr) << specs[i].name;
     EXPECT_EQ(info->dtype, specs[i].dtype);
@@ -60,7 +60,7 @@ TEST(Safetensors, EveryDtypeAndRankRoundTrips) {
 }
 
 TEST(Safetensors, DtypeTableIsTheFormats) {
-  std::size_t sub_byte = 0;
+  size_t sub_byte = 0;
   for (const Dtype dtype : all_dtypes()) {
     EXPECT_EQ(parse_dtype(dtype_name(dtype)), dtype);
     sub_byte += dtype_bits(dtype) < 8 ? 1 : 0;
@@ -73,7 +73,7 @@ TEST(Safetensors, DtypeTableIsTheFormats) {
   EXPECT_FALSE(parse_dtype(""));
 }
 
-// The bytes of the reference implementation for the same content.
+// The file must have the same bytes as that of the reference implementation.
 TEST(Safetensors, WritesTheCanonicalBytes) {
   const TempFolder folder;
   const std::string path = folder / "m.safetensors";
@@ -158,8 +158,8 @@ TEST(Safetensors, AccessChecksTheDtype) {
       }
     }
   };
-  check(std::uint8_t{}), check(std::int8_t{}), check(std::uint16_t{}), check(std::int16_t{});
-  check(std::uint32_t{}), check(std::int32_t{}), check(std::uint64_t{}), check(std::int64_t{});
+  check(uint8_t{}), check(int8_t{}), check(uint16_t{}), check(int16_t{});
+  check(uint32_t{}), check(int32_t{}), check(uint64_t{}), check(int64_t{});
   check(float{}), check(double{}), check(std::complex<float>{});
   for (const Dtype stored : all_dtypes()) {
     for (const Dtype wanted : all_dtypes()) {
@@ -183,9 +183,9 @@ TEST(Safetensors, AccessChecksNamesShapesAndBuffers) {
   EXPECT_EQ(reader.find("b"), nullptr);
   EXPECT_EQ(reader.find(""), nullptr);
   EXPECT_TRUE(holds(error_of([&] { reader.at("b"); }), "a tensor named 'b', got none"));
-  EXPECT_EQ(reader.require("a", Dtype::kF32, std::vector<std::int64_t>{2}).begin, 0U);
+  EXPECT_EQ(reader.require("a", Dtype::kF32, std::vector<int64_t>{2}).begin, 0U);
   EXPECT_EQ(error_of([&] {
-              reader.require("a", Dtype::kF32, std::vector<std::int64_t>{1, 2});
+              reader.require("a", Dtype::kF32, std::vector<int64_t>{1, 2});
             }),
             path + ": tensor 'a': expected shape [1, 2], got [2]");
   std::vector<std::byte> wrong(7);
@@ -237,7 +237,7 @@ TEST(Safetensors, SavingOverAnOpenFileKeepsBoth) {
   };
   save(1);
   const SafetensorsReader old_reader = SafetensorsReader::open(path);
-  // Copy the file onto itself while it is being read, as a converter may.
+  // Replaces the file while a reader has it open, as a converter may.
   SafetensorsWriter writer(path, {{"a", Dtype::kF32, {2}}});
   writer.write("a", old_reader.read_bytes("a"));
   writer.commit();

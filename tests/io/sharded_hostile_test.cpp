@@ -9,8 +9,8 @@
 #include <functional>
 #include <set>
 
-#include "tests/io/allocation_probe.h"
 #include "io/safetensors/sharded.h"
+#include "tests/io/allocation_probe.h"
 #include "tests/io/test_files.h"
 
 namespace diffattn::io {
@@ -36,7 +36,7 @@ struct Case {
   std::function<void(const TempFolder&)> prepare = [](const TempFolder&) {};
 };
 
-// Names that are refused by their letters, before anything is opened.
+// Names with forbidden characters, which are rejected before any file is opened.
 std::vector<Case> name_cases() {
   const std::vector<std::pair<std::string, std::string>> names = {
       {"empty", ""},
@@ -83,7 +83,7 @@ std::vector<Case> name_cases() {
   return cases;
 }
 
-// Names that are fine, with something else behind them.
+// Valid names of files that are not regular or not valid shards.
 std::vector<Case> file_cases() {
   const auto link = [](const std::string& target) {
     return [target](const TempFolder& folder) {
@@ -132,15 +132,15 @@ std::vector<Case> file_cases() {
 std::vector<Case> document_cases() {
   const std::string good = "\"good.safetensors\"";
   std::string shards = "{";
-  for (std::size_t i = 0; i <= kMaxShards; ++i) {
+  for (size_t i = 0; i <= kMaxShards; ++i) {
     shards += "\"t" + std::to_string(i) + "\":\"s" + std::to_string(i) + "\",";
   }
   shards.back() = '}';
   return {
       {"empty document", "", "the end of the text"},
       {"cut document", "{\"weight_map\":{\"x\":", "the end of the text"},
-      {"text behind the document", map_to("good.safetensors") + "x", "got 'x'"},
-      {"NUL behind the document", map_to("good.safetensors") + std::string(1, '\0'), "NUL byte"},
+      {"text after the document", map_to("good.safetensors") + "x", "got 'x'"},
+      {"NUL after the document", map_to("good.safetensors") + std::string(1, '\0'), "NUL byte"},
       {"invalid UTF-8", index_of("{\"\xFF\":" + good + "}"), "ill-formed UTF-8"},
       {"array on top", "[]", "expected an object, got an array"},
       {"null on top", "null", "expected an object, got null"},
@@ -189,7 +189,7 @@ TEST(ShardedHostile, EveryIndexIsRefusedForItsOwnReason) {
     EXPECT_TRUE(labels.insert(c.label).second);
     const TempFolder folder;
     folder.put("good.safetensors", kShard);
-    // Where a traversal would end up, were it followed.
+    // The file that a path traversal would reach.
     std::filesystem::create_directory(folder / "sub");
     folder.put("a.safetensors", kShard);
     folder.put("sub/a.safetensors", kShard);
@@ -241,7 +241,7 @@ TEST(ShardedHostile, FoldersThatAreNoModels) {
   refused(folder.path(), "got a directory");
   std::filesystem::create_directory(folder / kModelFile);
   refused(folder.path(), "got a directory");
-  // Links may be allowed; devices never are.
+  // The caller may allow symbolic links, but never devices.
   const TempFolder linked;
   linked.put(kModelIndexFile, map_to("s"));
   ASSERT_EQ(::symlink("/dev/zero", (linked / "s").c_str()), 0);
@@ -250,7 +250,7 @@ TEST(ShardedHostile, FoldersThatAreNoModels) {
   EXPECT_TRUE(holds(what, "got a device")) << what;
 }
 
-// Every truncation and every bit flip of an index: a model or an io::Error.
+// Every truncation and every bit flip of an index gives a model or an io::Error.
 TEST(ShardedHostile, MutatedIndex) {
   const TempFolder folder;
   folder.put("good.safetensors", kShard);
@@ -268,9 +268,9 @@ TEST(ShardedHostile, MutatedIndex) {
     } catch (const Error&) {
     }
   };
-  for (std::size_t size = 0; size < index.size(); ++size) attempt(index.substr(0, size));
+  for (size_t size = 0; size < index.size(); ++size) attempt(index.substr(0, size));
   EXPECT_EQ(loaded, 0);
-  for (std::size_t bit = 0; bit < 8 * index.size(); ++bit) {
+  for (size_t bit = 0; bit < 8 * index.size(); ++bit) {
     std::string flipped = index;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
     attempt(flipped);

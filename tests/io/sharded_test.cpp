@@ -24,16 +24,16 @@ std::vector<TensorSpec> ten_tensors() {
 }
 
 std::string content_of(const TensorSpec& spec) {
-  return std::string(static_cast<std::size_t>(spec.shape[0]), spec.name[1]);
+  return std::string(static_cast<size_t>(spec.shape[0]), spec.name[1]);
 }
 
-void write_model(const std::string& folder, std::uint64_t max_shard_bytes) {
+void write_model(const std::string& folder, uint64_t max_shard_bytes) {
   ShardedWriter writer(folder, ten_tensors(), max_shard_bytes, {{"format", "pt"}});
   for (const TensorSpec& spec : ten_tensors()) writer.write(spec.name, bytes_of(content_of(spec)));
   writer.commit();
 }
 
-void expect_model(const std::string& path, std::size_t shards) {
+void expect_model(const std::string& path, size_t shards) {
   const ShardedReader reader = ShardedReader::open(path);
   EXPECT_EQ(reader.shard_count(), shards);
   EXPECT_EQ(reader.metadata().at("format"), "pt");
@@ -52,10 +52,10 @@ void expect_model(const std::string& path, std::size_t shards) {
 }
 
 TEST(Sharded, RoundTripsForEveryShardSize) {
-  for (std::uint64_t max = 0; max <= 50; ++max) {
+  for (uint64_t max = 0; max <= 50; ++max) {
     const TempFolder folder;
     write_model(folder.path(), max);
-    const std::size_t shards = ShardedReader::open(folder.path()).shard_count();
+    const size_t shards = ShardedReader::open(folder.path()).shard_count();
     if (max >= 45) {
       EXPECT_EQ(shards, 1U);
     }
@@ -69,7 +69,7 @@ TEST(Sharded, RoundTripsForEveryShardSize) {
     for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
       if (file.path().extension() != ".safetensors") continue;
       const SafetensorsReader shard = SafetensorsReader::open(file.path().string());
-      const std::uint64_t bytes = shard.header().tensors().back().end;
+      const uint64_t bytes = shard.header().tensors().back().end;
       EXPECT_TRUE(bytes <= max || shard.names().size() <= 2) << file.path();
     }
   }
@@ -135,8 +135,7 @@ TEST(Sharded, WriterRefusesBadRequests) {
   const TensorSpec a{"a", Dtype::kU8, {1}};
   EXPECT_TRUE(holds(error_of([&] { ShardedWriter(folder.path(), {a, a}, 20); }), "'a' twice"));
   std::vector<TensorSpec> many;
-  for (std::size_t i = 0; i <= kMaxShards; ++i)
-    many.push_back({std::to_string(i), Dtype::kU8, {1}});
+  for (size_t i = 0; i <= kMaxShards; ++i) many.push_back({std::to_string(i), Dtype::kU8, {1}});
   EXPECT_TRUE(
       holds(error_of([&] { ShardedWriter(folder.path(), many, 1); }), "at most 4096 shards"));
   EXPECT_EQ(folder.entries(), 0U);

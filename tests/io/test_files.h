@@ -20,7 +20,7 @@
 
 namespace diffattn::io::testing {
 
-/// A folder of its own for one test, removed with everything in it.
+/// A temporary folder for one test. The destructor removes it and its files.
 class TempFolder {
  public:
   TempFolder() {
@@ -42,8 +42,8 @@ class TempFolder {
     std::ofstream(path, std::ios::binary).write(content.data(), std::ssize(content));
     return path;
   }
-  std::size_t entries() const {
-    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(path_), {}));
+  size_t entries() const {
+    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(path_), {}));
   }
 
  private:
@@ -59,24 +59,24 @@ inline std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-inline std::string little_endian(std::uint64_t value) {
+inline std::string little_endian(uint64_t value) {
   std::string out(8, '\0');
-  for (std::size_t i = 0; i < 8; ++i) out[i] = static_cast<char>(value >> (8 * i));
+  for (size_t i = 0; i < 8; ++i) out[i] = static_cast<char>(value >> (8 * i));
   return out;
 }
 
-/// A file with that header text, its true length in front and data_bytes zeros behind.
-inline std::string safetensors_file(std::string_view header, std::size_t data_bytes) {
+/// Returns a file with the length of the header, the header and data_bytes zeros.
+inline std::string safetensors_file(std::string_view header, size_t data_bytes) {
   return little_endian(header.size()).append(header).append(data_bytes, '\0');
 }
 
-/// Parses a whole file held in memory.
+/// Parses the header of a file in memory.
 inline SafetensorsHeader parse_file(std::string_view content) {
   return SafetensorsHeader::parse(bytes_of(content), content.size(), "model.safetensors");
 }
 
-/// what() of the io::Error that the call throws; fails the test when it throws nothing or
-/// something else.
+/// Returns what() of the io::Error that the call throws. Fails the test if the call throws nothing
+/// or another exception.
 template <typename Call>
 std::string error_of(Call&& call) {
   try {

@@ -16,7 +16,7 @@ using testing::TempFolder;
 
 using Documents = std::vector<std::vector<TokenId>>;
 
-Documents random_documents(unsigned seed, std::uint64_t vocab_size) {
+Documents random_documents(unsigned seed, uint64_t vocab_size) {
   std::mt19937_64 random(seed);
   Documents documents(1 + random() % 12);
   for (auto& document : documents) {
@@ -26,10 +26,10 @@ Documents random_documents(unsigned seed, std::uint64_t vocab_size) {
   return documents;
 }
 
-void write(const std::string& path, const Documents& documents, std::uint64_t vocab_size) {
+void write(const std::string& path, const Documents& documents, uint64_t vocab_size) {
   TokenFileWriter writer(path, vocab_size, 77);
   for (const auto& document : documents) {
-    const std::size_t half = document.size() / 2;
+    const size_t half = document.size() / 2;
     writer.append(std::span(document).first(half));
     writer.append(std::span(document).subspan(half));
     writer.end_document();
@@ -39,7 +39,7 @@ void write(const std::string& path, const Documents& documents, std::uint64_t vo
 
 Documents read(const TokenFile& file) {
   Documents documents;
-  for (std::uint64_t begin = 0; const std::uint64_t end : file.document_ends()) {
+  for (uint64_t begin = 0; const uint64_t end : file.document_ends()) {
     documents.emplace_back(end - begin);
     file.read(begin, documents.back());
     begin = end;
@@ -49,7 +49,7 @@ Documents read(const TokenFile& file) {
 
 TEST(TokenFile, GivesBackWhatWasWritten) {
   const TempFolder folder;
-  for (const std::uint64_t vocab_size : {1ull, 257ull, 65536ull, 65537ull, 1ull << 32}) {
+  for (const uint64_t vocab_size : {1ull, 257ull, 65536ull, 65537ull, 1ull << 32}) {
     for (unsigned seed = 0; seed < 4; ++seed) {
       const Documents documents = random_documents(seed, vocab_size);
       const std::string path = folder / "tokens";
@@ -93,26 +93,27 @@ TEST(TokenFile, RangesOutsideAreErrors) {
   std::vector<TokenId> two(2);
   EXPECT_NO_THROW(file.read(1, two));
   EXPECT_TRUE(holds(error_of([&] { file.read(2, two); }), "within 3 tokens, got 2 from 2"));
-  EXPECT_THROW(file.read(~std::uint64_t{0}, two), Error);
+  EXPECT_THROW(file.read(~uint64_t{0}, two), Error);
 }
 
-// Every truncation and every bit: never a crash, and never other tokens without an error from
-// open(), read() or verify().
+// No truncation or bit flip causes a crash, and none changes tokens without an error from open(),
+// read() or verify().
 TEST(TokenFile, EveryTruncationAndEveryBitFlip) {
   const TempFolder folder;
   const std::string path = folder / "tokens";
   const Documents documents = {{299, 0, 7}, {5}, {256, 1, 2, 3, 4}};
   write(path, documents, 300);
   const std::string content = slurp(path);
-  for (std::size_t size = 0; size < content.size(); ++size) {
+  for (size_t size = 0; size < content.size(); ++size) {
     folder.put("tokens", std::string_view(content).substr(0, size));
     EXPECT_THROW(TokenFile::open(path), Error) << size;
-    EXPECT_EQ(TokenFile::is_one(path), size >= 8) << size;  // none is taken for text
+    EXPECT_EQ(TokenFile::is_one(path), size >= 8)
+        << size;  // a damaged file still counts as a token file
   }
   folder.put("tokens", content + "x");
   EXPECT_THROW(TokenFile::open(path), Error);
   int undetected = 0;
-  for (std::size_t bit = 0; bit < 8 * content.size(); ++bit) {
+  for (size_t bit = 0; bit < 8 * content.size(); ++bit) {
     std::string flipped = content;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
     folder.put("tokens", flipped);
@@ -124,30 +125,30 @@ TEST(TokenFile, EveryTruncationAndEveryBitFlip) {
     } catch (const Error&) {
     }
   }
-  EXPECT_LE(undetected, 8 * 7);  // the zeros between tokens and document ends mean nothing
+  EXPECT_LE(undetected, 8 * 7);  // nothing checks the zeros between tokens and document ends
 }
 
-// Headers whose checksum is right and whose numbers are hostile.
+// Headers with a correct checksum and hostile numbers.
 TEST(TokenFile, HostileNumbers) {
-  const std::vector<std::uint64_t> numbers = {0,          1,          7,     1u << 31,
-                                              1ull << 61, 1ull << 63, ~0ull, ~0ull - 70};
-  for (const std::uint64_t tokens : numbers) {
-    for (const std::uint64_t documents : numbers) {
-      for (const std::uint32_t width : {0u, 1u, 2u, 4u, 8u, 0xffffffffu}) {
+  const std::vector<uint64_t> numbers = {0,          1,          7,     1u << 31,
+                                         1ull << 61, 1ull << 63, ~0ull, ~0ull - 70};
+  for (const uint64_t tokens : numbers) {
+    for (const uint64_t documents : numbers) {
+      for (const uint32_t width : {0u, 1u, 2u, 4u, 8u, 0xffffffffu}) {
         TokenFileHeader header;
         header.token_bytes = width;
         header.tokens = tokens;
         header.documents = documents;
         header.vocab_size = 10;
         const auto bytes = header.to_bytes();
-        // Without wrapping; the file is as large as 64 bits can tell.
+        // The exact size in 128 bits; it may exceed 64 bits.
         const unsigned __int128 bytes_of_tokens = static_cast<unsigned __int128>(tokens) * width;
         const unsigned __int128 exact =
             (64 + bytes_of_tokens + 7) / 8 * 8 + static_cast<unsigned __int128>(documents) * 8;
         const bool valid = (width == 2 || width == 4) && documents <= tokens && exact >> 64 == 0;
         bool parsed = true;
         try {
-          TokenFileHeader::parse(bytes, static_cast<std::uint64_t>(exact), "f");
+          TokenFileHeader::parse(bytes, static_cast<uint64_t>(exact), "f");
         } catch (const Error&) {
           parsed = false;
         }
@@ -177,7 +178,7 @@ TEST(TokenFile, AFileThatShrinksIsAnErrorNotASignal) {
   const TokenFile file = TokenFile::open(folder / "tokens");
   std::filesystem::resize_file(folder / "tokens", 4096);
   std::vector<TokenId> tokens(10);
-  EXPECT_TRUE(holds(error_of([&] { file.read(90'000, tokens); }), "become shorter"));
+  EXPECT_TRUE(holds(error_of([&] { file.read(90'000, tokens); }), "has shrunk"));
 }
 
 }  // namespace

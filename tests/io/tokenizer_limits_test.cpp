@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/io/allocation_probe.h"
 #include "diffattn/io/tokenizer.h"
+#include "tests/io/allocation_probe.h"
 #include "tests/io/test_files.h"
 
 namespace diffattn::io {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation tells people to type, typed."""
+"""Runs the commands and the code in the documentation."""
 import contextlib
 import importlib.util
 import io
@@ -18,7 +18,7 @@ PROGRAM = pathlib.Path(os.environ["DIFFATTN_PROGRAM"])
 
 
 def blocks(file, language):
-    """Code of the fences that start with exactly this word."""
+    """Returns the code blocks of a language."""
     text = (ROOT / file).read_text()
     found = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert found, f"{file} has no {language}"
@@ -32,9 +32,9 @@ class Documents(unittest.TestCase):
         with contextlib.redirect_stdout(io.StringIO()):
             for block in blocks(file, "python"):
                 if "transformers" in block:
-                    self.assertEqual(file, "docs/python.md")  # hf_test.py has that block
+                    self.assertEqual(file, "docs/python.md")  # hf_test.py runs this block
                     continue
-                exec(compile(block, file, "exec"), names)  # an exception is the failure
+                exec(compile(block, file, "exec"), names)  # fails the test if it raises
         return names
 
     def test_readme(self):
@@ -70,4 +70,4 @@ class Documents(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)  # with the reasons of what is skipped
+    unittest.main(verbosity=2)  # prints why tests are skipped

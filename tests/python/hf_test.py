@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""diffattn.hf against transformers' own DiffLlama: numbers, caches, generation, training, files."""
+"""Compares diffattn.hf with DiffLlama of transformers: numbers, caches, generation, training, files."""
 import contextlib
 import copy
 import io
@@ -20,7 +20,7 @@ try:
     from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 except ImportError as missing:
     print(f"skipped: {missing}")
-    raise SystemExit(77)  # ctest shows it as skipped
+    raise SystemExit(77) from None  # ctest shows it as skipped
 from safetensors.torch import load_file
 
 import diffattn
@@ -30,7 +30,7 @@ transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "fixtures" / "golden"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# heads, kv heads, head_dim, bias, tied, eager: what a random configuration is drawn from
+# Random configurations are drawn from these values: heads, kv heads, head_dim, bias, tied, eager.
 CONFIGURATIONS = [(2, 2, 16, False, False, False), (4, 2, 8, True, False, False),
                   (8, 4, 12, False, True, True), (16, 2, 16, True, True, False),
                   (12, 6, 10, False, False, False)]
@@ -48,7 +48,7 @@ def model_of(heads=4, kv_heads=2, head_dim=8, bias=False, tied=False, eager=Fals
 
 
 def batch(padded=False, hole=False):
-    """ids, attention_mask, labels; padded: row 1 on the left, row 2 on the right; hole: in row 2."""
+    """Returns ids, attention_mask and labels. padded: row 1 on the left, row 2 on the right; hole: in row 2."""
     generator = torch.Generator().manual_seed(8)
     ids = torch.randint(1, 61, (3, 21), generator=generator)
     mask = torch.ones_like(ids)
@@ -62,14 +62,14 @@ def batch(padded=False, hole=False):
 
 
 def close(got, want, tolerance=2e-5):
-    """Within `tolerance` of the largest magnitude, or of 1."""
+    """Asserts that the error is at most `tolerance` times the largest magnitude, or times 1."""
     scale = max(1.0, want.abs().max().item())
     torch.testing.assert_close(got, want, atol=tolerance * scale, rtol=0)
 
 
 class Numbers(unittest.TestCase):
     def compare(self, model, data, tolerance=2e-5):
-        """Logits of what is not padding, loss, and the gradient of every parameter."""
+        """Returns the logits without padding, the loss, and the gradient of every parameter."""
         want = model(**data)
         want.loss.backward()
         gradients = {name: p.grad for name, p in model.named_parameters()}
@@ -84,7 +84,7 @@ class Numbers(unittest.TestCase):
 
     def test_golden_folders(self):
         for name in ("diffllama_mha", "diffllama_gqa"):
-            # Recorded with masks that let a row of padding see everything evenly.
+            # The recorded masks let a row of padding see all columns equally.
             model = accelerate(AutoModelForCausalLM.from_pretrained(
                 GOLDEN / name, attn_implementation="eager").to(DEVICE))
             golden = {key: tensor.to(DEVICE)
@@ -299,4 +299,4 @@ class Refusals(unittest.TestCase):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    unittest.main(verbosity=2)  # with the reasons of what is skipped
+    unittest.main(verbosity=2)  # prints why tests are skipped

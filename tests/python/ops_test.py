@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.ops.diffattn.* from Python: registration, gradients, torch.compile, the same error texts."""
+"""Tests torch.ops.diffattn.* from Python: registration, gradients, torch.compile, error messages."""
 import os
 import subprocess
 import sys
@@ -63,7 +63,7 @@ class Registration(unittest.TestCase):
 
 class Threads(unittest.TestCase):
     def test_kernels_run_on_torch_threads(self):
-        # A process of its own: its only parallel work is the operator.
+        # Runs in a separate process, where only the operator works in parallel.
         program = """
 import os, torch
 torch.ops.load_library(os.environ["DIFFATTN_LIBRARY"])
@@ -121,11 +121,11 @@ class Errors(unittest.TestCase):
 
 @unittest.skipUnless(torch.cuda.is_available(), "skipped: no GPU")
 class Cuda(unittest.TestCase):
-    """The same promises on a GPU. float64 takes the composed path there, the others fused kernels."""
+    """The same tests on a GPU. float64 uses the composed path there, other dtypes use fused kernels."""
 
     @staticmethod
     def on_gpu(tensors, dtype=None):
-        """Activations in `dtype`, lambda as it is."""
+        """Converts the activations to `dtype`; lambda stays unchanged."""
         return [t.detach().to(device="cuda", dtype=dtype if dtype and t.dim() == 4 else t.dtype)
                 .requires_grad_(t.requires_grad) for t in tensors]
 
@@ -150,7 +150,7 @@ class Cuda(unittest.TestCase):
         for options in self.options_on_gpu():
             tensors = [t for t in options.values()
                        if isinstance(t, torch.Tensor) and t.requires_grad]
-            # Whole Jacobians are a thousand launches for each input; the CPU has them.
+            # A full Jacobian takes a thousand launches per input; the CPU tests cover it.
             self.assertTrue(torch.autograd.gradcheck(
                 lambda *t, options=options: ops.attention(*t[:6], **options),
                 (*self.on_gpu(inputs()), *tensors), atol=1e-6, rtol=1e-5, nondet_tol=1e-12,
@@ -178,12 +178,12 @@ class Cuda(unittest.TestCase):
                     *torch.autograd.grad(stats.sum(), (q1, q2, k1, k2, lam)),
                     ops.attention_map(q1, q2, k1, k2, lam, 0, 40, 0, 40, 5, 5, causal=True)]
 
-        # Detached: a graph that lives on keeps nodes bound to the stream it was made on.
+        # Detach: a living autograd graph keeps nodes that are bound to the stream of their creation.
         want = [t.detach() for t in step()]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            step()  # a warm-up on the side, as torch asks for
+            step()  # torch requires a warm-up on a side stream
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -202,7 +202,7 @@ class Cuda(unittest.TestCase):
         ops.attention_stats(*tensors, torch.tensor(0.5, device="cuda"), causal=True).sum().backward()
         ops.attention_map(*tensors, torch.tensor(0.5, device="cuda"), 0, 8192, 0, 8192, 64, 64)
         used = torch.cuda.max_memory_allocated() - before
-        self.assertLess(used, 64 << 20)  # one map alone would be 512 MiB
+        self.assertLess(used, 64 << 20)  # a single map would take 512 MiB
 
     def test_current_device_stays(self):
         if torch.cuda.device_count() < 2:

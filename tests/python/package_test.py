@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package as it is installed: what it says of itself, the program behind it, wheels, another
-torch than it was built for."""
+"""Tests the installed package: its information, the program, wheels, and a torch that it was not built for."""
 import inspect
 import json
 import os
@@ -33,7 +32,7 @@ class Package(unittest.TestCase):
         self.assertEqual(info["torch"], torch.__version__)
         self.assertEqual(info["built_for_torch"], torch.__version__)
         self.assertEqual(info["version"], diffattn.__version__)
-        known = {"amx", "avx512", "avx512_bf16", "avx2", "reference", "composed", "sm90", "mma"}
+        known = {"amx", "avx512", "avx512_bf16", "avx2", "reference", "composed", "sm90", "sm80"}
         for device, backends in info["backends"].items():
             self.assertEqual(set(backends), {"float32", "bfloat16", "float16", "float64"})
             self.assertLessEqual(set(backends.values()), known, device)
@@ -63,7 +62,7 @@ class Package(unittest.TestCase):
         torch.testing.assert_close(difference, maps[:, :, 0] - lam * maps[:, :, 1])
         torch.testing.assert_close(stats["abs_sum"], difference.abs().sum(-1).transpose(1, 2))
         torch.testing.assert_close(stats["max"], difference.amax(-1).transpose(1, 2))
-        # Of packed sequences the grid is that of the longest.
+        # For packed sequences, the grid has the size of the longest one.
         offsets = torch.tensor([0, 4, 6], dtype=torch.int32)
         packed = diffattn.attention_map(q1[0], q2[0], k1[0], k2[0], lam, cu_seqlens_q=offsets,
                                         cu_seqlens_k=offsets)
@@ -104,7 +103,7 @@ class Program(unittest.TestCase):
     def test_says_so_where_there_is_none(self):
         result = python("-m", "diffattn", "info", DIFFATTN_PROGRAM="/no/such/file")
         self.assertEqual(result.returncode, 1)
-        self.assertIn("holds the operators only", result.stderr)
+        self.assertIn("has only the operators", result.stderr)
 
 
 class Installation(unittest.TestCase):
@@ -158,4 +157,4 @@ class Installation(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)  # with the reasons of what is skipped
+    unittest.main(verbosity=2)  # prints why tests are skipped

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package among torch's own tools: compile, export, autocast, checkpoint, vmap, DDP; and its
-modules against what the published ones compute."""
+"""Tests the package with torch's tools: compile, export, autocast, checkpoint, vmap, DDP.
+
+Compares its modules with the published ones.
+"""
 import copy
 import functools
 import os
@@ -65,7 +67,7 @@ class Registration(unittest.TestCase):
             self.assertEqual([t.shape for t in meta], [out.shape, o.shape])
 
     def test_schemas_stay_compatible(self):
-        """Arguments are only ever added at the end, with a default."""
+        """New arguments may only be added at the end, with a default."""
         first = ("diffattn::attention(Tensor q1, Tensor q2, Tensor k1, Tensor k2, Tensor v, Tensor "
                  "lam, *, float? scale=None, float? scale2=None, bool causal=False, int? "
                  "window=None, Tensor? mask=None, Tensor? key_starts=None, Tensor? "
@@ -235,7 +237,7 @@ class Modules(unittest.TestCase):
                                            rtol=2e-5)
 
     def test_kinds_by_their_definitions(self):
-        """Every kind against softmax maps written out."""
+        """Compares every kind with explicit softmax maps."""
         x = torch.randn(2, 6, 32, dtype=torch.float64)
         for name, heads, kv in (("motif_2_12_7b", 5, 2), ("motif_2_6b", 4, 4), ("temperature", 4, 2),
                                 ("microsoft_v2", 4, 2), ("diffllama", 8, 4)):
@@ -258,7 +260,7 @@ class Modules(unittest.TestCase):
 
 
 def written_out(layer, x):
-    """Heads picked one by one, by the published index rules."""
+    """Selects the heads one by one with the published index rules."""
     d, heads = layer.head_dim, layer.num_heads
     q, k, v = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
     groups = heads // layer.num_kv_heads

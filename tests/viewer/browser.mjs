@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One Chromium for a test file, and pages in it that fail their test on any request, console error,
+// Starts one Chromium per test file. Its pages fail their test on any request, console error,
 // exception or dialog.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -22,7 +22,7 @@ before(async () => {
 });
 after(() => browser?.close());
 
-// Opens a report, hands its page to `use` and then checks that nothing untoward has happened.
+// Opens a report, calls `use` with its page and then checks that no such event has happened.
 export async function withReport(file, options, use) {
   const { fragment = "", scheme = "light", width = 1280, height = 800, scale = 1 } = options;
   const context = await browser.newContext({
@@ -41,7 +41,7 @@ export async function withReport(file, options, use) {
     if (url.split("#")[0] !== address && !/^(data|blob):/.test(url)) trouble.push(`request ${url}`);
   });
   page.on("console", (message) => {
-    // The one warning is about the tests themselves, which read the canvases back.
+    // Ignores the one warning that the tests cause themselves, by reading canvases back.
     if (message.text().includes("willReadFrequently")) return;
     if (["error", "warning"].includes(message.type())) trouble.push(`console ${message.text()}`);
   });
@@ -60,7 +60,7 @@ export async function painted(page) {
   await page.waitForSelector('.maps-view[data-painted="true"]');
 }
 
-// The shown part of the maps: {left, top, cell} and the place of panel i on the page.
+// Returns the visible part of the maps {left, top, cell} and the position of panel i on the page.
 export async function geometry(page, panel) {
   return page.evaluate((index) => {
     const { view } = window.diffattn;
@@ -76,7 +76,7 @@ export async function geometry(page, panel) {
   }, panel);
 }
 
-// Moves the mouse to the middle of a cell and waits until the page has noticed.
+// Moves the mouse to the middle of a cell and waits until the page has handled it.
 export async function pointAt(page, panel, row, column) {
   const { left, top, cell, x, y } = await geometry(page, panel);
   await page.mouse.move(x + (column + 0.5 - left) * cell, y + (row + 0.5 - top) * cell);
@@ -89,7 +89,7 @@ export async function pointAt(page, panel, row, column) {
   );
 }
 
-// [r, g, b] in the middle of a cell of panel i, as it is on the canvas.
+// Returns the canvas colour [r, g, b] in the middle of a cell of panel i.
 export async function cellColour(page, panel, row, column) {
   const { left, top, cell, inner } = await geometry(page, panel);
   const x = inner.x + (column + 0.5 - left) * cell;
@@ -108,7 +108,7 @@ export async function cellColour(page, panel, row, column) {
   );
 }
 
-// The colour that the C++ side gives to a value.
+// Returns the colour that the C++ code gives to a value.
 export function scaleColour(value, { range, root, theme }) {
   let t = Math.min(1, Math.abs(value) / range);
   if (root) t = Math.sqrt(t);
@@ -122,7 +122,7 @@ export function near(actual, wanted, tolerance, what) {
   );
 }
 
-// A number as the page writes it.
+// Parses a number as the page writes it.
 export function numberOf(text) {
   return Number(text.replace("\u2248 ", "").replaceAll("\u2212", "-").replaceAll("\u202f", ""));
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""viewer/build.py bundles what it understands and refuses the rest."""
+"""viewer/build.py bundles the modules and rejects code that it does not support."""
 import importlib.util
 import pathlib
 import re
@@ -35,12 +35,13 @@ class Build(unittest.TestCase):
     def test_refuses(self):
         a = "export const a = 1;\n"
         cases = {
-            "import cycle": {"main.js": 'import { a } from "./a.js";\n', "a.js": 'import { m } from "./main.js";\n' + a},
+            "import cycle": {"main.js": 'import { a } from "./a.js";\n',
+                             "a.js": 'import { m } from "./main.js";\n' + a},
             "also defined by": {"main.js": 'import { a } from "./a.js";\nconst b = 1;\n', "a.js": a + "const b = 2;\n"},
             "does not export": {"main.js": 'import { z } from "./a.js";\n', "a.js": a},
-            "of another form": {"main.js": 'import z from "./a.js";\n', "a.js": a},
+            "unsupported form": {"main.js": 'import z from "./a.js";\n', "a.js": a},
             "template literal": {"main.js": "const t = `a\nb`;\n"},
-            "ends or comments out": {"main.js": 'const t = "</script>";\n'},
+            "would break": {"main.js": 'const t = "</script>";\n'},
             "more than": {"main.js": "const t = 1;\n" * 20000},
         }
         for message, modules in cases.items():

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real reports for the tests in a browser: make_real.py FOLDER trains small models with the program
-and has `diffattn analyze` write their pages and the JSON that the pages must agree with."""
+"""Writes reports of real models for the browser tests: make_real.py FOLDER.
+
+Trains small models with the program and runs `diffattn analyze` on them. It writes the pages and the JSON that
+the pages must agree with.
+"""
 import json
 import os
 import pathlib
@@ -10,13 +13,14 @@ import tempfile
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
 
-# Token strings that try to be something else than text.
+# Token strings that try to act as markup or code.
 HOSTILE = [
     "<script>alert(1)</script>", "</script><script>alert(2)</script>", "<img src=x onerror=alert(3)>", "<!--", "-->",
     "]]>", "<svg/onload=alert(4)>", "&lt;b&gt;", "&#x3c;i&#x3e;", "\"><b>bold</b>", "' onmouseover='alert(5)",
     "javascript:alert(6)", "{{7*7}}", "${alert(8)}", "`backtick`", "\\u003cscript\\u003e", "\u2028line\u2029paragraph",
     "nul\0inside", "\x1b[31mred\x1b[0m", "\u05e9\u05dc\u05d5\u05dd", "\u202ereversed\u202c",
-    "\U0001f469\u200d\U0001f52c", "\ufeffbom", "</style><style>*{display:none}</style>", "\u0627\u0644\u0633\u0644\u0627\u0645", "a\tb\r\nc", "   x",
+    "\U0001f469\u200d\U0001f52c", "\ufeffbom", "</style><style>*{display:none}</style>",
+    "\u0627\u0644\u0633\u0644\u0627\u0645", "a\tb\r\nc", "   x",
     "</title>", "<a href=x>link</a>", "<iframe src=x>",
 ]
 
@@ -38,7 +42,7 @@ def train(out, *settings):
 
 
 def needle_report(folder, work):
-    """Two models on a task that knows where the answer lies."""
+    """Two models on a task with known positions of the answer."""
     diff = train(work / "diff", *MODEL, *NEEDLE)
     plain = train(work / "plain", *MODEL, *NEEDLE, "model.attention=transformer")
     arguments = ["analyze", "--model", diff, "--compare", plain, "--task", "needle", "--layer", 1, "--head", 2]
@@ -47,7 +51,7 @@ def needle_report(folder, work):
 
 
 def hostile_report(folder, work):
-    """Thirty tokens of a tokenizer that are not what they say."""
+    """A text of thirty hostile tokens."""
     corpus = work / "corpus.txt"
     corpus.write_text("the quick brown fox jumps over the lazy dog " * 40)
     model = train(work / "text", *MODEL, f"data.train={corpus}", "model.vocab_size=300", "train.seq_len=32",
@@ -65,7 +69,7 @@ def hostile_report(folder, work):
 
 
 def cross_report(folder, work):
-    """A model that reads one text and writes another."""
+    """An encoder-decoder model, which reads one text and writes another."""
     model = train(work / "summarizer", *MODEL, "task=summarize", "train.steps=2")
     text = run("analyze", "--model", model, "--task", "summarize", "--layer", 0, "--head", 0, "--json", "--out",
                folder / "cross.html")
@@ -73,7 +77,7 @@ def cross_report(folder, work):
 
 
 def long_report(folder, model):
-    """As many tokens as the page promises to show."""
+    """A text of 4096 tokens, the most that the page is tested with."""
     ids = ",".join(str((7 * i + i // 50) % 256) for i in range(4096))
     run("analyze", "--model", model, "--prompt-ids", ids, "--layer", 1, "--head", 0, "--out", folder / "long.html")
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it takes to check a PNG file: zlib's inflate, and the checksum of chunks.
+// Helpers to check a PNG file: zlib's inflate and the checksum of chunks.
 export { inflateSync } from "node:zlib";
 
 const table = Array.from({ length: 256 }, (_, byte) => {

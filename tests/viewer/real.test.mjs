@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages that `diffattn analyze` wrote of models that were trained for it (make_real.py): what every
-// view shows against the program's own JSON.
+// Opens the pages of make_real.py, which `diffattn analyze` wrote for trained models, and compares
+// every view with the program's JSON.
 import assert from "node:assert/strict";
 import { existsSync, readFileSync } from "node:fs";
 import path from "node:path";
@@ -25,7 +25,7 @@ const read = (name) => JSON.parse(readFileSync(path.join(real, name), "utf8"));
 const needle = options.skip ? null : read("needle.json");
 const PLANES = ["p1", "p2", "difference"];
 
-// Entries all over the map, the strongest and the most negative among them.
+// Returns entries from all parts of the map, including the strongest and the most negative one.
 function samples({ maps }) {
   const out = [];
   let [least, most] = [
@@ -45,7 +45,7 @@ function samples({ maps }) {
   return out;
 }
 
-test("the page opens the head that was asked for", options, async () => {
+test("the page opens the requested head", options, async () => {
   await withReport("real/needle.html", {}, async (page) => {
     await painted(page);
     assert.equal(await page.textContent('output[data-value="layer"]'), "1");
@@ -204,7 +204,7 @@ test("encoder, decoder and cross-attention, each on its own tokens", options, as
   });
 });
 
-test("by keyboard alone, from the first view to the last", options, async () => {
+test("the keyboard alone reaches every view", options, async () => {
   await withReport("real/needle.html", {}, async (page) => {
     await painted(page);
     for (const [key, view] of [
@@ -257,7 +257,7 @@ test("30 hostile tokens of a real tokenizer are text in every view", options, as
   });
 });
 
-// Milliseconds of the page's main thread, its own and not what else the machine does.
+// Returns the CPU milliseconds of the page's main thread, without other load of the machine.
 async function busyTime(session) {
   const { metrics } = await session.send("Performance.getMetrics");
   return 1000 * metrics.find(({ name }) => name === "TaskDuration").value;
@@ -290,7 +290,7 @@ async function moveAround(page, session, move) {
 }
 
 test("4096 tokens: first paint in 1.5 s, 30 frames a second", options, async (context) => {
-  // Of a machine that does other things as well: the best of three.
+  // The machine may be busy: takes the best of three runs.
   const paints = [];
   for (let i = 0; i < 3 && Math.min(...paints, Infinity) >= 1500; ++i) {
     await withReport("real/long.html", {}, async (page) => {
@@ -314,7 +314,7 @@ test("4096 tokens: first paint in 1.5 s, 30 frames a second", options, async (co
         `first paint ${Math.min(...paints).toFixed(0)} ms; ${move}: ${busy.toFixed(1)} ms of the ` +
           `main thread per frame, median draw ${median.toFixed(1)} ms`,
       );
-      // A frame of 30 a second has 33 ms.
+      // 30 frames per second allow 33 ms per frame.
       assert.ok(busy < 33, `${move}: ${busy} ms per frame`);
     }
     await page.evaluate(() => window.diffattn.set({ row: 4000, column: 17, cell: 24 }));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keyboard alone, hostile text, many tokens, and the pictures made without a browser.
+// Tests the keyboard, hostile text, many tokens, and the pictures that the program makes without a
+// browser.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import path from "node:path";
@@ -110,11 +111,11 @@ test("30 hostile tokens are text", async () => {
   });
 });
 
-test("4096 tokens: a lone negative entry stays", async () => {
+test("4096 tokens: a single negative entry stays visible", async () => {
   await withReport("large.html", {}, async (page) => {
     await painted(page);
-    // The lone entry has the strongest orange on every level: those that the file holds (16 and 4
-    // entries a cell) and those that the page makes (8 and 2).
+    // The single entry has the strongest orange on every level: on those in the file (16 and 4
+    // entries per side of a cell) and on those that the page computes (8 and 2).
     const { row, column, difference } = expected.large;
     const wanted = scaleColour(difference, await page.evaluate(() => window.diffattn.scale()));
     assert.ok(wanted[0] > wanted[2] + 60);
@@ -174,7 +175,7 @@ test("700 tokens in half precision are marked as rounded", async () => {
   });
 });
 
-test("on a fine screen, one device pixel per cell", async () => {
+test("a high-resolution screen shows one device pixel per cell", async () => {
   await withReport("medium.html", { scale: 2, fragment: "root=false&range=0.01" }, async (page) => {
     await painted(page);
     for (const sample of expected.medium.slice(0, 3)) {
@@ -188,7 +189,7 @@ test("on a fine screen, one device pixel per cell", async () => {
   });
 });
 
-test("one token, and nothing at all", async () => {
+test("reports with one token and without any data", async () => {
   await withReport("tiny.html", {}, async (page) => {
     await painted(page);
     await page.focus(".stage");

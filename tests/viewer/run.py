@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the viewer's tests in a real browser: run.py FOLDER, which holds what make_reports wrote.
-Exits with 77, "skipped", where Chromium, Node or playwright-core is missing."""
+"""Runs the viewer's tests in a browser: run.py FOLDER. The folder holds the files of make_reports.
+
+Exits with 77, "skipped", if Chromium, Node or playwright-core is missing.
+"""
 import os
 import pathlib
 import shutil

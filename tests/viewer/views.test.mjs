@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every view of a small report: what it shows against the numbers it was made from.
+// Compares every view of a small report with the numbers in it.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import path from "node:path";
@@ -42,7 +42,7 @@ for (const theme of ["light", "dark"]) {
   });
 }
 
-test("what a row may not see is hatched, not zero", async () => {
+test("entries that a row may not see are hatched, not zero", async () => {
   await withReport("small.html", { fragment: `view=maps&${HEAD}` }, async (page) => {
     await painted(page);
     const zero = expected.scale.light[127];
@@ -88,7 +88,7 @@ test("the crosshair is on all maps, wheel and drag show single cells", async () 
     async (page) => {
       await painted(page);
       const before = await geometry(page, 0);
-      // Whole pixels: events of the wheel know no others.
+      // Wheel events have whole pixels only.
       const point = {
         x: Math.round(before.x + 7.5 * before.cell),
         y: Math.round(before.y + 55.5 * before.cell),
@@ -167,7 +167,7 @@ test("regions are marked", async () => {
   });
 });
 
-test("layers and heads: statistic of choice, click opens", async () => {
+test("layers and heads: select a statistic, click to open a head", async () => {
   await withReport("small.html", { fragment: "view=overview" }, async (page) => {
     assert.equal(await page.locator(".head-cell:not([disabled])").count(), 16);
     for (const key of ["negative_mass", "similarity"]) {
@@ -200,7 +200,7 @@ test("layers and heads: statistic of choice, click opens", async () => {
   });
 });
 
-test("tokens: point at one and see signed weights", async () => {
+test("tokens: pointing at one shows signed weights", async () => {
   await withReport(
     "small.html",
     { fragment: `view=tokens&${HEAD}&range=0.1&root=false` },
@@ -246,7 +246,7 @@ test("lambda across layers", async () => {
   });
 });
 
-test("statistics sort and leave as CSV and PNG", async () => {
+test("statistics: sorting, CSV and PNG export", async () => {
   await withReport("small.html", { fragment: "view=statistics" }, async (page) => {
     await page.click("th:has-text('entropy') button");
     const shown = (await page.locator("tbody tr td:nth-child(7)").allTextContents()).map(numberOf);
@@ -292,7 +292,7 @@ test("two models in one page", async () => {
   });
 });
 
-test("a map saves as a picture", async () => {
+test("maps: PNG export", async () => {
   await withReport("small.html", { fragment: `view=maps&${HEAD}` }, async (page) => {
     await painted(page);
     const png = await download(page, () => page.click("text=PNG"));
@@ -312,7 +312,7 @@ test("cross-attention: keys are not the queries", async () => {
   });
 });
 
-test("paper is white and shows the view alone", async () => {
+test("print is light and shows only the view", async () => {
   await withReport(
     "small.html",
     { fragment: `view=maps&${HEAD}`, scheme: "dark" },
@@ -351,7 +351,7 @@ test("results: curves and tables", async () => {
   });
 });
 
-test("on a phone nothing is cut off, maps stand below each other, a tap points", async () => {
+test("a phone shows everything, with maps below each other; a tap moves the crosshair", async () => {
   const phone = { width: 390, height: 844 };
   const tooWide = (page) =>
     page.evaluate(() => {

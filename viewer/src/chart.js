@@ -64,12 +64,12 @@ function path(points) {
   return out;
 }
 
-// curves: {name, xLabel, yLabel, logX, logY, series}; a series: {name, x, y} and, where wanted, low and
-// high (a band), dash, dots (points without a line), colour (a number).
+// curves: {name, xLabel, yLabel, logX, logY, series}. A series is {name, x, y} and optionally low
+// and high (a band), dash, dots (points without a line) and colour (a number).
 export class Chart {
   constructor(curves, options = {}) {
     this.curves = curves;
-    // Letters keep their size where the page is narrower.
+    // Limits the width to that of the page, so that the browser does not scale the text down.
     const room = Math.max(300, document.documentElement.clientWidth - 24);
     this.width = Math.min(options.width ?? 560, room);
     const all = (key) => curves.series.flatMap((series) => series[key] || []);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The diverging scale: blue for positive, orange for negative weights, paper (or night) for zero.
-// Blue against orange stays apart for every common kind of colour blindness. The stops are those of
-// src/analysis/picture/colour.cpp.
+// The diverging colour scale: blue for positive and orange for negative weights, the background
+// colour for zero. Blue and orange are distinguishable with every common kind of colour blindness.
+// The stops equal those of src/analysis/picture/colour.cpp.
 
 const AT = [0, 0.15, 0.35, 0.6, 0.8, 1];
 const STOPS = {
@@ -32,7 +32,7 @@ function between(stops, t) {
 
 const tables = {};
 
-// [r, g, b] for each of 2 * STEPS + 1 steps from -1 to 1.
+// Returns [r, g, b] for each of 2 * STEPS + 1 steps from -1 to 1.
 export function scaleColours(theme) {
   tables[theme] ||= Array.from({ length: 2 * STEPS + 1 }, (_, i) => {
     const t = (i - STEPS) / STEPS;
@@ -43,7 +43,7 @@ export function scaleColours(theme) {
 
 const words = {};
 
-// The same as 32-bit words for ImageData (all machines with a browser are little-endian).
+// Returns the scale as 32-bit words for ImageData (all machines with a browser are little-endian).
 export function scaleWords(theme) {
   words[theme] ||= Uint32Array.from(
     scaleColours(theme),
@@ -52,7 +52,7 @@ export function scaleWords(theme) {
   return words[theme];
 }
 
-// The step of a value on a scale {range, root}.
+// Returns the step of a value on a scale {range, root}.
 export function stepOf(value, scale) {
   let t = Math.min(1, Math.abs(value) / scale.range);
   if (scale.root) t = Math.sqrt(t);
@@ -65,13 +65,13 @@ export function colourOf(value, scale) {
   return `rgb(${r}, ${g}, ${b})`;
 }
 
-// Black or white text on that colour.
+// Returns a dark or light text colour that is readable on the colour of the value.
 export function inkOn(value, scale) {
   const [r, g, b] = scaleColours(scale.theme)[stepOf(value, scale)];
   return 0.3 * r + 0.59 * g + 0.11 * b > 140 ? "#15181d" : "#f6f7f8";
 }
 
-// One colour per series of a chart; also safe for colour-blind readers, and apart in grey.
+// One colour per series of a chart. They are distinguishable for colour-blind readers and in grey.
 export const SERIES = [
   "--series-1",
   "--series-2",

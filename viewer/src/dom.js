@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements. Text only ever becomes a text node, so no text can become markup.
+// Creates elements. Text always becomes a text node, so it can never become markup.
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -23,7 +23,7 @@ export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-// A labelled <select>; entries are [value, text] pairs.
+// Returns a labelled <select>; entries are [value, text] pairs.
 export function select(label, entries, value, onChange, attributes) {
   const control = h("select", { ...attributes, onchange: () => onChange(control.value) });
   for (const [entry, text] of entries) control.append(h("option", { value: entry }, text));
@@ -31,7 +31,7 @@ export function select(label, entries, value, onChange, attributes) {
   return h("label", { class: "field" }, h("span", {}, label), control);
 }
 
-// Buttons of which one is pressed.
+// Returns a group of buttons of which one is pressed; entries are [value, text, title].
 export function choice(label, entries, value, onChange) {
   const group = h("div", { class: "choice", role: "group", "aria-label": label });
   for (const [entry, text, title] of entries) {
@@ -65,7 +65,7 @@ export function downloadCanvas(name, canvas) {
   canvas.toBlob((blob) => download(name, blob), "image/png");
 }
 
-// Reading a style can make the browser compute all of them: once per name and theme.
+// Caches colours by theme and name: reading a style can make the browser recompute all styles.
 const colours = new Map();
 
 export function cssColour(name) {

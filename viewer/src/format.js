@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers and tokens as text.
+// Formats numbers and tokens.
 
-// The shortest decimal that reads back as this float32.
+// Returns the shortest decimal that reads back as this float32.
 export function exactFloat(value) {
   for (let digits = 1; digits < 9; ++digits) {
     const text = value.toPrecision(digits);
@@ -14,7 +14,7 @@ function plainNumber(text) {
   return signed(Number(text).toString());
 }
 
-// A true minus sign.
+// Replaces hyphens with minus signs.
 function signed(text) {
   return text.replace("-", "\u2212").replace("e\u2212", "e-").replace("e-", "e\u2212");
 }
@@ -37,14 +37,14 @@ export function shortNumber(value, digits = 3) {
   return signed(Number(value.toPrecision(digits)).toString());
 }
 
-// A weight in a cell of a map: three decimals, as short as can be.
+// Formats a weight inside a cell: three decimals without a leading zero.
 export function cellNumber(value) {
   const text = Math.abs(value).toFixed(3);
   if (Number(text) === 0) return "0";
   return (value < 0 ? "\u2212" : "") + text.replace(/^0/, "");
 }
 
-// A map's entry: exact where it is, marked where it was rounded for storage.
+// Formats an entry of a map; marks it with an "almost equal" sign if it was rounded for storage.
 export function entryText(entry) {
   if (entry === null) return "not visible";
   if (entry === undefined) return "not stored";
@@ -53,7 +53,7 @@ export function entryText(entry) {
 
 const NAMED = { 9: "\u21e5", 10: "\u23ce", 13: "\u240d", 32: "\u2423", 127: "\u2421" };
 
-// Invisible, and able to change how what follows is read.
+// True for invisible characters, some of which change how the following text is displayed.
 function isHidden(code) {
   return (
     (code >= 0x80 && code < 0xa0) ||
@@ -68,8 +68,8 @@ function isHidden(code) {
   );
 }
 
-// A token with nothing hidden in it: control characters as their symbols, blanks of a token that is
-// nothing but blanks as marks, format characters by code point.
+// Makes every character of a token visible: control characters become symbols, format characters
+// their code points. Spaces become marks if the token has only spaces.
 export function tokenText(raw) {
   if (raw === "") return "\u2205";
   const blank = /^ +$/.test(raw);
@@ -94,7 +94,7 @@ export function shortened(text, length) {
 export function csvText(lines) {
   const field = (cell) => {
     const text = cell === null || cell === undefined ? "" : String(cell);
-    // A leading = + - @ of text would be run by spreadsheets.
+    // Spreadsheets would run text that starts with = + - or @ as a formula.
     const safe = typeof cell === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
     return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   };

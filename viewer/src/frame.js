@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands around the views: title, tabs, choice of model, text, layer and head, list of keys.
+// The frame around the views: title, tabs, selection of model, text, layer and head, list of keys.
 
 import { h, select } from "./dom.js";
 
 const KEYS = [
-  ["1 \u2026 6", "views, in their order"],
-  ["[ ]", "previous, next head"],
-  ["{ }", "previous, next layer"],
+  ["1 \u2026 6", "open a view, in the order of the tabs"],
+  ["[ ]", "previous or next head"],
+  ["{ }", "previous or next layer"],
   ["m", "next model"],
-  ["c", "compare with another model, or stop"],
-  ["arrows", "move the crosshair or the token; shift: by ten"],
-  ["+ \u2212 0", "zoom in, out, whole map"],
-  ["r", "fit the colour range"],
-  ["s", "linear or root colours"],
-  ["t", "light, dark, as the system"],
-  ["?", "this list"],
+  ["c", "compare with another model, or stop comparing"],
+  ["arrows", "move the crosshair or the token; with shift, by ten"],
+  ["+ \u2212 0", "zoom in, zoom out, show the whole map"],
+  ["r", "fit the colour range to this head"],
+  ["s", "switch between linear and square-root colours"],
+  ["t", "switch the theme: system, light or dark"],
+  ["?", "show this list"],
 ];
 
 function button(text, title, onclick, attributes) {
@@ -30,15 +30,16 @@ export function header(app) {
     h(
       "div",
       { class: "tools" },
-      button("\u25d0", "Light, dark, as the system (t)", () => app.nextTheme()),
-      button("?", "Keys (?)", () => app.help.showModal()),
+      button("\u25d0", "Switch the theme: system, light or dark (t)", () => app.nextTheme()),
+      button("?", "Keyboard shortcuts (?)", () => app.help.showModal()),
     ),
   );
 }
 
 export function helpDialog() {
   const rows = KEYS.flatMap(([key, what]) => [h("dt", {}, key), h("dd", {}, what)]);
-  const dialog = h("dialog", { class: "help" }, h("h2", {}, "Keys"), h("dl", {}, rows));
+  const heading = h("h2", {}, "Keyboard shortcuts");
+  const dialog = h("dialog", { class: "help" }, heading, h("dl", {}, rows));
   dialog.append(button("Close", "Close (Escape)", () => dialog.close()));
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog) dialog.close();
@@ -46,7 +47,7 @@ export function helpDialog() {
   return dialog;
 }
 
-// A number with a step to either side.
+// A number between a button for the previous and one for the next value.
 function stepper(app, key, back, forth) {
   const { layers, heads } = app.report.models[app.state.model];
   const count = key === "layer" ? layers : heads;
@@ -74,7 +75,7 @@ function modelFields(app, names) {
   const choose = (value) => app.set({ model: Number(value) });
   return [
     select("model", names, String(model), choose, { "data-bar": "model" }),
-    select("against", against, chosen, compare, { "data-bar": "other" }),
+    select("compare with", against, chosen, compare, { "data-bar": "other" }),
   ];
 }
 
@@ -101,7 +102,7 @@ function fieldsOf(app) {
   return fields;
 }
 
-// Fills the bar anew; whoever had the focus keeps it. views: name -> [title, ...].
+// Redraws the bar; the focused control keeps the focus. views: name -> [title, ...].
 export function drawBar(app, views) {
   const { bar, state } = app;
   const focused = document.activeElement?.dataset?.bar;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The colour scale and what changes it: range, linear or root.
+// The colour scale and its controls: range, linear or square root.
 
 import { choice, cssColour, h } from "./dom.js";
 import { STEPS, scaleColours } from "./colour.js";
@@ -7,7 +7,7 @@ import { shortNumber } from "./format.js";
 
 const MIN_RANGE = 1e-4;
 
-// The slider runs over powers of ten.
+// The slider is logarithmic.
 const toSlider = (range) => Math.log10(range / MIN_RANGE) / -Math.log10(MIN_RANGE);
 const fromSlider = (position) => Number((MIN_RANGE ** (1 - position)).toPrecision(2));
 
@@ -51,7 +51,7 @@ export class Legend {
       "button",
       {
         type: "button",
-        title: "Range that fits this head (r)",
+        title: "Fit the range to this head (r)",
         onclick: () => app.set({ range: null }),
       },
       "fit",
@@ -83,7 +83,7 @@ export class Legend {
     drawScale(context, 28, 2, width - 56, 12, scale);
     this.canvas.setAttribute(
       "aria-label",
-      `Colours from ${shortNumber(-scale.range)} (orange) over 0 to ${shortNumber(scale.range)} (blue)`,
+      `Colours from ${shortNumber(-scale.range)} (orange) through 0 to ${shortNumber(scale.range)} (blue)`,
     );
     this.slider.value = String(toSlider(Math.max(MIN_RANGE, Math.min(1, scale.range))));
     this.fit.setAttribute("aria-pressed", String(app.state.range === null));
@@ -91,8 +91,8 @@ export class Legend {
       choice(
         "Colour scale",
         [
-          ["linear", "linear", "Colour follows the weight"],
-          ["root", "\u221a", "Colour follows the square root: small weights show"],
+          ["linear", "linear", "Colours proportional to the weight"],
+          ["root", "\u221a", "Colours proportional to the square root, which shows small weights"],
         ],
         scale.root ? "root" : "linear",
         (mode) => app.set({ root: mode === "root" }),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page: its state, the bar at the top, the views, keys, light and dark.
+// The page: its state, the bar at the top, the views, keyboard shortcuts and the theme.
 
 import { drawBar, header, helpDialog } from "./frame.js";
 import { h } from "./dom.js";
@@ -49,7 +49,7 @@ class App {
     return names;
   }
 
-  // An address may say anything.
+  // The fragment of the address is user input: replaces invalid values with defaults.
   normalise() {
     const { state, report } = this;
     const within = (value, count) =>
@@ -66,7 +66,7 @@ class App {
     if (!["light", "dark", "auto"].includes(state.theme)) state.theme = "auto";
   }
 
-  // Blocks arrive while the browser reads the file.
+  // Collects the data blocks that arrive while the browser loads the file.
   watchData() {
     const take = () => {
       const news = this.payload.collect();
@@ -90,7 +90,7 @@ class App {
     }
   }
 
-  // --- what is shown ----------------------------------------------------------------------------
+  // --- the current selection --------------------------------------------------------------------
 
   current() {
     const { model, sequence, layer, head } = this.state;
@@ -175,7 +175,8 @@ class App {
     else this.changed(changed);
   }
 
-  // A model may have been read on a text of its own: cross-attention has other tokens.
+  // Selects another text if this model has no map on the current one (cross-attention has other
+  // tokens).
   chooseSequence() {
     const { model, sequence } = this.state;
     if (this.payload.firstMap(model, sequence)) return false;
@@ -222,7 +223,7 @@ class App {
     this.view.update(null);
   }
 
-  // --- keys, printing, light and dark ------------------------------------------------------------
+  // --- keys, printing, theme ---------------------------------------------------------------------
 
   bindEvents() {
     document.addEventListener("keydown", (event) => this.onKey(event));
@@ -237,7 +238,7 @@ class App {
       this.applyTheme();
       this.changed(new Set(["theme"]));
     });
-    // Paper is white.
+    // Prints in the light theme.
     for (const [name, printing] of [
       ["beforeprint", true],
       ["afterprint", false],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The maps as they are shown, as a PNG at twice the screen's resolution.
+// Exports the visible maps as a PNG at twice the screen's resolution.
 
 import { cssColour, downloadCanvas, h } from "./dom.js";
 import { drawScale } from "./legend.js";
@@ -17,7 +17,7 @@ function label(context, text, x, y, font) {
   context.fillText(text, x, y);
 }
 
-// One line of maps from y on.
+// Draws one row of maps at y.
 function drawRow(context, view, { model, map, panels }, y) {
   const { app } = view;
   const name = view.rows.length > 1 ? `${app.report.models[model].name}: ` : "";

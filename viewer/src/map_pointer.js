@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pointer and wheel on the maps: the crosshair and its tooltip, moving by dragging, zooming.
+// Pointer and wheel events on the maps: crosshair, tooltip, dragging and zooming.
 
 function panelAt(view, event) {
   for (const { panels } of view.rows) {
@@ -8,7 +8,7 @@ function panelAt(view, event) {
   return null;
 }
 
-// Beside the pointer, on whichever side has room.
+// Returns a position next to the pointer, on the side that has space.
 function beside(at, size, room) {
   return Math.round(Math.max(4, at + 18 + size > room ? at - 14 - size : at + 18));
 }
@@ -53,7 +53,7 @@ function bindDrag(view, stage) {
     view.tooltip.hidden = true;
   });
   stage.addEventListener("pointerup", (event) => {
-    // A finger has no other way to point.
+    // Touch screens have no hover, so a tap moves the crosshair.
     const tapped =
       event.pointerType === "touch" &&
       drag &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The maps of a head side by side, of one model or of two, under one crosshair and one scale.
+// The maps of a head side by side, for one model or two, with one crosshair and one colour scale.
 
 import { h } from "./dom.js";
 import { Legend } from "./legend.js";
@@ -14,7 +14,7 @@ const GAP = 14;
 const MIN_SIDE = 150;
 const MAX_CELL = 64;
 const MOVES = new Set(["row", "column", "left", "top", "cell"]);
-// Milliseconds for new tiles in a frame, shared by the panels.
+// Milliseconds per frame for new tiles; the panels share it.
 const FRAME_BUDGET = 10;
 
 export class MapsView {
@@ -27,7 +27,8 @@ export class MapsView {
       tabindex: 0,
       role: "application",
       "aria-label":
-        "Attention maps. Arrows move the crosshair, plus and minus zoom, 0 shows everything.",
+        "Attention maps. Arrow keys move the crosshair, plus and minus zoom, 0 shows the whole " +
+        "map.",
       onkeydown: (event) => this.onKey(event),
     });
     this.tooltip = h("div", { class: "tooltip", hidden: true });
@@ -51,7 +52,11 @@ export class MapsView {
           ),
           h(
             "button",
-            { type: "button", title: "Save this picture", onclick: () => savePicture(this) },
+            {
+              type: "button",
+              title: "Save the maps as a PNG file",
+              onclick: () => savePicture(this),
+            },
             "PNG",
           ),
         ),
@@ -105,8 +110,8 @@ export class MapsView {
             "p",
             { class: "empty" },
             app.payload.finished()
-              ? "This report holds no map of that layer and head for this model and text."
-              : "Reading\u2026",
+              ? "This report has no map of this layer and head for this model and text."
+              : "Loading\u2026",
           ),
         );
         this.stage.append(line);
@@ -149,7 +154,7 @@ export class MapsView {
     const most = Math.max(...this.rows.map(({ panels }) => panels.length));
     const room = Math.max(160, window.innerHeight - (this.rows.length > 1 ? 330 : 300));
     const share = (count) => (width - GUTTER - (count - 1) * (GAP + 10) - 4) / count;
-    // Where there is no room for them side by side they stand below each other.
+    // On a narrow page, the maps stand below each other.
     const stacked = most > 1 && share(most) < MIN_SIDE;
     this.stage.dataset.stacked = String(stacked);
     const across = stacked ? 1 : most;
@@ -166,7 +171,7 @@ export class MapsView {
     const ratio = window.devicePixelRatio || 1;
     for (const { map, panels } of this.rows) {
       this.fitCell = Math.min(side / map.columns, side / map.rows);
-      // A lone map stands under the difference it is compared with.
+      // Puts a plain model's only map below the difference map that it is compared with.
       const line = panels[0].element.closest(".panel-row");
       line.style.marginLeft = `${stacked ? 0 : (most - panels.length) * (side + GAP + 11)}px`;
       for (const [i, panel] of panels.entries()) {
@@ -181,7 +186,7 @@ export class MapsView {
     this.schedule();
   }
 
-  // The part of the map that is shown: {left, top, cell}.
+  // Returns the visible part of the map: {left, top, cell}.
   view() {
     const { state } = this.app;
     const { map, panels } = this.rows[0];
@@ -213,7 +218,7 @@ export class MapsView {
     this.setView({ left: 0, top: 0, cell: 0 });
   }
 
-  // Keeps the entry (row, column) where it is.
+  // Zooms; the entry (row, column) keeps its position on the screen.
   zoom(factor, row, column) {
     const view = this.view();
     const cell = Math.max(
@@ -248,7 +253,7 @@ export class MapsView {
     }
     this.drawCursor();
     this.element.dataset.painted = String(finished);
-    // Data that has not arrived yet announces itself; only unfinished work needs another frame.
+    // New data calls update() when it arrives; only unfinished tiles need another frame.
     if (!finished) this.schedule();
   }
 
@@ -274,8 +279,8 @@ export class MapsView {
             h(
               "span",
               { class: "hint" },
-              "Point at a cell, or focus the maps and use the arrow keys. Wheel or + and \u2212 zoom, " +
-                "drag moves, ? lists all keys.",
+              "Point at a cell, or focus the maps and use the arrow keys. Zoom with the wheel or + " +
+                "and \u2212, drag to move, press ? for all keys.",
             ),
           ]),
     );
@@ -359,7 +364,7 @@ export class MapsView {
     const row = Math.max(0, Math.min(map.rows - 1, cursor.row + rows));
     const column = Math.max(0, Math.min(map.columns - 1, cursor.column + columns));
     this.app.set({ row, column });
-    // The crosshair stays in sight.
+    // Scrolls so that the crosshair stays visible.
     const view = this.view();
     const { rect } = panels[0];
     const follow = (start, at, length) =>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The views made of numbers: lambda across layers, the statistics, and the curves and tables of a
-// comparison or a demonstration.
+// The views of numbers: lambda across layers, the statistics, and the curves and tables of a
+// comparison.
 
 import { h } from "./dom.js";
 import { Chart } from "./chart.js";
@@ -17,7 +17,7 @@ export class LambdaView {
     const models = app.shownModels().filter((model) => app.report.models[model].lambda.length > 0);
     if (models.length === 0) {
       this.element.replaceChildren(
-        h("p", { class: "empty" }, "A plain model subtracts nothing: it has no \u03bb."),
+        h("p", { class: "empty" }, "A plain model has only one map per head and no \u03bb."),
       );
       return;
     }
@@ -33,8 +33,8 @@ export class LambdaView {
       h(
         "p",
         { class: "explain" },
-        "How much of map 2 each layer subtracts. The line is the mean over heads and tokens, the " +
-          "band runs from the smallest to the largest value, dots are heads.",
+        "\u03bb is the factor with which each layer subtracts map 2. The line is the mean over " +
+          "heads and tokens, the band shows the range of all values, and the dots are heads.",
       ),
       ...models.map((model) => this.tableOf(app.report.models[model])),
     );
@@ -106,7 +106,7 @@ export class StatisticsView {
     const models = app.shownModels();
     const names = app.statisticNames();
     if (names.length === 0) {
-      this.element.replaceChildren(h("p", { class: "empty" }, "This report holds no statistics."));
+      this.element.replaceChildren(h("p", { class: "empty" }, "This report has no statistics."));
       return;
     }
     const several = models.length > 1;
@@ -141,8 +141,8 @@ export class StatisticsView {
         columns,
         rows,
         note:
-          "Means over the visible entries of every row. Click a head of the table to sort, a line " +
-          "to open its maps.",
+          "Means over the visible entries of all rows. Click a column header to sort the table, or " +
+          "a row to open its maps.",
       },
       {
         fileName: "statistics",
@@ -168,7 +168,7 @@ export class StatisticsView {
   }
 }
 
-// Options of commands are not broken at their hyphens.
+// Keeps the browser from breaking lines at the hyphens of command-line options.
 function whole(text) {
   return text
     .split(/(\s+)/)

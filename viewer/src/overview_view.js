@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every head of a model as a small map, layer by layer, with a statistic of choice under it.
+// Every head of a model as a small map, layer by layer, with a selected statistic below it.
 
 import { choice, h, select } from "./dom.js";
 import { Legend } from "./legend.js";
@@ -107,7 +107,7 @@ export class OverviewView {
         "data-head": head,
         "data-model": model,
         "aria-current": current ? "true" : undefined,
-        title: `Layer ${layer}, head ${head}: open its maps`,
+        title: `Open the maps of layer ${layer}, head ${head}`,
         onclick: () => app.open(model, layer, head),
         onkeydown: (event) => this.onKey(event, cell),
       },

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws a map from coloured tiles. A level is chosen whose cells are at least one device pixel wide,
-// and pixels are repeated, never averaged: what a level holds is on the screen.
+// Draws a map from coloured tiles. It chooses a level whose cells are at least one device pixel
+// wide and repeats pixels, never averages them, so the screen shows every cell of the level.
 
 import { STEPS, scaleWords } from "./colour.js";
 
@@ -53,7 +53,8 @@ function tilePicture(map, plane, level, tileRow, tileColumn, scale, deadline) {
   return canvas;
 }
 
-// Where entries [from, to) of an axis lie, on whole device pixels so that tiles meet without a seam.
+// Returns the position of entries [from, to) on an axis, rounded to device pixels so that tiles
+// meet without a seam.
 function extent(origin, start, cell, from, to, ratio) {
   const at = (entry) => Math.round((origin + (entry - start) * cell) * ratio) / ratio;
   return [at(from), at(to)];
@@ -62,7 +63,8 @@ function extent(origin, start, cell, from, to, ratio) {
 function drawTile(context, map, picture, level, tileRow, tileColumn, view, rect, ratio) {
   const side = map.tileSide * 2 ** level;
   const [rows, columns] = map.tileSize(level, tileRow, tileColumn);
-  // The last cell may stand for fewer entries; it is drawn whole and the map's edge clips it.
+  // The last cell may have fewer entries. We draw it in full size, and the clip at the map's edge
+  // cuts it.
   const [x0, x1] = extent(
     rect.x,
     view.left,
@@ -82,7 +84,7 @@ function drawTile(context, map, picture, level, tileRow, tileColumn, view, rect,
   context.drawImage(picture, x0, y0, x1 - x0, y1 - y0);
 }
 
-// Something coarser in the place of a tile that is not coloured yet.
+// Draws a coarser tile in place of one that is not coloured yet.
 function drawCoarser(context, map, plane, level, tileRow, tileColumn, view, rect, scale, ratio) {
   for (let up = 1; up < 12; ++up) {
     const [row, column] = [tileRow >> up, tileColumn >> up];
@@ -121,8 +123,9 @@ export function levelFor(map, cell, ratio) {
   return Math.max(level, map.finestLevel());
 }
 
-// view: {left, top: the entry at the corner; cell: CSS pixels per entry}; rect: {x, y, width, height}.
-// Returns false when time ran out or data is missing, and a later frame should finish the work.
+// view: {left, top: the entry at the corner; cell: CSS pixels per entry}; rect: {x, y, width,
+// height}. Returns false if time ran out or data is missing; a later frame then has to finish the
+// work.
 export function paintMap(context, map, plane, view, rect, scale, ratio, milliseconds = Infinity) {
   const level = levelFor(map, view.cell, ratio);
   if (level === Infinity) return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One map with its title, token labels, regions and crosshair. The map is on one canvas and what
-// follows the pointer on another above it.
+// One map with its title, token labels, regions and crosshair. A second canvas above the map's has
+// the parts that follow the pointer.
 
 import { cssColour, h } from "./dom.js";
 import { colourOf, inkOn } from "./colour.js";
@@ -24,7 +24,8 @@ export function planeTitle(map, plane) {
   return map.differential ? PLANE_TITLES[plane] : "attention map";
 }
 
-// Round steps for an axis of positions.
+// Returns a round step (1, 2, 5, 10, ...) between position labels that are at least 42 pixels
+// apart.
 function tickStep(cell) {
   for (let power = 1; ; power *= 10) {
     for (const factor of [1, 2, 5]) if (power * factor * cell >= 42) return power * factor;
@@ -35,7 +36,7 @@ export class Panel {
   constructor(map, plane) {
     this.map = map;
     this.plane = plane;
-    this.gutter = 0; // to the left, for the labels of rows where it is wide enough
+    this.gutter = 0; // pixels left of the map, for the row labels if it is wide enough
     this.canvas = h("canvas", { class: "map" });
     this.overlay = h("canvas", { class: "overlay", "data-plane": plane });
     this.title = h("div", { class: "panel-title" }, planeTitle(map, plane));
@@ -47,7 +48,7 @@ export class Panel {
     );
   }
 
-  // side: CSS pixels of the longer edge of the map itself.
+  // width and height: CSS pixels of the map without its labels.
   resize(width, height, ratio) {
     this.rect = { x: this.gutter, y: TOP, width, height };
     this.ratio = ratio;
@@ -60,7 +61,7 @@ export class Panel {
     this.title.style.marginLeft = `${this.gutter}px`;
   }
 
-  // Without token labels the title sits right above the map.
+  // Moves the title down to the map if there are no token labels between them.
   titleOffset(view) {
     return view.cell < MIN_LABEL_STEP ? TOP - 34 : 0;
   }
@@ -79,7 +80,7 @@ export class Panel {
     return this.drawOn(this.begin(this.canvas), map, view, scale, this.ratio, milliseconds);
   }
 
-  // Also used for the exported picture, on a canvas of its own.
+  // The PNG export also calls this, with its own canvas.
   drawOn(context, map, view, scale, ratio, milliseconds) {
     const { rect } = this;
     const [width, height] = [
@@ -99,7 +100,7 @@ export class Panel {
     return finished;
   }
 
-  // Hatching: what a row may not see is not zero.
+  // Hatches the background. Entries that a row may not see stay hatched, since they are not zero.
   drawVoid(context, width, height) {
     const { rect } = this;
     context.save();
@@ -176,7 +177,7 @@ export class Panel {
     context.restore();
   }
 
-  // A coloured band above the columns of a region and hairlines down its sides.
+  // Draws a coloured band above the columns of a region and dashed lines down its sides.
   drawRegions(context, map, view) {
     const { rect } = this;
     context.save();
@@ -284,7 +285,7 @@ export class Panel {
     this.drawTags(context, view, cursor, x + side / 2, y + side / 2, scale);
   }
 
-  // The two tokens of the crosshair, on top of the labels.
+  // Draws the two tokens of the crosshair over the labels.
   drawTags(context, view, cursor, x, y, scale) {
     const { rect, map } = this;
     context.font = LABEL_FONT;
@@ -312,7 +313,7 @@ export class Panel {
     if (entry) this.overlay.dataset.colour = colourOf(entry.value, scale);
   }
 
-  // The entry under a point of the page, or null.
+  // Returns the entry at a point of the page, or null.
   entryAt(clientX, clientY, view) {
     const bounds = this.overlay.getBoundingClientRect();
     const [x, y] = [clientX - bounds.left - this.rect.x, clientY - bounds.top - this.rect.y];

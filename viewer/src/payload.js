@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The blocks of the page. The browser hands them over while it is still reading the file: a block
-// is complete once something follows it.
+// The data blocks of the page. They arrive while the browser loads the file; a block is complete
+// when another element follows it.
 
 import { HeadMap } from "./pyramid.js";
 
@@ -16,7 +16,7 @@ export class Payload {
   constructor() {
     this.report = JSON.parse(document.getElementById("report").textContent);
     if (this.report.format !== "diffattn-report" || this.report.version !== 1) {
-      throw new Error("This page's data has a format that its viewer does not know.");
+      throw new Error("the data has a format that this viewer does not support");
     }
     this.maps = new Map();
     this.seen = new Set();
@@ -27,13 +27,13 @@ export class Payload {
     }
   }
 
-  // Takes in what has arrived since the last call; says whether that was anything.
+  // Collects the maps that have arrived since the last call. Returns true if there are any.
   collect() {
     let news = false;
     for (const element of document.querySelectorAll("script.map")) {
       if (this.seen.has(element) || !complete(element)) continue;
       const index = JSON.parse(element.textContent);
-      // A map can be drawn from its first block on.
+      // The first block of a map is enough to draw it.
       if (!this.hasBlock(index.levels[0].block)) continue;
       this.seen.add(element);
       const map = new HeadMap(index, this.report.sequences[index.sequence], this);
@@ -51,7 +51,7 @@ export class Payload {
     return this.texts.has(id) || complete(document.getElementById(id));
   }
 
-  // The base64 text of a block, or undefined as long as it has not arrived.
+  // Returns the base64 text of a block, or undefined if it has not arrived yet.
   block(id) {
     if (!this.texts.has(id)) {
       if (!this.hasBlock(id)) return undefined;
@@ -60,7 +60,7 @@ export class Payload {
     return this.texts.get(id);
   }
 
-  // The first map of a model on a sequence whose entries are all there, else its first map.
+  // Returns the first map of a model on a sequence that stores every entry, else the first map.
   firstMap(model, sequence) {
     let first = null;
     for (const map of this.maps.values()) {

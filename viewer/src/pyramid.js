@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The maps of one head as tiles on levels: a cell of level l shows, of the 2^l x 2^l entries under
-// it, the one of largest magnitude. Some levels are in the file; the others are made from the level
-// below when they are asked for.
+// The maps of one head as a pyramid of tiles. A cell of level l has the entry of largest magnitude
+// among 2^l x 2^l entries. The file stores some levels; the others are computed on demand from the
+// next finer level.
 
 const MAX_TILES = 500;
 const BYTES = { f32: 4, f16: 2, q8: 1 };
 
-// Recently used tiles of all maps; a Map iterates in order of insertion.
+// An LRU cache of the tiles of all maps: a Map iterates in order of insertion.
 const tileCache = new Map();
 let nextId = 0;
 
@@ -31,15 +31,15 @@ function halfTable() {
   return halves;
 }
 
-// What the 256 bytes of a q8 tile stand for.
+// Returns the values of the 256 bytes in a q8 tile.
 function byteTable(scale) {
   const table = new Float32Array(256);
   for (let q = -127; q < 128; ++q) table[q & 255] = (Math.sign(q) * scale * q * q) / 16129;
   return table;
 }
 
-// A tile's entries from its slice of the base64 text. Plain loops: this is most of a frame that
-// shows something new.
+// Decodes a tile from its slice of the base64 text. It uses plain loops because it takes most of
+// the time of a frame with new tiles.
 function decodeTile(text, format, offset, scale, count) {
   const length = count * BYTES[format];
   const begin = (offset / 3) * 4;
@@ -85,7 +85,7 @@ export class HeadMap {
       this.levels.set(level.level, { format: level.format, block: level.block, planes });
     }
     const first = this.levels.values().next().value.planes;
-    // What there is to look at: plain attention has one map.
+    // The maps to show; plain attention has only one.
     this.differential = "p2" in first;
     this.planes = this.differential ? ["p1", "p2", "difference"] : ["difference"];
   }
@@ -100,7 +100,7 @@ export class HeadMap {
     return this.lambda.length === 1 ? this.lambda[0] : this.lambda[row];
   }
 
-  // The finest level whose data has arrived.
+  // Returns the finest level whose data has been loaded.
   finestLevel() {
     let finest = Infinity;
     for (const [level, { block }] of this.levels) {
@@ -116,9 +116,9 @@ export class HeadMap {
     ];
   }
 
-  // Entries of a tile, row by row: a Float32Array, null when all are zero, undefined when the file
-  // does not hold them, has not been read that far, or the time is up; what was made until then is
-  // kept for the next try.
+  // Returns the entries of a tile, row by row, as a Float32Array, or null if all are zero. Returns
+  // undefined if the file does not have them, if they are not loaded yet, or after the deadline;
+  // the cache keeps the finer tiles computed so far for the next call.
   tile(plane, level, tileRow, tileColumn, deadline = Infinity) {
     const key = `${this.id}/${plane}/${level}/${tileRow}/${tileColumn}`;
     const cached = tileCache.get(key);
@@ -149,7 +149,7 @@ export class HeadMap {
     return decodeTile(text, stored.format, place.offset, place.scale, rows * columns);
   }
 
-  // p1 - lambda p2 in the precision of the entries.
+  // Computes p1 - lambda p2 in single precision, like the entries.
   subtractedTile(level, tileRow, tileColumn) {
     const p1 = this.tile("p1", level, tileRow, tileColumn);
     const p2 = this.tile("p2", level, tileRow, tileColumn);
@@ -197,8 +197,8 @@ export class HeadMap {
     return !visible || (column >= visible.begin[row] && column < visible.end[row]);
   }
 
-  // {value, exact, side} of the entry, or of the side x side cell that stands for it; null where the
-  // row may not see the column; undefined when there is nothing to read yet.
+  // Returns {value, exact, side} of an entry, or of the side x side cell that contains it. Returns
+  // null if the row may not see the column, and undefined if no data is loaded yet.
   entry(plane, row, column) {
     if (!this.isVisible(row, column)) return null;
     const level = this.finestLevel();
@@ -216,7 +216,7 @@ export class HeadMap {
     return { value, exact: level === 0 && this.levels.get(0).format === "f32", side: 2 ** level };
   }
 
-  // One row over all columns; NaN where nothing is visible or stored.
+  // Returns one row over all columns, with NaN for entries that are not visible or not stored.
   row(plane, row) {
     const out = new Float32Array(this.columns).fill(NaN);
     for (let column = 0; column < this.columns; ++column) {
@@ -226,8 +226,8 @@ export class HeadMap {
     return out;
   }
 
-  // The magnitude that 99.7 % of the cells that differ from zero stay below, over all planes: one
-  // sink does not wash out the rest.
+  // Returns a magnitude that 99.7 % of the non-zero cells of all planes do not exceed, so that a
+  // single large entry, such as an attention sink, does not make all others pale.
   typicalRange() {
     const level = Math.max(...this.levels.keys());
     const magnitudes = [];
@@ -244,7 +244,7 @@ export class HeadMap {
     return sorted[Math.floor(0.997 * (sorted.length - 1))] || 1;
   }
 
-  // Which cells of a level rows may see: for each row of cells the first and one past the last.
+  // Returns the visible cells of a level: for each row of cells, the first and one past the last.
   visibleCells(level) {
     const { visible, visibleAt } = this.tokens;
     if (!visible) return null;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the page shows, kept in the fragment of its address, so that a link or a reload shows it again.
+// The state of the page. The fragment of its address holds it, so that a link or a reload restores
+// it.
 
 export const DEFAULTS = {
   view: null,

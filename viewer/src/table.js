@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A table that sorts by a click or a key on its heads and leaves as CSV or PNG.
+// A table that sorts by its column headers and exports CSV and PNG.
 
 import { cssColour, download, downloadCanvas, h } from "./dom.js";
 import { csvText, shortNumber, shortened } from "./format.js";
@@ -59,7 +59,7 @@ export class DataTable {
   }
 
   toggle(column) {
-    // Numbers start with the largest.
+    // The first click on a column of numbers puts the largest first.
     const first = Boolean(this.table.columns[column].number);
     this.sort = {
       column,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The text itself: point at a token and see what it attends to, with sign, in both maps and in their
-// difference.
+// The text. Pointing at a token shows the signed weights of the tokens that it attends to, in both
+// maps and in their difference.
 
 import { cssColour, h } from "./dom.js";
 import { Legend } from "./legend.js";
@@ -8,7 +8,7 @@ import { REGION_COLOURS, planeTitle } from "./panel.js";
 import { colourOf, inkOn } from "./colour.js";
 import { shortNumber, shortened, tokenText } from "./format.js";
 
-// As many tokens as can be recoloured between two frames.
+// Tokens per page: about as many as a browser can recolour in one frame.
 const WINDOW = 600;
 const LANE = 56;
 const TOP_COUNT = 8;
@@ -22,7 +22,7 @@ export class TokensView {
       class: "text source",
       tabindex: 0,
       role: "listbox",
-      "aria-label": "Query token; arrow keys move",
+      "aria-label": "Query token. Arrow keys select another token.",
     });
     this.heading = h("h3", {});
     this.strip = h("canvas", { class: "strip" });
@@ -76,7 +76,7 @@ export class TokensView {
     const shown = this.app.shownMaps();
     this.map = shown[0]?.map;
     if (!this.map) {
-      this.heading.textContent = "This report holds no map of that layer and head.";
+      this.heading.textContent = "This report has no map of this layer and head.";
       return;
     }
     const row = this.row();
@@ -170,7 +170,7 @@ export class TokensView {
 
   colourText({ text, values, map }, scale) {
     const columns = map.tokens.columns;
-    // The window of keys that ends with the query's own page.
+    // Shows the same page of keys as of queries, or the last one.
     const from = Math.min(
       this.start,
       Math.max(0, Math.floor((columns.length - 1) / WINDOW) * WINDOW),
@@ -211,7 +211,7 @@ export class TokensView {
     );
   }
 
-  // All keys as signed bars, one lane per map; a pixel shows its strongest key.
+  // Draws all keys as signed bars, one lane per map.
   drawStrip() {
     if (!this.lanes || !this.map) return;
     const ratio = window.devicePixelRatio || 1;
@@ -250,7 +250,7 @@ export class TokensView {
   drawLane(context, { values, title }, top, left, step, width) {
     if (!values) return;
     const range = this.strongest;
-    // Room below zero only where something is negative; one scale for all lanes.
+    // A lane has space below zero only if it has negative values. All lanes share one scale.
     const zero = top + (values.some((value) => value < 0) ? LANE * 0.62 : LANE - 8);
     const room = LANE * 0.62 - 6;
     context.fillStyle = cssColour("--ink");

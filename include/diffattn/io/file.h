@@ -88,8 +88,8 @@ class AtomicFile {
   /// Writes at the given offset; the append position stays the same.
   void write_at(uint64_t offset, std::span<const std::byte> data);
   /// Makes the file visible. No writes are allowed afterwards. If only the last step fails, the
-  /// sync of the directory, the Error says that the file is in place: a power cut may still undo
-  /// it.
+  /// sync of the directory, the Error says that the file is in place but may not survive a power
+  /// cut.
   void commit();
 
   const std::string& path() const noexcept { return path_; }

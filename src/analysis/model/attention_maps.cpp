@@ -10,7 +10,7 @@ namespace {
 
 using torch::Tensor;
 
-/// Entries of one map that are computed at a time.
+/// Entries of a map that we compute at a time.
 constexpr int64_t kBlockEntries = int64_t{1} << 20;
 
 std::optional<Tensor> first_row(const std::optional<Tensor>& per_sequence) {
@@ -18,7 +18,7 @@ std::optional<Tensor> first_row(const std::optional<Tensor>& per_sequence) {
   return per_sequence->slice(0, 0, 1);
 }
 
-/// Batch row 0 and one head of a tensor [.., H, ..] that may be broadcast along either.
+/// Returns batch row 0 and one head of a tensor [.., H, ..]. Either axis may have size 1.
 Tensor part_of(const Tensor& tensor, int64_t batch_axis, int64_t head_axis, int64_t head) {
   Tensor part = tensor;
   if (batch_axis >= 0 && part.size(batch_axis) > 1) part = part.slice(batch_axis, 0, 1);
@@ -32,7 +32,7 @@ void check_unpacked(const nn::HeadTensors& call) {
       "diffattn: maps: expected a batch [B, M, H, D], got packed sequences");
 }
 
-/// The call of head `head` for the first sequence alone.
+/// Returns the call for one head of the first sequence.
 nn::HeadTensors one_head(const nn::HeadTensors& call, int64_t head) {
   check_unpacked(call);
   const int64_t group = call.q1.size(2) / call.k1.size(2);
@@ -44,7 +44,7 @@ nn::HeadTensors one_head(const nn::HeadTensors& call, int64_t head) {
   out.options.key_starts(first_row(call.options.key_starts()));
   out.options.key_lengths(first_row(call.options.key_lengths()));
   if (const auto& mask = call.options.mask()) {
-    // Trailing axes are M and N; heads and batch, where they are there, stand before them.
+    // The last axes are M and N; the head and batch axes before them are optional.
     const int64_t axes = mask->dim();
     out.options.mask(part_of(*mask, axes - 4, axes - 3, head));
   }
@@ -55,7 +55,7 @@ int64_t number_at(const std::optional<Tensor>& per_sequence, int64_t otherwise) 
   return per_sequence ? (*per_sequence)[0].item<int64_t>() : otherwise;
 }
 
-/// Narrows ranges to what a mask [.., M, N] allows.
+/// Narrows the ranges to the visible entries of a mask [.., M, N].
 void narrow_by_mask(VisibleColumns& visible, const Tensor& mask, int64_t rows, int64_t columns) {
   const bool boolean = mask.scalar_type() == torch::kBool;
   Tensor open = boolean ? mask : mask > -std::numeric_limits<double>::infinity();
@@ -64,8 +64,8 @@ void narrow_by_mask(VisibleColumns& visible, const Tensor& mask, int64_t rows, i
   const bool* seen = open.const_data_ptr<bool>();
   for (int64_t m = 0; m < rows; ++m) {
     const bool* row = seen + m * columns;
-    int64_t& begin = visible.begin[static_cast<std::size_t>(m)];
-    int64_t& end = visible.end[static_cast<std::size_t>(m)];
+    int64_t& begin = visible.begin[static_cast<size_t>(m)];
+    int64_t& end = visible.end[static_cast<size_t>(m)];
     while (begin < end && !row[begin]) ++begin;
     while (begin < end && !row[end - 1]) --end;
   }
@@ -93,7 +93,7 @@ VisibleColumns visible_columns(const nn::HeadTensors& call) {
   const int64_t to = number_at(options.key_lengths(), columns);
   VisibleColumns visible;
   for (int64_t m = 0; m < rows; ++m) {
-    const int64_t last = m + columns - rows;  // the column that row m stands at
+    const int64_t last = m + columns - rows;  // the column of row m's own token
     const int64_t end = std::clamp<int64_t>(causal ? last + 1 : columns, 0, to);
     const int64_t begin = options.window() ? last + 1 - *options.window() : 0;
     visible.begin.push_back(std::min(end, std::max(from, begin)));
@@ -105,7 +105,7 @@ VisibleColumns visible_columns(const nn::HeadTensors& call) {
 
 HeadMaps head_maps(const LayerCalls& calls, int64_t layer, int64_t head) {
   const torch::NoGradGuard no_grad;
-  const nn::HeadTensors call = one_head(calls.at(static_cast<std::size_t>(layer)), head);
+  const nn::HeadTensors call = one_head(calls.at(static_cast<size_t>(layer)), head);
   const int64_t rows = call.q1.size(1), columns = call.k1.size(1);
   HeadMaps maps;
   maps.layer = layer;
@@ -114,7 +114,7 @@ HeadMaps head_maps(const LayerCalls& calls, int64_t layer, int64_t head) {
     const std::vector<float> values = floats_of(plane);
     out.insert(out.end(), values.begin(), values.end());
   };
-  maps.p1.reserve(static_cast<std::size_t>(rows * columns));
+  maps.p1.reserve(static_cast<size_t>(rows * columns));
   if (!call.single_map) maps.p2.reserve(maps.p1.capacity());
   const int64_t block = std::max<int64_t>(1, kBlockEntries / std::max<int64_t>(1, columns));
   for (int64_t begin = 0; begin < rows; begin += block) {

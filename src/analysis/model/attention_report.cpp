@@ -9,7 +9,8 @@
 namespace diffattn::analysis {
 namespace {
 
-/// Of the head that is opened: 11,000 tokens. No browser would want to read more.
+/// Limit for the maps of the head that the page opens first: about 11,000 tokens, which a browser
+/// can still load.
 constexpr int64_t kMostOpenedBytes = int64_t{512} << 20;
 
 void check_tokens(const ModelAttention& model) {
@@ -23,7 +24,7 @@ void check_tokens(const ModelAttention& model) {
                               std::to_string(sequence.column_count()));
 }
 
-/// Bytes that the maps of one head take in the file: base64 of what a cell takes.
+/// Returns the bytes that the maps of one head take in the file, encoded as base64.
 int64_t stored_bytes(const ModelAttention& model) {
   const int64_t rows = model.sequence.row_count(), columns = model.sequence.column_count();
   const int64_t side = std::max(rows, columns);
@@ -57,7 +58,7 @@ void append_panels(Picture& picture, const HeadMaps& maps, Planes planes, const 
   }
 }
 
-/// Heads of a model, the one that the page opens first.
+/// Returns all heads of a model, starting with the one that the page opens first.
 std::vector<HeadIndex> head_order(const ModelAttention& model, const HeadIndex& shown) {
   std::vector<HeadIndex> order = {shown};
   for (int64_t layer = 0; layer < model.layers(); ++layer) {
@@ -73,7 +74,7 @@ std::vector<HeadIndex> head_order(const ModelAttention& model, const HeadIndex& 
 void describe(ModelAttention& model) {
   if (model.calls.empty()) {
     throw std::invalid_argument("diffattn: " + model.name +
-                                ": expected attention to show, got none");
+                                ": expected at least one attention layer, got none");
   }
   check_tokens(model);
   VisibleColumns visible = visible_columns(model.calls.front());
@@ -86,12 +87,29 @@ void describe(ModelAttention& model) {
   model.lambda = statistics.lambda();
 }
 
+Sequence path_sequence(Sequence tokens, int64_t path) {
+  if (path == 0) return tokens;
+  const int64_t keys_per_token = path + 1;
+  const std::vector<std::string> labels = tokens.columns.empty() ? tokens.rows : tokens.columns;
+  tokens.columns.clear();
+  for (const std::string& label : labels) {
+    for (int64_t key = 0; key < keys_per_token; ++key) {
+      tokens.columns.push_back(label + " \u00b7" + std::to_string(key));
+    }
+  }
+  for (Region& region : tokens.regions) {
+    region.begin *= keys_per_token;
+    region.end *= keys_per_token;
+  }
+  return tokens;
+}
+
 HeadIndex strongest_head(const StatisticsTable& table, const std::vector<std::string>& keys) {
   for (const std::string& key : keys) {
     const auto name = std::find_if(table.names.begin(), table.names.end(),
                                    [&](const Statistic& one) { return one.key == key; });
     if (name == table.names.end()) continue;
-    const auto column = static_cast<std::size_t>(name - table.names.begin());
+    const auto column = static_cast<size_t>(name - table.names.begin());
     const StatisticsTable::Row* best = nullptr;
     for (const StatisticsTable::Row& row : table.rows) {
       const double value = row.values[column];
@@ -116,7 +134,7 @@ void write_report(const std::string& path, Report report, const std::vector<Mode
   }
   ReportWriter writer(path, report);
   int64_t done = 0;
-  for (std::size_t i = 0; i < models.size(); ++i) {
+  for (size_t i = 0; i < models.size(); ++i) {
     const HeadIndex shown = i < options.shown.size() ? options.shown[i] : HeadIndex{};
     for (const auto& [layer, head] : head_order(models[i], shown)) {
       HeadMaps maps = head_maps(models[i].calls, layer, head);
@@ -143,16 +161,16 @@ Picture picture_of(const std::vector<ModelAttention>& models, const std::vector<
   picture.regions = sequence.regions;
   picture.visible_begin = sequence.visible_begin;
   picture.visible_end = sequence.visible_end;
-  bool rows = false;  // a model with several maps has a row of its own
-  std::vector<std::size_t> starts;
-  for (std::size_t i = 0; i < models.size(); ++i) {
-    const std::size_t start = picture.panels.size();
+  bool rows = false;  // if a model has several maps, every model starts a row
+  std::vector<size_t> starts;
+  for (size_t i = 0; i < models.size(); ++i) {
+    const size_t start = picture.panels.size();
     const HeadMaps maps = head_maps(models[i].calls, heads[i].layer, heads[i].head);
     append_panels(picture, maps, planes, models.size() > 1 ? models[i].name + ": " : "");
     rows = rows || picture.panels.size() > start + 1;
     if (picture.panels.size() > start) starts.push_back(start);
   }
-  for (const std::size_t start : starts) picture.panels[start].starts_row = rows;
+  for (const size_t start : starts) picture.panels[start].starts_row = rows;
   if (picture.panels.empty()) {
     throw std::invalid_argument(
         "diffattn: map: expected a differential model for map 2, got a plain one");

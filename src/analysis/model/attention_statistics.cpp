@@ -15,22 +15,22 @@ namespace {
 
 using torch::Tensor;
 
-/// How a statistic of rows becomes one of a head.
+/// How to compute the statistic of a head from those of its rows.
 enum class Mean {
-  kOfRows,     // the mean of the rows' numbers
-  kOfShares,   // a share of visible entries: rows count by how many they see
-  kOfEntries,  // a sum over visible entries, divided by their number
-  kOfLambda,   // not from rows
+  kOfRows,     // mean over the rows
+  kOfShares,   // share of visible entries: mean over the rows, weighted by their visible entries
+  kOfEntries,  // sum over visible entries, divided by their number
+  kOfLambda,   // mean of lambda, which is not a statistic of rows
 };
 
 struct Source {
   const char* key;
   Mean mean;
   Stat stat;
-  bool of_two_maps = false;  // means nothing for a plain map
+  bool of_two_maps = false;  // not defined for plain attention
 };
 
-/// Where each of attention_statistics() comes from, in its order.
+/// The sources of attention_statistics(), in the same order.
 constexpr std::array<Source, 10> kSources{{
     {"sparsity", Mean::kOfShares, kStatSparse},
     {"focus", Mean::kOfShares, kStatFocus},
@@ -44,7 +44,7 @@ constexpr std::array<Source, 10> kSources{{
     {"similarity", Mean::kOfRows, kStatOverlap, true},
 }};
 
-/// Rows [R, H, kStatCount] -> what each source adds for each head, [H, sources], in double.
+/// Sums the rows [R, H, kStatCount] for each head and source: [H, sources], in double precision.
 Tensor source_sums(const Tensor& rows) {
   const Tensor visible = rows.select(-1, kStatVisible);  // [R, H]
   std::vector<Tensor> columns;
@@ -53,7 +53,7 @@ Tensor source_sums(const Tensor& rows) {
       columns.push_back(torch::zeros({rows.size(1)}, rows.options()));
       continue;
     }
-    // A row that sees nothing is 0 in every statistic.
+    // A row that sees no column is 0 in every statistic, so it does not change the sums.
     Tensor values = rows.select(-1, source.stat);
     if (source.mean == Mean::kOfShares) values = values * visible;
     columns.push_back(values.sum(0));
@@ -61,7 +61,7 @@ Tensor source_sums(const Tensor& rows) {
   return torch::stack(columns, 1).contiguous();
 }
 
-std::string count_text(std::size_t count, const char* what) {
+std::string count_text(size_t count, const char* what) {
   return std::to_string(count) + " " + what;
 }
 
@@ -73,15 +73,15 @@ std::string count_text(std::size_t count, const char* what) {
 
 std::vector<LayerCalls> calls_of(const std::vector<nn::AttentionTrace>& traces) {
   if (traces.empty() || traces.front().calls.empty()) {
-    refuse_calls("a model with attention to show", "none");
+    refuse_calls("a model with attention layers", "none");
   }
-  const std::size_t count = traces.front().calls.size();
+  const size_t count = traces.front().calls.size();
   std::vector<LayerCalls> out(count);
   for (const nn::AttentionTrace& trace : traces) {
     if (trace.calls.size() != count) {
       refuse_calls(count_text(count, "calls in every layer"), std::to_string(trace.calls.size()));
     }
-    for (std::size_t i = 0; i < count; ++i) out[i].push_back(trace.calls[i]);
+    for (size_t i = 0; i < count; ++i) out[i].push_back(trace.calls[i]);
   }
   return out;
 }
@@ -110,14 +110,15 @@ void AttentionStatistics::add(const LayerCalls& calls, const std::vector<Tensor>
     refuse_calls(count_text(layers_.size(), "layers"), std::to_string(calls.size()));
   }
   if (call_rows.size() != calls.size()) {
-    refuse_calls(count_text(calls.size(), "statistics of rows"), std::to_string(call_rows.size()));
+    refuse_calls(count_text(calls.size(), "tensors of row statistics"),
+                 std::to_string(call_rows.size()));
   }
   layers_.resize(calls.size());
-  for (std::size_t i = 0; i < calls.size(); ++i) {
+  for (size_t i = 0; i < calls.size(); ++i) {
     const nn::HeadTensors& call = calls[i];
     Layer& layer = layers_[i];
     const Tensor rows = call_rows[i].flatten(0, -3);  // [R, H, kStatCount]
-    const auto heads = static_cast<std::size_t>(rows.size(1));
+    const auto heads = static_cast<size_t>(rows.size(1));
     if (first) {
       layer.heads.assign(heads, {std::vector<double>(kSources.size()), 0, 0, {}, 0});
       layer.plain = call.single_map;
@@ -129,10 +130,10 @@ void AttentionStatistics::add(const LayerCalls& calls, const std::vector<Tensor>
     const Tensor sums = source_sums(rows).to(torch::kCPU);
     const Tensor seeing = (visible > 0).sum(0).to(torch::kFloat64).to(torch::kCPU);
     const Tensor entries = visible.sum(0).to(torch::kCPU);
-    for (std::size_t h = 0; h < heads; ++h) {
+    for (size_t h = 0; h < heads; ++h) {
       Head& head = layer.heads[h];
       const double* added = sums.const_data_ptr<double>() + h * kSources.size();
-      for (std::size_t s = 0; s < kSources.size(); ++s) head.sums[s] += added[s];
+      for (size_t s = 0; s < kSources.size(); ++s) head.sums[s] += added[s];
       head.rows += seeing.const_data_ptr<double>()[h];
       head.entries += entries.const_data_ptr<double>()[h];
     }
@@ -143,7 +144,7 @@ void AttentionStatistics::add(const LayerCalls& calls, const std::vector<Tensor>
 void AttentionStatistics::add_lambda(Layer& layer, const nn::HeadTensors& call,
                                      const Tensor& visible) {
   const auto heads = static_cast<int64_t>(layer.heads.size());
-  // One number, [H] or [..., H] -> [tokens, H]; one number for all is counted once per head.
+  // Expands a scalar, [H] or [..., H] to [tokens, H].
   Tensor values = call.lambda.numel() == 1 ? call.lambda.reshape({1, 1}).expand({1, heads})
                                            : call.lambda.reshape({-1, heads});
   if (values.size(0) == visible.size(0)) {
@@ -155,7 +156,7 @@ void AttentionStatistics::add_lambda(Layer& layer, const nn::HeadTensors& call,
   const Tensor low = wide.amin(0).to(torch::kCPU).contiguous();
   const Tensor high = wide.amax(0).to(torch::kCPU).contiguous();
   for (int64_t h = 0; h < heads; ++h) {
-    Head& head = layer.heads[static_cast<std::size_t>(h)];
+    Head& head = layer.heads[static_cast<size_t>(h)];
     const double smallest = low.const_data_ptr<double>()[h];
     const double largest = high.const_data_ptr<double>()[h];
     head.lambda.min = head.lambdas == 0 ? smallest : std::min(head.lambda.min, smallest);
@@ -174,11 +175,11 @@ StatisticsTable AttentionStatistics::table() const {
     text << "Share of the entries with |A| < " << sparse_threshold_ << ".";
     table.names.front().description = text.str();
   }
-  for (std::size_t l = 0; l < layers_.size(); ++l) {
-    for (std::size_t h = 0; h < layers_[l].heads.size(); ++h) {
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    for (size_t h = 0; h < layers_[l].heads.size(); ++h) {
       const Head& head = layers_[l].heads[h];
       StatisticsTable::Row row{static_cast<int64_t>(l), static_cast<int64_t>(h), {}};
-      for (std::size_t s = 0; s < kSources.size(); ++s) {
+      for (size_t s = 0; s < kSources.size(); ++s) {
         const bool missing = head.rows == 0 || (kSources[s].of_two_maps && layers_[l].plain);
         const bool by_rows = kSources[s].mean == Mean::kOfRows;
         const double mean = kSources[s].mean == Mean::kOfLambda
@@ -194,7 +195,7 @@ StatisticsTable AttentionStatistics::table() const {
 
 std::vector<LambdaLayer> AttentionStatistics::lambda() const {
   std::vector<LambdaLayer> out;
-  for (std::size_t l = 0; l < layers_.size(); ++l) {
+  for (size_t l = 0; l < layers_.size(); ++l) {
     if (layers_[l].plain) continue;
     LambdaLayer layer;
     layer.layer = static_cast<int64_t>(l);

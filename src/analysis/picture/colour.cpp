@@ -9,7 +9,7 @@
 namespace diffattn::analysis {
 namespace {
 
-constexpr std::size_t kStops = 6;
+constexpr size_t kStops = 6;
 constexpr std::array<double, kStops> kAt = {0, 0.15, 0.35, 0.6, 0.8, 1};
 
 constexpr Rgb rgb(uint32_t hex) {
@@ -29,7 +29,7 @@ constexpr Arms kDark = {
     {rgb(0x171a20), rgb(0x182b3f), rgb(0x1d4c73), rgb(0x3583ba), rgb(0x78b7e2), rgb(0xd6eeff)},
     {rgb(0x171a20), rgb(0x39240f), rgb(0x703e0e), rgb(0xbb691b), rgb(0xf0a24e), rgb(0xffe4ba)}};
 
-// floor(x + 1/2), which is how the browser rounds.
+// Rounds as the browser does: floor(x + 1/2).
 uint8_t mixed(uint8_t low, uint8_t high, double share) {
   return static_cast<uint8_t>(std::floor(low + (high - low) * share + 0.5));
 }
@@ -54,7 +54,7 @@ Rgb scale_colour(PictureStyle::Theme theme, int step) {
   const Arms& arms = theme == PictureStyle::Theme::kLight ? kLight : kDark;
   const auto& stops = step < 0 ? arms.negative : arms.positive;
   const double t = std::min(1.0, std::abs(step) / static_cast<double>(kScaleSteps));
-  std::size_t i = 1;
+  size_t i = 1;
   while (kAt[i] < t) ++i;
   const double share = (t - kAt[i - 1]) / (kAt[i] - kAt[i - 1]);
   return {mixed(stops[i - 1].r, stops[i].r, share), mixed(stops[i - 1].g, stops[i].g, share),

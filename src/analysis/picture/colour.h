@@ -15,10 +15,10 @@ struct Rgb {
   bool operator==(const Rgb&) const = default;
 };
 
-/// Steps of the scale on either side of zero.
+/// Steps of the colour scale on each side of zero.
 constexpr int kScaleSteps = 127;
 
-/// What is not part of the scale.
+/// The colours that are not part of the scale.
 struct PageColours {
   Rgb paper;
   Rgb ink;
@@ -29,14 +29,15 @@ struct PageColours {
 
 PageColours page_colours(PictureStyle::Theme theme);
 
-/// The mark of a region, by its kind; as in the page.
+/// Returns the colour of a region by its kind, as in the viewer.
 Rgb region_colour(PictureStyle::Theme theme, const std::string& kind);
 
-/// The diverging scale, blue for positive and orange for negative steps in [-127, 127]. Stops and
-/// rounding are those of viewer/src/colour.js; a test in the browser compares the two.
+/// Returns a colour of the diverging scale: blue for positive and orange for negative steps in
+/// [-127, 127]. Stops and rounding equal those of viewer/src/colour.js; a browser test compares
+/// them.
 Rgb scale_colour(PictureStyle::Theme theme, int step);
 
-/// The step of a value; beyond the range it is the last one.
+/// Returns the step of a value. Values beyond the range get the last step.
 int scale_step(float value, double range, bool root);
 
 }  // namespace diffattn::analysis

@@ -113,7 +113,7 @@ constexpr Glyph kBox = {0x1f, 0x11, 0x11, 0x11, 0x11, 0x11, 0x1f};
 
 const Glyph& glyph_of(char32_t character) {
   if (character >= kFirst && character < kFirst + std::size(kAscii)) {
-    return kAscii[static_cast<std::size_t>(character - kFirst)];
+    return kAscii[static_cast<size_t>(character - kFirst)];
   }
   switch (character) {
     case U'\u03bb': return kLambda;

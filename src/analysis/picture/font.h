@@ -6,10 +6,11 @@
 
 namespace diffattn::analysis {
 
-/// Seven rows of five pixels, the leftmost in bit 4.
+/// Seven rows of five pixels; bit 4 is the leftmost pixel.
 using Glyph = std::array<uint8_t, 7>;
 
-/// ASCII, the Greek lambda, the minus sign and the middle dot; a box for everything else.
+/// Returns the glyph of an ASCII character, the Greek lambda, the minus sign or the middle dot, and
+/// a box for any other character.
 const Glyph& glyph_of(char32_t character);
 
 }  // namespace diffattn::analysis

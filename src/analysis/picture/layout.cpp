@@ -13,12 +13,13 @@
 namespace diffattn::analysis {
 namespace {
 
-constexpr std::size_t kMaxLabel = 12;
+constexpr size_t kMaxLabel = 12;
 constexpr int64_t kTitleScale = 2;
 constexpr int64_t kMaxPanelPixels = 8192;
-// Of entries that differ from zero: one sink does not wash out the rest. As in the page.
+// Share of the non-zero entries that the scale fits, as in the viewer. A few large entries, such as
+// an attention sink, must not make all others pale.
 constexpr double kFittingShare = 0.997;
-constexpr std::size_t kMaxRangeEntries = std::size_t{1} << 20;
+constexpr size_t kMaxRangeEntries = size_t{1} << 20;
 
 std::vector<std::string> shortened(const std::vector<std::string>& labels) {
   std::vector<std::string> out;
@@ -33,7 +34,7 @@ std::vector<std::string> shortened(const std::vector<std::string>& labels) {
 }
 
 int64_t longest(const std::vector<std::string>& labels) {
-  std::size_t most = 0;
+  size_t most = 0;
   for (const std::string& label : labels) most = std::max(most, code_points(label).size());
   return static_cast<int64_t>(most);
 }
@@ -50,11 +51,11 @@ void check(const Picture& picture, const PictureStyle& style) {
   if (!(style.range >= 0) || !std::isfinite(style.range)) {
     refuse("range", "a finite number of at least 0", std::to_string(style.range));
   }
-  const auto size_is = [](const std::string& what, std::size_t size, int64_t expected) {
+  const auto size_is = [](const std::string& what, size_t size, int64_t expected) {
     if (static_cast<int64_t>(size) == expected) return;
     refuse(what, std::to_string(expected) + " entries", std::to_string(size));
   };
-  for (std::size_t i = 0; i < picture.panels.size(); ++i) {
+  for (size_t i = 0; i < picture.panels.size(); ++i) {
     const std::string name = "panels[" + std::to_string(i) + "].values";
     const std::vector<float>& values = picture.panels[i].values;
     size_is(name, values.size(), picture.rows * picture.columns);
@@ -77,17 +78,17 @@ void check(const Picture& picture, const PictureStyle& style) {
 
 double range_of(const Picture& picture, const PictureStyle& style) {
   if (style.range > 0) return style.range;
-  const std::size_t entries = picture.panels.size() * picture.panels.front().values.size();
-  const std::size_t step = std::max<std::size_t>(1, entries / kMaxRangeEntries);
+  const size_t entries = picture.panels.size() * picture.panels.front().values.size();
+  const size_t step = std::max<size_t>(1, entries / kMaxRangeEntries);
   std::vector<float> magnitudes;
   for (const PicturePanel& panel : picture.panels) {
-    for (std::size_t i = 0; i < panel.values.size(); i += step) {
+    for (size_t i = 0; i < panel.values.size(); i += step) {
       if (panel.values[i] != 0) magnitudes.push_back(std::fabs(panel.values[i]));
     }
   }
   if (magnitudes.empty()) return 1;
   const double place = std::ceil(kFittingShare * static_cast<double>(magnitudes.size() - 1));
-  const auto fitting = magnitudes.begin() + static_cast<std::ptrdiff_t>(place);
+  const auto fitting = magnitudes.begin() + static_cast<ptrdiff_t>(place);
   std::nth_element(magnitudes.begin(), fitting, magnitudes.end());
   return *fitting;
 }
@@ -95,12 +96,12 @@ double range_of(const Picture& picture, const PictureStyle& style) {
 void visible_cells(const Picture& picture, int64_t factor, std::vector<int64_t>& begin,
                    std::vector<int64_t>& end) {
   if (picture.visible_begin.empty()) return;
-  const auto cells = static_cast<std::size_t>((picture.rows + factor - 1) / factor);
+  const auto cells = static_cast<size_t>((picture.rows + factor - 1) / factor);
   begin.assign(cells, picture.columns);
   end.assign(cells, 0);
-  for (std::size_t row = 0; row < picture.visible_begin.size(); ++row) {
+  for (size_t row = 0; row < picture.visible_begin.size(); ++row) {
     if (picture.visible_begin[row] >= picture.visible_end[row]) continue;
-    const std::size_t cell = row / static_cast<std::size_t>(factor);
+    const size_t cell = row / static_cast<size_t>(factor);
     begin[cell] = std::min(begin[cell], picture.visible_begin[row] / factor);
     end[cell] = std::max(end[cell], (picture.visible_end[row] - 1) / factor + 1);
   }
@@ -134,7 +135,8 @@ PlacedPicture placed(const Picture& picture, const PictureStyle& style) {
   const int64_t head = longest(out.column_labels) * label_step + out.label_gap + 2;
   const int64_t title_height = picture.title.empty() ? 0 : kGlyphHeight * kTitleScale + 12;
   const int64_t left = kMargin + gutter;
-  const int64_t above = kGlyphHeight * kTitleScale + 6 + head;  // a panel's title and labels
+  const int64_t above =
+      kGlyphHeight * kTitleScale + 6 + head;  // space for a panel's title and labels
   int64_t x = left, right = left;
   int64_t title_y = kMargin + title_height, bottom = 0;
   for (const PicturePanel& panel : picture.panels) {
@@ -165,7 +167,7 @@ PlacedPicture placed(const Picture& picture, const PictureStyle& style) {
 Rgb cell_colour(const PlacedPicture& picture, const Grid& grid, int64_t row, int64_t column,
                 const PictureStyle& style) {
   if (!picture.visible_begin.empty()) {
-    const auto at = static_cast<std::size_t>(row);
+    const auto at = static_cast<size_t>(row);
     if (column < picture.visible_begin[at] || column >= picture.visible_end[at]) {
       return page_colours(style.theme).not_visible;
     }

@@ -10,14 +10,14 @@ namespace diffattn::analysis {
 namespace {
 
 constexpr int64_t kMinTerminal = 20;
-constexpr std::size_t kLabelColumns = 12;
-// Below this many cells a panel is better alone on its lines.
+constexpr size_t kLabelColumns = 12;
+// Panels stand side by side only if each has at least this many cells in a row.
 constexpr int64_t kMinCellsBeside = 24;
 
-// Steps below this are blank where there are no colours.
+// Without colours, weaker steps are blank.
 constexpr int kWeakest = 6;
 
-// The nearest of the 216 colours that every terminal with 256 of them agrees on.
+// Returns the nearest of the 216 colours that are the same on every terminal with 256 colours.
 int terminal_colour(Rgb colour) {
   const auto level = [](uint8_t value) {
     return value < 48 ? 0 : value < 115 ? 1 : (value - 35) / 40;
@@ -29,8 +29,8 @@ std::string painted(const std::string& text, Rgb colour) {
   return "\x1b[48;5;" + std::to_string(terminal_colour(colour)) + "m" + text + "\x1b[0m";
 }
 
-// Bytes of a token must never reach the terminal: they could be control sequences.
-std::string plain(const std::string& text, std::size_t length) {
+// Replaces everything but printable ASCII: the bytes of a token could be control sequences.
+std::string plain(const std::string& text, size_t length) {
   std::string out;
   for (const char32_t c : code_points(text)) {
     switch (c) {
@@ -71,12 +71,12 @@ class Terminal {
   std::string text() const {
     std::string out;
     if (!picture_.title.empty()) {
-      out += plain(picture_.title, static_cast<std::size_t>(columns_)) + "\n";
+      out += plain(picture_.title, static_cast<size_t>(columns_)) + "\n";
     }
     if (beside_) {
       out += lines(0, grids_.size());
     } else {
-      for (std::size_t i = 0; i < grids_.size(); ++i) out += lines(i, i + 1);
+      for (size_t i = 0; i < grids_.size(); ++i) out += lines(i, i + 1);
     }
     return out + legend();
   }
@@ -84,11 +84,11 @@ class Terminal {
  private:
   int64_t cell_columns() const { return colours_ == TerminalColours::k256 ? 2 : 1; }
 
-  std::string lines(std::size_t first, std::size_t last) const {
-    const auto wide = static_cast<std::size_t>(grids_[first].columns * cell_columns());
-    const std::size_t column = std::max(wide, title_columns(first, last));
+  std::string lines(size_t first, size_t last) const {
+    const auto wide = static_cast<size_t>(grids_[first].columns * cell_columns());
+    const size_t column = std::max(wide, title_columns(first, last));
     std::string out = margin(-1);
-    for (std::size_t i = first; i < last; ++i) {
+    for (size_t i = first; i < last; ++i) {
       std::string title = plain(picture_.panels[i].title, column);
       title.resize(column + 2, ' ');
       out += title;
@@ -97,7 +97,7 @@ class Terminal {
     out += "\n";
     for (int64_t row = 0; row < grids_[first].rows; ++row) {
       out += margin(row);
-      for (std::size_t i = first; i < last; ++i) {
+      for (size_t i = first; i < last; ++i) {
         for (int64_t place = 0; place < grids_[i].columns; ++place) {
           out += cell(grids_[i], row, place);
         }
@@ -109,30 +109,31 @@ class Terminal {
     return out + "\n";
   }
 
-  /// The longest title of panels beside each other, or what the terminal has for each.
-  std::size_t title_columns(std::size_t first, std::size_t last) const {
-    std::size_t longest = 0;
-    for (std::size_t i = first; i < last; ++i) {
-      const std::string title = plain(picture_.panels[i].title, static_cast<std::size_t>(columns_));
+  /// Returns the length of the longest title of these panels, at most the columns that the terminal
+  /// has for each.
+  size_t title_columns(size_t first, size_t last) const {
+    size_t longest = 0;
+    for (size_t i = first; i < last; ++i) {
+      const std::string title = plain(picture_.panels[i].title, static_cast<size_t>(columns_));
       longest = std::max(longest, title.size());
     }
-    const auto room = static_cast<std::size_t>(columns_) - margin(-1).size();
-    return std::min(longest, room / (last - first) - 2);
+    const auto room = static_cast<size_t>(columns_) - margin(-1).size();
+    return std::min(longest, room / std::max<size_t>(1, last - first) - 2);
   }
 
   std::string margin(int64_t row) const {
     if (picture_.row_labels.empty()) return "";
     std::string label;
     if (row >= 0 && factor_ == 1) {
-      label = plain(picture_.row_labels[static_cast<std::size_t>(row)], kLabelColumns);
+      label = plain(picture_.row_labels[static_cast<size_t>(row)], kLabelColumns);
     }
     return std::string(kLabelColumns - label.size(), ' ') + label + " ";
   }
 
   std::string cell(const Grid& grid, int64_t row, int64_t column) const {
-    const auto at = static_cast<std::size_t>(row);
+    const auto at = static_cast<size_t>(row);
     const bool hidden = !begin_.empty() && (column < begin_[at] || column >= end_[at]);
-    const std::string blank(static_cast<std::size_t>(cell_columns()), ' ');
+    std::string blank(static_cast<size_t>(cell_columns()), ' ');
     if (hidden) return blank;
     const int step = scale_step(grid.at(row, column), range_, style_.root);
     if (colours_ == TerminalColours::k256) return painted(blank, scale_colour(style_.theme, step));

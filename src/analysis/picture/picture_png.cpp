@@ -32,11 +32,11 @@ void draw_labels(Raster& raster, const PlacedPicture& picture, const PlacedPictu
                  bool rows, Rgb colour) {
   const int64_t scale = picture.text_scale;
   const int64_t inset = (picture.cell - 7 * scale) / 2;
-  for (std::size_t i = 0; i < picture.column_labels.size(); ++i) {
+  for (size_t i = 0; i < picture.column_labels.size(); ++i) {
     raster.text_up(panel.x + static_cast<int64_t>(i) * picture.cell + inset,
                    panel.y - picture.label_gap, picture.column_labels[i], colour, scale);
   }
-  for (std::size_t i = 0; rows && i < picture.row_labels.size(); ++i) {
+  for (size_t i = 0; rows && i < picture.row_labels.size(); ++i) {
     const std::string& label = picture.row_labels[i];
     raster.text(panel.x - 4 - text_width(label, scale),
                 panel.y + static_cast<int64_t>(i) * picture.cell + inset, label, colour, scale);

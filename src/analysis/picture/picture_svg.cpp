@@ -27,14 +27,14 @@ std::string rectangle(int64_t x, int64_t y, int64_t width, int64_t height, Rgb c
          attribute("height", height) + " fill=\"" + hex(colour) + "\"/>\n";
 }
 
-// placement: further attributes, such as an anchor or a rotation.
+// `placement` holds more attributes, such as an anchor or a rotation.
 std::string text(int64_t x, int64_t y, int64_t size, Rgb colour, const std::string& placement,
                  const std::string& content) {
   return "<text" + attribute("x", x) + attribute("y", y) + attribute("font-size", size) +
          " fill=\"" + hex(colour) + "\"" + placement + ">" + markup_text(content) + "</text>\n";
 }
 
-// Equal neighbours in a row become one rectangle.
+// Draws equal neighbours in a row as one rectangle.
 std::string rectangles(const PlacedPicture& picture, const PlacedPicture::Cells& panel,
                        const PictureStyle& style) {
   std::string out;
@@ -75,17 +75,17 @@ std::string labels(const PlacedPicture& picture, const PlacedPicture::Cells& pan
                    Rgb colour) {
   std::string out;
   const int64_t size = 9 * picture.text_scale;
-  const auto middle = [&](std::size_t i) {
+  const auto middle = [&](size_t i) {
     return static_cast<int64_t>(i) * picture.cell + picture.cell / 2;
   };
-  for (std::size_t i = 0; i < picture.column_labels.size(); ++i) {
+  for (size_t i = 0; i < picture.column_labels.size(); ++i) {
     const int64_t x = panel.x + middle(i) + size / 3;
     const int64_t y = panel.y - picture.label_gap - 1;
     const std::string turn =
         " transform=\"rotate(-90 " + std::to_string(x) + " " + std::to_string(y) + ")\"";
     out += text(x, y, size, colour, turn, picture.column_labels[i]);
   }
-  for (std::size_t i = 0; rows && i < picture.row_labels.size(); ++i) {
+  for (size_t i = 0; rows && i < picture.row_labels.size(); ++i) {
     out += text(panel.x - 5, panel.y + middle(i) + size / 3, size, colour, " text-anchor=\"end\"",
                 picture.row_labels[i]);
   }

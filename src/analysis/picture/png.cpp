@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <array>
-#include <span>
-#include <string_view>
+#include <zlib.h>
 
-#include "analysis/picture/deflate.h"
+#include <new>
+#include <string_view>
+#include <vector>
+
 #include "analysis/picture/raster.h"
 
 namespace diffattn::analysis {
 namespace {
 
-uint32_t crc32(std::string_view data) {
-  static const std::array<uint32_t, 256> table = [] {
-    std::array<uint32_t, 256> out{};
-    for (uint32_t i = 0; i < 256; ++i) {
-      uint32_t value = i;
-      for (int bit = 0; bit < 8; ++bit) value = value & 1 ? 0xedb88320u ^ value >> 1 : value >> 1;
-      out[i] = value;
-    }
-    return out;
-  }();
-  uint32_t crc = 0xffffffffu;
-  for (const char c : data) crc = table[(crc ^ static_cast<uint8_t>(c)) & 255] ^ crc >> 8;
-  return ~crc;
+const Bytef* zlib_bytes(const void* data) { return static_cast<const Bytef*>(data); }
+
+std::string zlib_stream(const std::vector<uint8_t>& data) {
+  uLong size = compressBound(data.size());
+  std::string stream(size, '\0');
+  // With a buffer of compressBound() bytes, compress2() fails only when it runs out of memory.
+  if (compress2(reinterpret_cast<Bytef*>(stream.data()), &size, zlib_bytes(data.data()),
+                data.size(), Z_BEST_COMPRESSION) != Z_OK) {
+    throw std::bad_alloc();
+  }
+  stream.resize(size);
+  return stream;
 }
 
 void append_be32(std::string& out, uint32_t value) {
@@ -30,22 +30,21 @@ void append_be32(std::string& out, uint32_t value) {
 
 void append_chunk(std::string& out, std::string_view type, std::string_view data) {
   append_be32(out, static_cast<uint32_t>(data.size()));
-  std::string body(type);
-  body.append(data);
-  out.append(body);
-  append_be32(out, crc32(body));
+  out.append(type).append(data);
+  const uLong crc = crc32_z(0, zlib_bytes(type.data()), type.size());
+  append_be32(out, static_cast<uint32_t>(crc32_z(crc, zlib_bytes(data.data()), data.size())));
 }
 
 }  // namespace
 
 std::string encode_png(const Raster& raster) {
-  const auto row_bytes = static_cast<std::size_t>(raster.width() * 3);
+  const auto row_bytes = static_cast<size_t>(raster.width() * 3);
   std::vector<uint8_t> lines;
-  lines.reserve((row_bytes + 1) * static_cast<std::size_t>(raster.height()));
-  for (std::size_t at = 0; at < raster.bytes().size(); at += row_bytes) {
-    lines.push_back(0);  // no filter: flat cells repeat as they are
-    const auto row = raster.bytes().begin() + static_cast<std::ptrdiff_t>(at);
-    lines.insert(lines.end(), row, row + static_cast<std::ptrdiff_t>(row_bytes));
+  lines.reserve((row_bytes + 1) * static_cast<size_t>(raster.height()));
+  for (size_t at = 0; at < raster.bytes().size(); at += row_bytes) {
+    lines.push_back(0);  // filter type "none": cells of one colour compress best unfiltered
+    const auto row = raster.bytes().begin() + static_cast<ptrdiff_t>(at);
+    lines.insert(lines.end(), row, row + static_cast<ptrdiff_t>(row_bytes));
   }
   std::string header;
   append_be32(header, static_cast<uint32_t>(raster.width()));

@@ -17,7 +17,7 @@ void each_pixel(std::string_view text, Draw draw) {
     const Glyph& glyph = glyph_of(character);
     for (int64_t row = 0; row < 7; ++row) {
       for (int64_t column = 0; column < 5; ++column) {
-        if (glyph[static_cast<std::size_t>(row)] >> (4 - column) & 1) draw(left + column, row);
+        if (glyph[static_cast<size_t>(row)] >> (4 - column) & 1) draw(left + column, row);
       }
     }
     left += kGlyphWidth;
@@ -27,7 +27,7 @@ void each_pixel(std::string_view text, Draw draw) {
 }  // namespace
 
 Raster::Raster(int64_t width, int64_t height, Rgb background)
-    : width_(width), height_(height), bytes_(static_cast<std::size_t>(width * height * 3)) {
+    : width_(width), height_(height), bytes_(static_cast<size_t>(width * height * 3)) {
   fill(0, 0, width, height, background);
 }
 

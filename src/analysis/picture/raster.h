@@ -10,24 +10,24 @@
 
 namespace diffattn::analysis {
 
-/// Width and height of a character with its space, at scale 1.
+/// The width and height of a character and the space after it, at scale 1.
 constexpr int64_t kGlyphWidth = 6;
 constexpr int64_t kGlyphHeight = 9;
 
-/// An image in memory. Whatever lies outside is not drawn.
+/// An image in memory. Drawing outside of it has no effect.
 class Raster {
  public:
   Raster(int64_t width, int64_t height, Rgb background);
 
   int64_t width() const { return width_; }
   int64_t height() const { return height_; }
-  /// [height, width, 3]
+  /// The pixels, [height, width, 3].
   const std::vector<uint8_t>& bytes() const { return bytes_; }
 
   void fill(int64_t x, int64_t y, int64_t width, int64_t height, Rgb colour);
-  /// From the upper left corner to the right.
+  /// Draws text to the right; (x, y) is its upper left corner.
   void text(int64_t x, int64_t y, std::string_view text, Rgb colour, int64_t scale = 1);
-  /// From the lower left corner upwards, turned by a quarter.
+  /// Draws text upwards, rotated by 90 degrees; (x, y) is its lower left corner.
   void text_up(int64_t x, int64_t y, std::string_view text, Rgb colour, int64_t scale = 1);
 
  private:
@@ -36,7 +36,7 @@ class Raster {
   std::vector<uint8_t> bytes_;
 };
 
-/// The image as a PNG file.
+/// Returns the image as a PNG file.
 std::string encode_png(const Raster& raster);
 
 }  // namespace diffattn::analysis

@@ -8,8 +8,8 @@ std::string base64(std::span<const uint8_t> bytes) {
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string out;
   out.reserve((bytes.size() + 2) / 3 * 4);
-  for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    const std::size_t count = std::min<std::size_t>(3, bytes.size() - i);
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    const size_t count = std::min<size_t>(3, bytes.size() - i);
     uint32_t word = uint32_t{bytes[i]} << 16;
     if (count > 1) word |= uint32_t{bytes[i + 1]} << 8;
     if (count > 2) word |= bytes[i + 2];

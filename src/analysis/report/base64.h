@@ -7,7 +7,7 @@
 
 namespace diffattn::analysis {
 
-/// RFC 4648 with padding.
+/// Encodes bytes as base64 (RFC 4648) with padding.
 std::string base64(std::span<const uint8_t> bytes);
 
 }  // namespace diffattn::analysis

@@ -5,8 +5,8 @@
 
 namespace diffattn::analysis {
 
-/// The viewer as viewer/build.py bundles it: the page up to its title, from there to the payload,
-/// and from the payload's header to the maps (the script).
+/// The parts of the viewer's page that viewer/build.py makes: up to the title, from there to the
+/// header of the report, from the header to the maps (with the script), and the end of the page.
 struct ViewerBundle {
   std::string_view before_title;
   std::string_view before_header;

@@ -10,10 +10,10 @@
 namespace diffattn::analysis {
 namespace {
 
-// The viewer's coordinates and the size of a file both end somewhere.
+// Limits the size of the file and the coordinates in the viewer.
 constexpr int64_t kMaxTokens = 1 << 16;
 
-std::string item(const std::string& list, std::size_t index) {
+std::string item(const std::string& list, size_t index) {
   return list + "[" + std::to_string(index) + "]";
 }
 
@@ -22,13 +22,13 @@ void check_index(const std::string& what, int64_t index, int64_t count) {
   refuse(what, "an index below " + std::to_string(count), std::to_string(index));
 }
 
-void check_size(const std::string& what, std::size_t size, int64_t expected) {
+void check_size(const std::string& what, size_t size, int64_t expected) {
   if (static_cast<int64_t>(size) == expected) return;
   refuse(what, std::to_string(expected) + " entries", std::to_string(size));
 }
 
 void check_finite(const std::string& what, std::span<const float> values) {
-  for (std::size_t i = 0; i < values.size(); ++i) {
+  for (size_t i = 0; i < values.size(); ++i) {
     if (!std::isfinite(values[i])) {
       refuse(item(what, i), "a finite number", std::to_string(values[i]));
     }
@@ -45,7 +45,7 @@ void check_sequence(const std::string& what, const Sequence& sequence) {
     refuse(what + ".columns", "1 to 65536 tokens", std::to_string(columns));
   }
   check_visible(what, sequence.visible_begin, sequence.visible_end, rows, columns);
-  for (std::size_t i = 0; i < sequence.regions.size(); ++i) {
+  for (size_t i = 0; i < sequence.regions.size(); ++i) {
     const Region& region = sequence.regions[i];
     const std::string name = item(what + ".regions", i);
     if (region.begin < 0 || region.begin >= region.end || region.end > columns) {
@@ -61,7 +61,7 @@ void check_sequence(const std::string& what, const Sequence& sequence) {
 void check_model(const std::string& what, const ReportModel& model) {
   if (model.layers < 1) refuse(what + ".layers", "at least 1", std::to_string(model.layers));
   if (model.heads < 1) refuse(what + ".heads", "at least 1", std::to_string(model.heads));
-  for (std::size_t i = 0; i < model.lambda.size(); ++i) {
+  for (size_t i = 0; i < model.lambda.size(); ++i) {
     const LambdaLayer& layer = model.lambda[i];
     check_index(item(what + ".lambda", i) + ".layer", layer.layer, model.layers);
     if (layer.heads.size() != 1) {
@@ -69,7 +69,7 @@ void check_model(const std::string& what, const ReportModel& model) {
     }
   }
   const auto names = static_cast<int64_t>(model.statistics.names.size());
-  for (std::size_t i = 0; i < model.statistics.rows.size(); ++i) {
+  for (size_t i = 0; i < model.statistics.rows.size(); ++i) {
     const StatisticsTable::Row& row = model.statistics.rows[i];
     const std::string name = item(what + ".statistics.rows", i);
     check_index(name + ".layer", row.layer, model.layers);
@@ -79,7 +79,7 @@ void check_model(const std::string& what, const ReportModel& model) {
 }
 
 void check_curves(const std::string& what, const Curves& curves) {
-  for (std::size_t i = 0; i < curves.series.size(); ++i) {
+  for (size_t i = 0; i < curves.series.size(); ++i) {
     const Series& series = curves.series[i];
     const std::string name = item(what + ".series", i);
     const auto points = static_cast<int64_t>(series.x.size());
@@ -91,10 +91,10 @@ void check_curves(const std::string& what, const Curves& curves) {
 }
 
 void check_table(const std::string& what, const Table& table) {
-  for (std::size_t i = 0; i < table.rows.size(); ++i) {
+  for (size_t i = 0; i < table.rows.size(); ++i) {
     const std::string name = item(what + ".rows", i);
     check_size(name, table.rows[i].size(), static_cast<int64_t>(table.columns.size()));
-    for (std::size_t j = 0; j < table.columns.size(); ++j) {
+    for (size_t j = 0; j < table.columns.size(); ++j) {
       const bool number = std::holds_alternative<double>(table.rows[i][j]);
       if (number == table.columns[j].number) continue;
       refuse(item(name, j), table.columns[j].number ? "a number" : "text",
@@ -114,7 +114,7 @@ void check_visible(const std::string& what, const std::vector<int64_t>& begin,
   if (begin.empty() && end.empty()) return;
   check_size(what + ".visible_begin", begin.size(), rows);
   check_size(what + ".visible_end", end.size(), rows);
-  for (std::size_t i = 0; i < begin.size(); ++i) {
+  for (size_t i = 0; i < begin.size(); ++i) {
     if (begin[i] < 0 || begin[i] > end[i] || end[i] > columns) {
       refuse(item(what + ".visible", i), "a range within " + std::to_string(columns) + " columns",
              std::to_string(begin[i]) + " to " + std::to_string(end[i]));
@@ -124,16 +124,16 @@ void check_visible(const std::string& what, const std::vector<int64_t>& begin,
 
 void check(const Report& report) {
   if (report.title.empty()) refuse("title", "text", "none");
-  for (std::size_t i = 0; i < report.sequences.size(); ++i) {
+  for (size_t i = 0; i < report.sequences.size(); ++i) {
     check_sequence(item("sequences", i), report.sequences[i]);
   }
-  for (std::size_t i = 0; i < report.models.size(); ++i) {
+  for (size_t i = 0; i < report.models.size(); ++i) {
     check_model(item("models", i), report.models[i]);
   }
-  for (std::size_t i = 0; i < report.curves.size(); ++i) {
+  for (size_t i = 0; i < report.curves.size(); ++i) {
     check_curves(item("curves", i), report.curves[i]);
   }
-  for (std::size_t i = 0; i < report.tables.size(); ++i) {
+  for (size_t i = 0; i < report.tables.size(); ++i) {
     check_table(item("tables", i), report.tables[i]);
   }
 }
@@ -141,8 +141,8 @@ void check(const Report& report) {
 void check(const HeadMaps& maps, const Report& report) {
   check_index("maps.model", maps.model, static_cast<int64_t>(report.models.size()));
   check_index("maps.sequence", maps.sequence, static_cast<int64_t>(report.sequences.size()));
-  const ReportModel& model = report.models[static_cast<std::size_t>(maps.model)];
-  const Sequence& sequence = report.sequences[static_cast<std::size_t>(maps.sequence)];
+  const ReportModel& model = report.models[static_cast<size_t>(maps.model)];
+  const Sequence& sequence = report.sequences[static_cast<size_t>(maps.sequence)];
   check_index("maps.layer", maps.layer, model.layers);
   check_index("maps.head", maps.head, model.heads);
   const std::string what =

@@ -9,11 +9,12 @@
 
 namespace diffattn::analysis {
 
-/// Throws `diffattn: <what>: expected <expected>, got <got>` as std::invalid_argument.
+/// Throws std::invalid_argument with the message `diffattn: <what>: expected <expected>, got
+/// <got>`.
 [[noreturn]] void refuse(const std::string& what, const std::string& expected,
                          const std::string& got);
 
-/// Throws unless both ranges have one entry per row and lie within the columns.
+/// Throws unless `begin` and `end` have one entry per row and the ranges are within the columns.
 void check_visible(const std::string& what, const std::vector<int64_t>& begin,
                    const std::vector<int64_t>& end, int64_t rows, int64_t columns);
 

@@ -14,13 +14,13 @@ struct Grid {
   std::vector<float> values;
 
   float at(int64_t row, int64_t column) const {
-    return values[static_cast<std::size_t>(row * columns + column)];
+    return values[static_cast<size_t>(row * columns + column)];
   }
 };
 
-/// Every factor x factor block of [rows, columns] becomes one cell with the block's entry of
-/// largest magnitude (the first one of equal ones, row by row), so that a lone negative entry
-/// among thousands is still there. Blocks at the right and lower edge may be smaller.
+/// Downsamples a map [rows, columns]: each factor x factor block becomes one cell with the entry of
+/// largest magnitude, the first one in row order if several are equal. A single negative entry
+/// among thousands thus stays visible. Blocks at the right and lower edges may be smaller.
 Grid keep_extremes(std::span<const float> values, int64_t rows, int64_t columns, int64_t factor);
 
 }  // namespace diffattn::analysis

@@ -7,7 +7,7 @@
 
 namespace diffattn::analysis {
 
-/// The report's first block: everything but the maps (docs/report_format.md).
+/// Returns the first block of a report: everything but the maps (docs/report_format.md).
 nlohmann::json header_of(const Report& report);
 
 }  // namespace diffattn::analysis

@@ -8,7 +8,7 @@
 namespace diffattn::analysis {
 namespace {
 
-// The shortest text that reads back as the same double.
+// Returns the shortest text that reads back as the same double.
 std::string shortest(double value) {
   if (!std::isfinite(value)) return "";
   char text[32];
@@ -17,9 +17,9 @@ std::string shortest(double value) {
 }
 
 std::string csv_field(const std::string& given) {
-  // A leading = + - @ of text would be run by spreadsheets.
+  // Spreadsheets would run text that starts with = + - or @ as a formula.
   const bool formula = given.find_first_of("=+-@\t\r") == 0;
-  const std::string text = formula ? "'" + given : given;
+  std::string text = formula ? "'" + given : given;
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
   std::string out = "\"";
   for (const char c : text) {
@@ -49,16 +49,16 @@ const std::vector<Statistic>& attention_statistics() {
       {"focus", "focus", "Share of the entries with |A| > 1/2."},
       {"mean_abs", "mean |A|", "Mean magnitude of the entries."},
       {"negative_mass", "negative mass",
-       "Sum of max(\u2212A, 0) over a row: how much is subtracted below zero."},
+       "Sum of max(\u2212A, 0) over a row: the weight below zero."},
       {"entropy", "entropy",
-       "\u2212\u03a3 a log a with a = |A| / \u03a3|A|: low when a row looks at few tokens."},
-      {"sink_mass", "sink mass", "A at the first token a row may see."},
+       "\u2212\u03a3 a log a with a = |A| / \u03a3|A|: low if a row attends to few tokens."},
+      {"sink_mass", "sink mass", "A at the first token that a row may see."},
       {"row_max", "row maximum", "Largest entry of a row."},
       {"noise_cancelled", "noise cancelled",
-       "\u03a3 min(p1, \u03bb p2): what map 2 takes away from map 1."},
-      {"lambda", "\u03bb", "How much of map 2 is subtracted, mean over the tokens."},
+       "\u03a3 min(p1, \u03bb p2): the weight of map 1 that map 2 cancels."},
+      {"lambda", "\u03bb", "The factor of map 2, mean over the tokens."},
       {"similarity", "similarity",
-       "\u03a3 min(p1, p2): likeness of the two maps, 1 when they are equal."}};
+       "\u03a3 min(p1, p2): the overlap of the two maps, 1 if they are equal."}};
   return names;
 }
 
@@ -84,7 +84,7 @@ std::string to_json(const StatisticsTable& table) {
   json rows = json::array();
   for (const StatisticsTable::Row& row : table.rows) {
     json entry = {{"layer", row.layer}, {"head", row.head}};
-    for (std::size_t i = 0; i < table.names.size() && i < row.values.size(); ++i) {
+    for (size_t i = 0; i < table.names.size() && i < row.values.size(); ++i) {
       const double value = row.values[i];
       entry[table.names[i].key] = std::isfinite(value) ? json(value) : json(nullptr);
     }

@@ -20,7 +20,7 @@ bool forbidden_in_markup(char32_t c) {
 std::u32string code_points(std::string_view text) {
   using io::unicode::Character;
   std::u32string out;
-  for (std::size_t at = 0; at < text.size();) {
+  for (size_t at = 0; at < text.size();) {
     const Character character = io::unicode::character_at(text, at);
     out += character.code == Character::kInvalid ? kReplacement : char32_t{character.code};
     at += character.size;

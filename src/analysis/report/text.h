@@ -7,15 +7,15 @@
 
 namespace diffattn::analysis {
 
-/// The document as JSON that may stand inside an HTML script element and inside JavaScript: `<`,
-/// `>`, `&`, U+2028 and U+2029 are escaped, bytes that are not UTF-8 become U+FFFD. ASCII only.
+/// Returns the document as ASCII JSON that is safe inside an HTML script element and inside
+/// JavaScript: escapes `<`, `>`, `&`, U+2028 and U+2029, and replaces invalid UTF-8 with U+FFFD.
 std::string json_in_html(const nlohmann::json& document);
 
-/// Text for HTML or XML content and double-quoted attributes. Bytes that are not UTF-8, and the
-/// control characters that HTML or XML forbid, become U+FFFD.
+/// Escapes text for HTML or XML content and double-quoted attributes. Replaces invalid UTF-8 and
+/// the control characters that HTML or XML forbid with U+FFFD.
 std::string markup_text(std::string_view text);
 
-/// The code points of text; U+FFFD for every byte that is not part of valid UTF-8.
+/// Returns the code points of text, with U+FFFD for every byte of invalid UTF-8.
 std::u32string code_points(std::string_view text);
 
 }  // namespace diffattn::analysis

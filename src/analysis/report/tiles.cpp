@@ -55,15 +55,14 @@ std::vector<TilePlace> append_tiles(std::vector<uint8_t>& block, std::span<const
       float scale = 0;
       for (int64_t row = top; row < bottom; ++row) {
         for (int64_t column = left; column < right; ++column) {
-          scale =
-              std::max(scale, std::fabs(values[static_cast<std::size_t>(row * columns + column)]));
+          scale = std::max(scale, std::fabs(values[static_cast<size_t>(row * columns + column)]));
         }
       }
       if (scale == 0) continue;
       places.push_back({top / kTileSide, left / kTileSide, block.size(), scale});
       for (int64_t row = top; row < bottom; ++row) {
         for (int64_t column = left; column < right; ++column) {
-          append_value(block, values[static_cast<std::size_t>(row * columns + column)], scale,
+          append_value(block, values[static_cast<size_t>(row * columns + column)], scale,
                        precision);
         }
       }

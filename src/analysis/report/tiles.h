@@ -9,29 +9,29 @@
 
 namespace diffattn::analysis {
 
-/// Rows and columns of a tile; tiles at the right and lower edge are smaller.
+/// Rows and columns of a tile. Tiles at the right and lower edges are smaller.
 constexpr int64_t kTileSide = 256;
 
-/// One tile's place among the bytes of its block.
+/// The position of a tile in the bytes of its block.
 struct TilePlace {
   int64_t tile_row = 0;
   int64_t tile_column = 0;
   uint64_t offset = 0;  // a multiple of 3, so that a tile is a slice of the base64 text
-  float scale = 1;      // of kByte: the largest magnitude in the tile
+  float scale = 1;      // kByte: the largest magnitude in the tile
 };
 
-/// Appends the tiles of a map that are not all zero to block and says where they lie.
+/// Appends the tiles of a map to block, except those that are all zero. Returns their positions.
 ///
 /// kFloat32 and kFloat16 are little-endian IEEE. kByte is a signed byte q in [-127, 127] that
-/// stands for sign(q) scale (q / 127)^2: small weights keep about the relative precision of large
-/// ones. precision must not be kAuto.
+/// stands for sign(q) scale (q / 127)^2, which gives small weights about the same relative
+/// precision as large ones. precision must not be kAuto.
 std::vector<TilePlace> append_tiles(std::vector<uint8_t>& block, std::span<const float> values,
                                     int64_t rows, int64_t columns, Precision precision);
 
-/// kAuto resolved for a map of that size.
+/// Replaces kAuto with the format for a map of that size; returns other values unchanged.
 Precision resolved(Precision precision, int64_t rows, int64_t columns);
 
-/// "f32", "f16", "q8"
+/// Returns "f32", "f16" or "q8".
 const char* format_name(Precision precision);
 
 }  // namespace diffattn::analysis

@@ -18,8 +18,9 @@ namespace {
 
 using nlohmann::json;
 
-// Every second level of the pyramid is stored, from 4 x 4 entries a cell on; the viewer makes the
-// others. The last one has at most this many cells a side.
+// The file stores every second level of the pyramid, starting with cells of 4 x 4 entries. The
+// viewer computes the other levels. The coarsest level is the first with at most twice this many
+// cells per side.
 constexpr int64_t kOverviewSide = 256;
 constexpr int64_t kLevelStep = 2;
 
@@ -36,7 +37,8 @@ json json_of(const std::vector<TilePlace>& places) {
   return out;
 }
 
-// The levels that are stored, coarsest first: the page can draw before the rest has arrived.
+// Returns the levels to store, the coarsest first, so that the page can draw before the file is
+// fully loaded.
 std::vector<int64_t> stored_levels(int64_t side, bool full) {
   std::vector<int64_t> levels;
   for (int64_t level = kLevelStep; side >> (level - kLevelStep) > 2 * kOverviewSide;
@@ -56,8 +58,8 @@ std::vector<int64_t> stored_levels(int64_t side, bool full) {
 std::vector<float> difference_of(const HeadMaps& maps, int64_t columns) {
   if (!maps.difference.empty()) return maps.difference;
   std::vector<float> out = maps.p1;
-  for (std::size_t i = 0; i < out.size() && !maps.p2.empty(); ++i) {
-    const std::size_t row = i / static_cast<std::size_t>(columns);
+  for (size_t i = 0; i < out.size() && !maps.p2.empty(); ++i) {
+    const size_t row = i / static_cast<size_t>(columns);
     out[i] -= maps.lambda[maps.lambda.size() == 1 ? 0 : row] * maps.p2[i];
   }
   return out;
@@ -66,13 +68,13 @@ std::vector<float> difference_of(const HeadMaps& maps, int64_t columns) {
 struct ReportWriter::State {
   State(const std::string& path, const Report& source) : report(source), file(path) {}
 
-  // One block of base64 with the tiles of every map on that level.
+  // Adds a base64 block with the tiles of all maps on that level to `pending`; returns its index.
   json write_level(std::span<const NamedMap> maps, int64_t rows, int64_t columns, int64_t level,
                    Precision precision);
 
   Report report;
   io::AtomicFile file;
-  std::string pending;  // blocks of the map being added, written after its index
+  std::string pending;  // blocks of the current map, written after its index
   int64_t blocks = 0;
 };
 
@@ -116,7 +118,7 @@ ReportWriter::~ReportWriter() = default;
 
 void ReportWriter::add(const HeadMaps& maps) {
   check(maps, state_->report);
-  const Sequence& sequence = state_->report.sequences[static_cast<std::size_t>(maps.sequence)];
+  const Sequence& sequence = state_->report.sequences[static_cast<size_t>(maps.sequence)];
   const int64_t rows = sequence.row_count();
   const int64_t columns = sequence.column_count();
   const Precision precision = resolved(maps.precision, rows, columns);
@@ -131,8 +133,8 @@ void ReportWriter::add(const HeadMaps& maps) {
   state_->pending.clear();
   json levels = json::array();
   for (const int64_t level : stored_levels(std::max(rows, columns), maps.full)) {
-    // The difference of two rounded maps is not the rounded difference, and the extreme entry of
-    // a cell is not the difference of the maps' extremes: only exact entries leave it out.
+    // The page can compute the difference itself only from exact entries: it differs from the
+    // difference of two rounded maps, and from the difference of the extremes of a cell.
     const bool derived = level == 0 && precision == Precision::kFloat32 && !own_difference;
     std::vector<NamedMap> on_level = planes;
     if (!difference.empty() && !derived) on_level.push_back({"difference", difference});

@@ -7,10 +7,10 @@ namespace {
 struct Row {
   Dtype dtype;
   std::string_view name;
-  std::uint64_t bits;
+  uint64_t bits;
 };
 
-// In enum order, so that a dtype is its own row number.
+// In enum order: the value of a dtype is the index of its row.
 constexpr std::array<Row, kDtypeCount> kRows = {{
     {Dtype::kBool, "BOOL", 8},
     {Dtype::kF4, "F4", 4},
@@ -37,8 +37,8 @@ constexpr std::array<Row, kDtypeCount> kRows = {{
 }};
 
 constexpr bool rows_in_enum_order() {
-  for (std::size_t i = 0; i < kRows.size(); ++i) {
-    if (static_cast<std::size_t>(kRows[i].dtype) != i) return false;
+  for (size_t i = 0; i < kRows.size(); ++i) {
+    if (static_cast<size_t>(kRows[i].dtype) != i) return false;
   }
   return true;
 }
@@ -46,7 +46,7 @@ static_assert(rows_in_enum_order());
 
 constexpr std::array<Dtype, kDtypeCount> make_all() {
   std::array<Dtype, kDtypeCount> all{};
-  for (std::size_t i = 0; i < kRows.size(); ++i) all[i] = kRows[i].dtype;
+  for (size_t i = 0; i < kRows.size(); ++i) all[i] = kRows[i].dtype;
   return all;
 }
 constexpr std::array<Dtype, kDtypeCount> kAll = make_all();
@@ -55,13 +55,9 @@ constexpr std::array<Dtype, kDtypeCount> kAll = make_all();
 
 const std::array<Dtype, kDtypeCount>& all_dtypes() noexcept { return kAll; }
 
-std::string_view dtype_name(Dtype dtype) noexcept {
-  return kRows[static_cast<std::size_t>(dtype)].name;
-}
+std::string_view dtype_name(Dtype dtype) noexcept { return kRows[static_cast<size_t>(dtype)].name; }
 
-std::uint64_t dtype_bits(Dtype dtype) noexcept {
-  return kRows[static_cast<std::size_t>(dtype)].bits;
-}
+uint64_t dtype_bits(Dtype dtype) noexcept { return kRows[static_cast<size_t>(dtype)].bits; }
 
 std::optional<Dtype> parse_dtype(std::string_view name) noexcept {
   for (const Row& row : kRows) {

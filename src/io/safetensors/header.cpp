@@ -3,9 +3,9 @@
 #include <numeric>
 #include <utility>
 
-#include "io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/safetensors.h"
+#include "io/checked.h"
 #include "io/safetensors/header_events.h"
 #include "io/safetensors/rules.h"
 
@@ -18,28 +18,26 @@ namespace {
               "tensor " + in_quotes(entry.info.name) + ": " + message);
 }
 
-// Sorting finds duplicates in n log n whatever the names are; a hash table can be fed names that
-// all collide.
-std::vector<std::uint32_t> sorted_by_name(const std::vector<Entry>& entries,
-                                          const std::string& file) {
-  std::vector<std::uint32_t> order(entries.size());
+// Sorting finds duplicates in O(n log n) for any names; an attacker could choose names that all
+// collide in a hash table.
+std::vector<uint32_t> sorted_by_name(const std::vector<Entry>& entries, const std::string& file) {
+  std::vector<uint32_t> order(entries.size());
   std::iota(order.begin(), order.end(), 0U);
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
     const int sign = entries[a].info.name.compare(entries[b].info.name);
     return sign != 0 ? sign < 0 : entries[a].position < entries[b].position;
   });
-  for (std::size_t i = 1; i < order.size(); ++i) {
+  for (size_t i = 1; i < order.size(); ++i) {
     if (entries[order[i - 1]].info.name == entries[order[i]].info.name) {
-      fail_entry(file, entries[order[i]], "expected names that differ, got this one twice");
+      fail_entry(file, entries[order[i]], "expected unique names, got this one twice");
     }
   }
   return order;
 }
 
-// Tensors laid end to end from 0 must fill the data part exactly.
-void check_layout(const std::vector<Entry>& entries, std::uint64_t data_size,
-                  const std::string& file) {
-  std::uint64_t next = 0;
+// Throws Error if the tensors leave gaps, overlap or do not fill the data part exactly.
+void check_layout(const std::vector<Entry>& entries, uint64_t data_size, const std::string& file) {
+  uint64_t next = 0;
   for (const Entry& entry : entries) {
     if (entry.info.begin != next) {
       fail_entry(file, entry,
@@ -61,16 +59,16 @@ void check_layout(const std::vector<Entry>& entries, std::uint64_t data_size,
 
 }  // namespace
 
-std::uint64_t SafetensorsHeader::parse_length(std::span<const std::byte> first,
-                                              std::uint64_t file_size, const std::string& file) {
+uint64_t SafetensorsHeader::parse_length(std::span<const std::byte> first, uint64_t file_size,
+                                         const std::string& file) {
   if (first.size() < kLengthBytes || file_size < kLengthBytes) {
     throw Error(file, 0,
                 "expected a header length of 8 bytes, got a file of " +
-                    std::to_string(std::min<std::uint64_t>(first.size(), file_size)) + " bytes");
+                    std::to_string(std::min<uint64_t>(first.size(), file_size)) + " bytes");
   }
-  std::uint64_t length = 0;
-  for (std::size_t i = 0; i < kLengthBytes; ++i) {
-    length |= std::to_integer<std::uint64_t>(first[i]) << (8 * i);
+  uint64_t length = 0;
+  for (size_t i = 0; i < kLengthBytes; ++i) {
+    length |= std::to_integer<uint64_t>(first[i]) << (8 * i);
   }
   if (length > kMaxHeaderBytes) {
     throw Error(file, 0,
@@ -86,9 +84,9 @@ std::uint64_t SafetensorsHeader::parse_length(std::span<const std::byte> first,
   return length;
 }
 
-SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> head, std::uint64_t file_size,
+SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> head, uint64_t file_size,
                                            const std::string& file) {
-  const std::uint64_t length = parse_length(head, file_size, file);
+  const uint64_t length = parse_length(head, file_size, file);
   const auto data_begin = checked_add(kLengthBytes, length);
   if (!data_begin || *data_begin > head.size()) {
     throw Error(file, head.size(),
@@ -96,14 +94,14 @@ SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> head, std:
                     std::to_string(head.size() - kLengthBytes));
   }
   const std::string_view text(reinterpret_cast<const char*>(head.data()) + kLengthBytes,
-                              static_cast<std::size_t>(length));
+                              static_cast<size_t>(length));
   HeaderEvents events(text, file);
   events.run();
 
   std::vector<Entry>& entries = events.entries;
   const auto lies_before = [](const Entry& a, const Entry& b) {
     if (a.info.begin != b.info.begin) return a.info.begin < b.info.begin;
-    if (a.info.end != b.info.end) return a.info.end < b.info.end;  // empty ones come first
+    if (a.info.end != b.info.end) return a.info.end < b.info.end;  // empty tensors first
     return a.position < b.position;
   };
   // Most writers list tensors in the order of their data.
@@ -123,7 +121,7 @@ SafetensorsHeader SafetensorsHeader::parse(std::span<const std::byte> head, std:
 const TensorInfo* SafetensorsHeader::find(std::string_view name) const noexcept {
   const auto found = std::lower_bound(
       by_name_.begin(), by_name_.end(), name,
-      [&](std::uint32_t index, std::string_view wanted) { return tensors_[index].name < wanted; });
+      [&](uint32_t index, std::string_view wanted) { return tensors_[index].name < wanted; });
   if (found == by_name_.end() || tensors_[*found].name != name) return nullptr;
   return &tensors_[*found];
 }

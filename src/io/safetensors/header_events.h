@@ -9,26 +9,25 @@
 #include <utility>
 #include <vector>
 
-#include "io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/safetensors.h"
+#include "io/checked.h"
 #include "io/json_events.h"
 #include "io/safetensors/rules.h"
 
-// PRIVATE header: the grammar of the safetensors header, checked tensor by tensor as the text is
-// read. What concerns all tensors together (names, layout) is checked in header.cpp.
+// Parses the safetensors header and checks each tensor. header.cpp checks the names and the layout
+// of all tensors together.
 
 namespace diffattn::io {
 
-/// A tensor as it stands in the header, and where its name stands in the JSON text.
+/// A tensor of the header and the position of its name in the JSON text.
 struct Entry {
   TensorInfo info;
-  std::uint32_t position = 0;
+  uint32_t position = 0;
 };
 
-/// Reads the header straight into entries, with no document in between: a hostile header of
-/// 100 MB would grow to gigabytes as one. The grammar is flat, so a state is all there is to
-/// remember, and nothing can nest deeper than a shape.
+/// Reads the header directly into entries. A JSON document in between would take gigabytes for a
+/// hostile header of 100 MB. Headers nest no deeper than a shape, so one state is enough.
 class HeaderEvents final : public JsonEvents {
  public:
   HeaderEvents(std::string_view text, const std::string& file)
@@ -37,7 +36,7 @@ class HeaderEvents final : public JsonEvents {
   std::vector<Entry> entries;
   Metadata metadata;
 
-  bool start_object(std::size_t) override {
+  bool start_object(size_t) override {
     if (state_ == State::kRoot) return enter(State::kTensorName);
     if (state_ == State::kTensor) return enter(State::kField);
     if (state_ == State::kMetadata) return enter(State::kMetadataKey);
@@ -77,12 +76,12 @@ class HeaderEvents final : public JsonEvents {
       fail("at most " + std::to_string(kMaxMetadataEntries) + " metadata entries", "more");
     }
     if (!metadata.try_emplace(std::move(metadata_key_), std::move(text)).second) {
-      fail("metadata keys that differ", "a second value for one");
+      fail("unique metadata keys", "a second value for one");
     }
     return enter(State::kMetadataKey);
   }
 
-  bool start_array(std::size_t) override {
+  bool start_array(size_t) override {
     if (state_ == State::kShape) return enter(State::kDimension);
     if (state_ == State::kOffsets) return enter(State::kOffset);
     unexpected();
@@ -111,7 +110,7 @@ class HeaderEvents final : public JsonEvents {
   bool real(double) override { unexpected(); }
 
  private:
-  // Each state is named for what comes next.
+  // Each state is named for the token that it expects.
   enum class State {
     kRoot,
     kTensorName,
@@ -143,7 +142,7 @@ class HeaderEvents final : public JsonEvents {
     if (const auto fault = name_fault(name)) fail_at(token_begin(), *fault);
     Entry& entry = entries.emplace_back();
     entry.info.name = std::move(name);
-    entry.position = static_cast<std::uint32_t>(token_begin());  // header < 100 MB
+    entry.position = static_cast<uint32_t>(token_begin());  // header < 100 MB
     fields_ = 0;
     offsets_ = 0;
     rank_ = 0;
@@ -158,17 +157,17 @@ class HeaderEvents final : public JsonEvents {
   }
 
   bool claim(Field field, const std::string& name, State next) {
-    if ((fields_ & field) != 0) fail("keys that differ", "a second " + in_quotes(name));
+    if ((fields_ & field) != 0) fail("unique keys", "a second " + in_quotes(name));
     fields_ |= field;
     return enter(next);
   }
 
-  bool add_dimension(std::uint64_t value) {
-    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+  bool add_dimension(uint64_t value) {
+    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
       fail("a dimension below 2^63", std::to_string(value));
     }
     if (rank_ == kMaxRank) fail("at most " + std::to_string(kMaxRank) + " dimensions", "more");
-    dimensions_[rank_++] = static_cast<std::int64_t>(value);
+    dimensions_[rank_++] = static_cast<int64_t>(value);
     return true;
   }
 
@@ -220,8 +219,8 @@ class HeaderEvents final : public JsonEvents {
   State state_ = State::kRoot;
   unsigned fields_ = 0;
   int offsets_ = 0;
-  std::size_t rank_ = 0;
-  std::array<std::int64_t, kMaxRank> dimensions_{};
+  size_t rank_ = 0;
+  std::array<int64_t, kMaxRank> dimensions_{};
   bool has_metadata_ = false;
   std::string metadata_key_;
 };

@@ -3,25 +3,24 @@
 #include <bit>
 #include <utility>
 
-#include "io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/safetensors.h"
+#include "io/checked.h"
 #include "io/safetensors/rules.h"
 
 namespace diffattn::io {
 
-// Tensor data is copied as it stands in the file.
+// read() copies little-endian data from the file without conversion.
 static_assert(std::endian::native == std::endian::little);
 
 namespace {
 
 SafetensorsHeader read_header(const File& file) {
-  std::vector<std::byte> head(
-      static_cast<std::size_t>(std::min<std::uint64_t>(file.size(), kLengthBytes)));
+  std::vector<std::byte> head(static_cast<size_t>(std::min<uint64_t>(file.size(), kLengthBytes)));
   file.read(0, head);
-  // Throws before the larger buffer is allocated when the length is not credible.
-  const std::uint64_t length = SafetensorsHeader::parse_length(head, file.size(), file.name());
-  head.resize(static_cast<std::size_t>(*checked_add(kLengthBytes, length)));
+  // Throws for a length beyond the file before we allocate a buffer of that length.
+  const uint64_t length = SafetensorsHeader::parse_length(head, file.size(), file.name());
+  head.resize(static_cast<size_t>(*checked_add(kLengthBytes, length)));
   file.read(0, head);
   return SafetensorsHeader::parse(head, file.size(), file.name());
 }
@@ -77,7 +76,7 @@ const TensorInfo& TensorSource::require(std::string_view name, Dtype dtype) cons
 }
 
 const TensorInfo& TensorSource::require(std::string_view name, Dtype dtype,
-                                        std::span<const std::int64_t> shape) const {
+                                        std::span<const int64_t> shape) const {
   const TensorInfo& info = require(name, dtype);
   if (!std::equal(shape.begin(), shape.end(), info.shape.begin(), info.shape.end())) {
     throw Error(this->name(), "tensor " + in_quotes(name) + ": expected shape " +
@@ -88,7 +87,7 @@ const TensorInfo& TensorSource::require(std::string_view name, Dtype dtype,
 
 std::vector<std::byte> TensorSource::read_bytes(std::string_view name) const {
   const TensorInfo& info = at(name);
-  std::vector<std::byte> data(static_cast<std::size_t>(info.bytes()));
+  std::vector<std::byte> data(static_cast<size_t>(info.bytes()));
   read(info, data);
   return data;
 }

@@ -3,16 +3,16 @@
 
 #include <algorithm>
 
-#include "io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/safetensors.h"
+#include "io/checked.h"
 
 namespace diffattn::io {
 namespace {
 
-// ASCII controls, DEL, and U+0080..U+009F, which terminals also obey.
+// True for ASCII controls, DEL, and U+0080..U+009F, which terminals also interpret.
 bool has_control_character(std::string_view text) {
-  for (std::size_t i = 0; i < text.size(); ++i) {
+  for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     if (byte < 0x20 || byte == 0x7f) return true;
     if (byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0) {
@@ -24,9 +24,9 @@ bool has_control_character(std::string_view text) {
 
 }  // namespace
 
-std::string shape_text(std::span<const std::int64_t> shape) {
+std::string shape_text(std::span<const int64_t> shape) {
   std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) {
+  for (size_t i = 0; i < shape.size(); ++i) {
     if (i > 0) text += ", ";
     text += std::to_string(shape[i]);
   }
@@ -44,22 +44,22 @@ std::optional<std::string> name_fault(std::string_view name) {
   return std::nullopt;
 }
 
-SizeOrFault size_of_tensor(Dtype dtype, std::span<const std::int64_t> shape) {
+SizeOrFault size_of_tensor(Dtype dtype, std::span<const int64_t> shape) {
   if (shape.size() > kMaxRank) {
     return {0, "expected at most " + std::to_string(kMaxRank) + " dimensions, got " +
                    std::to_string(shape.size())};
   }
-  // The product is taken over max(d, 1), so that an empty tensor such as [0, 2^40, 2^40] is held
-  // to the same bound: whoever computes strides from the shape must not overflow either.
-  std::uint64_t elements = 1;
+  // We multiply max(d, 1), so that the bound also holds for an empty tensor such as
+  // [0, 2^40, 2^40]: callers who compute strides from the shape must not overflow.
+  uint64_t elements = 1;
   bool empty = false;
-  for (const std::int64_t dimension : shape) {
+  for (const int64_t dimension : shape) {
     if (dimension < 0) {
       return {0, "expected dimensions of at least 0, got shape " + shape_text(shape)};
     }
     empty = empty || dimension == 0;
     const auto product =
-        checked_mul(elements, static_cast<std::uint64_t>(std::max<std::int64_t>(dimension, 1)));
+        checked_mul(elements, static_cast<uint64_t>(std::max<int64_t>(dimension, 1)));
     if (!product) {
       return {0, "expected a number of elements below 2^64, got shape " + shape_text(shape)};
     }
@@ -78,7 +78,7 @@ SizeOrFault size_of_tensor(Dtype dtype, std::span<const std::int64_t> shape) {
   return {*bits / 8, ""};
 }
 
-std::uint64_t tensor_bytes(const TensorSpec& spec, const std::string& file) {
+uint64_t tensor_bytes(const TensorSpec& spec, const std::string& file) {
   const SizeOrFault size = size_of_tensor(spec.dtype, spec.shape);
   if (!size.fault.empty()) {
     throw Error(file, "tensor " + in_quotes(spec.name) + ": " + size.fault);

@@ -9,21 +9,21 @@
 
 #include "diffattn/io/dtype.h"
 
-// PRIVATE header: what reader and writer agree on.
+// Rules that the reader and the writer share.
 
 namespace diffattn::io {
 
-inline constexpr std::uint64_t kLengthBytes = 8;
+inline constexpr uint64_t kLengthBytes = 8;
 inline constexpr std::string_view kMetadataKey = "__metadata__";
 
-/// What is wrong with a tensor name, as "expected ..., got ..."; nothing when it is fine.
+/// Returns the error in a tensor name as "expected ..., got ...", or nullopt if it is valid.
 std::optional<std::string> name_fault(std::string_view name);
 
-/// Size of a tensor in bytes, or what is wrong with its shape.
+/// The size of a tensor in bytes, or the error in its shape.
 struct SizeOrFault {
-  std::uint64_t bytes = 0;
+  uint64_t bytes = 0;
   std::string fault;  // empty when bytes is valid
 };
-SizeOrFault size_of_tensor(Dtype dtype, std::span<const std::int64_t> shape);
+SizeOrFault size_of_tensor(Dtype dtype, std::span<const int64_t> shape);
 
 }  // namespace diffattn::io

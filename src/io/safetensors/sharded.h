@@ -16,37 +16,37 @@ namespace diffattn::io {
 
 inline constexpr char kModelFile[] = "model.safetensors";
 inline constexpr char kModelIndexFile[] = "model.safetensors.index.json";
-inline constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{32} << 20;
-inline constexpr std::size_t kMaxShards = 4096;
+inline constexpr uint64_t kMaxIndexBytes = uint64_t{32} << 20;
+inline constexpr size_t kMaxShards = 4096;
 
-/// True for names a shard may have: [A-Za-z0-9._-]+, at most 255 bytes, neither "." nor "..".
+/// True for valid shard names: [A-Za-z0-9._-]+, at most 255 bytes, neither "." nor "..".
 bool is_shard_name(std::string_view name) noexcept;
 
-/// A model's weights, in one file or in several with an index.
+/// The weights of a model, in one file or in several with an index.
 class ShardedReader final : public TensorSource {
  public:
-  /// path is a model folder, an index file (`*.index.json`) or a single .safetensors file. In a
-  /// folder `model.safetensors` comes first and the index second, as in transformers.
+  /// path is a model folder, an index file (`*.index.json`) or a single .safetensors file. Like
+  /// transformers, this prefers `model.safetensors` in a folder to the index.
   ///
-  /// The index is untrusted: a shard is opened by bare name inside the index's folder, and unless
-  /// symlinks says otherwise must not be a symbolic link. Every tensor in `weight_map` must exist
-  /// in its shard; tensors of a shard that the index does not map there are not visible.
+  /// The index is untrusted. Shards are opened by bare name inside the index's folder and must not
+  /// be symbolic links, unless `symlinks` allows it. Every tensor in `weight_map` must exist in its
+  /// shard. Tensors of a shard that the index does not list are not visible.
   static ShardedReader open(const std::string& path, Symlinks symlinks = Symlinks::kRefuse);
 
   const std::string& name() const noexcept override { return name_; }
-  /// Of the single file; of an index, the first shard's (by name).
+  /// The metadata of the single file, or of the first shard by name.
   const Metadata& metadata() const noexcept override;
   std::vector<std::string> names() const override;
   const TensorInfo* find(std::string_view name) const noexcept override;
   void read(const TensorInfo& info, std::span<std::byte> out) const override;
 
-  std::size_t shard_count() const noexcept { return shards_.size(); }
+  size_t shard_count() const noexcept { return shards_.size(); }
 
  private:
   struct Place {
-    std::string_view name;  // of *info
+    std::string_view name;  // points into *info
     const TensorInfo* info;
-    std::size_t shard;
+    size_t shard;
   };
 
   ShardedReader() = default;
@@ -62,24 +62,24 @@ class ShardedReader final : public TensorSource {
   std::vector<Place> places_;  // sorted by name
 };
 
-/// Writes a model's weights into a folder, in as many files as max_shard_bytes asks for.
+/// Writes the weights of a model into a folder, in files of at most max_shard_bytes.
 ///
-/// One shard becomes `model.safetensors`; several become `model-00001-of-0000N.safetensors` and
-/// an index, which is written last. commit() then removes the other kind's entry file, so that a
-/// folder never offers two models. Each file is replaced atomically, the set of them is not: for
-/// that, write into a new folder and rename it.
+/// A single shard is `model.safetensors`; several are `model-00001-of-0000N.safetensors` and an
+/// index, which is written last. commit() then removes an older `model.safetensors` or index of the
+/// other kind, so a folder never has two models. Each file is replaced atomically, but not the set
+/// of files: for that, write into a new folder and rename it.
 class ShardedWriter {
  public:
-  /// folder must exist. A tensor larger than max_shard_bytes gets a shard of its own.
+  /// folder must exist. A tensor larger than max_shard_bytes gets its own shard.
   ShardedWriter(const std::string& folder, std::vector<TensorSpec> tensors,
-                std::uint64_t max_shard_bytes, const Metadata& metadata = {});
+                uint64_t max_shard_bytes, const Metadata& metadata = {});
 
-  /// As those of SafetensorsWriter.
+  /// Like the members of SafetensorsWriter with these names.
   void write(std::string_view name, std::span<const std::byte> data);
   void append(std::string_view name, std::span<const std::byte> data);
   void commit();
 
-  /// Bare names of the files with tensors, in order.
+  /// Bare names of the shards, in order.
   const std::vector<std::string>& files() const noexcept { return files_; }
 
  private:
@@ -88,8 +88,8 @@ class ShardedWriter {
   Directory directory_;
   std::vector<std::string> files_;
   std::vector<std::unique_ptr<SafetensorsWriter>> writers_;
-  std::unordered_map<std::string, std::size_t> shard_of_;
-  std::uint64_t total_bytes_ = 0;
+  std::unordered_map<std::string, size_t> shard_of_;
+  uint64_t total_bytes_ = 0;
 };
 
 }  // namespace diffattn::io

@@ -7,23 +7,23 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/json.h"
-#include "io/safetensors/sharded.h"
 #include "io/safetensors/rules.h"
+#include "io/safetensors/sharded.h"
 
 namespace diffattn::io {
 namespace {
 
 constexpr std::string_view kIndexSuffix = ".index.json";
-constexpr std::size_t kMaxFileNameBytes = 255;
-constexpr std::size_t kIndexDepth = 8;
+constexpr size_t kMaxFileNameBytes = 255;
+constexpr size_t kIndexDepth = 8;
 
-/// Shard name to the names of its tensors, both sorted.
+/// Maps a shard name to the names of its tensors, both sorted.
 using ShardMap = std::map<std::string, std::vector<std::string>>;
 
 ShardMap shard_map_of(const JsonValue& index) {
   if (const auto metadata = index.find("metadata")) {
-    // Known files carry it as 1234 and as 1234.0. It is a hint for progress bars; sizes come from
-    // the shards themselves.
+    // Published files write total_size as 1234 or 1234.0. It is only a hint for progress bars; the
+    // shards have the exact sizes.
     if (const auto total = metadata->find("total_size")) total->to_double(0.0, 0x1p63);
   }
   const JsonValue weight_map = index.at("weight_map");
@@ -65,7 +65,8 @@ ShardedReader ShardedReader::open(const std::string& path, Symlinks symlinks) {
   if (std::filesystem::is_directory(path, ignored)) {
     const Directory directory = Directory::open(path);
     if (directory.contains(kModelFile)) {
-      // The name is ours, not the index's, so a link is the owner's choice (download caches link).
+      // The name is fixed and not from an untrusted index, so a symbolic link is the owner's choice
+      // (download caches use links).
       return open_single(File::open_in(directory, kModelFile, Symlinks::kFollow));
     }
     if (directory.contains(kModelIndexFile)) {
@@ -120,7 +121,7 @@ ShardedReader ShardedReader::open_index(const Directory& directory, const std::s
 }
 
 void ShardedReader::add_shard(File file) {
-  // Behind a pointer: places_ points into the shards.
+  // unique_ptr keeps the address of each shard: places_ points into it.
   shards_.push_back(std::make_unique<SafetensorsReader>(std::move(file)));
 }
 
@@ -135,7 +136,7 @@ std::vector<std::string> ShardedReader::names() const {
   std::vector<const Place*> order;
   order.reserve(places_.size());
   for (const Place& place : places_) order.push_back(&place);
-  // TensorInfo objects of one shard lie in one array, ordered by offset.
+  // The TensorInfo objects of a shard are in one array, ordered by offset.
   std::sort(order.begin(), order.end(), [](const Place* a, const Place* b) {
     return a->shard != b->shard ? a->shard < b->shard : a->info < b->info;
   });

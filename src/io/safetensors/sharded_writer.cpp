@@ -9,14 +9,14 @@
 #include <system_error>
 #include <utility>
 
-#include "io/checked.h"
 #include "diffattn/io/error.h"
+#include "io/checked.h"
 #include "io/safetensors/sharded.h"
 
 namespace diffattn::io {
 namespace {
 
-std::string shard_file_name(std::size_t index, std::size_t count) {
+std::string shard_file_name(size_t index, size_t count) {
   if (count == 1) return kModelFile;
   char name[64];
   std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, count);
@@ -33,14 +33,14 @@ void remove_if_there(const Directory& directory, const char* name) {
 }  // namespace
 
 ShardedWriter::ShardedWriter(const std::string& folder, std::vector<TensorSpec> tensors,
-                             std::uint64_t max_shard_bytes, const Metadata& metadata)
+                             uint64_t max_shard_bytes, const Metadata& metadata)
     : directory_(Directory::open(folder)) {
   std::sort(tensors.begin(), tensors.end(),
             [](const TensorSpec& a, const TensorSpec& b) { return a.name < b.name; });
   std::vector<std::vector<TensorSpec>> shards(1);
-  std::uint64_t filled = 0;
+  uint64_t filled = 0;
   for (TensorSpec& spec : tensors) {
-    const std::uint64_t bytes = tensor_bytes(spec, folder);
+    const uint64_t bytes = tensor_bytes(spec, folder);
     const auto total = checked_add(total_bytes_, bytes);
     if (!total) throw Error(folder, "expected less than 2^64 bytes of tensors, got more");
     total_bytes_ = *total;
@@ -49,17 +49,17 @@ ShardedWriter::ShardedWriter(const std::string& folder, std::vector<TensorSpec> 
       shards.emplace_back();
       filled = 0;
     }
-    filled += bytes;  // at most total_bytes_
+    filled += bytes;  // cannot overflow: at most total_bytes_
     if (!shard_of_.emplace(spec.name, shards.size() - 1).second) {
-      throw Error(folder, "expected names that differ, got " + in_quotes(spec.name) + " twice");
+      throw Error(folder, "expected unique names, got " + in_quotes(spec.name) + " twice");
     }
     shards.back().push_back(std::move(spec));
   }
   if (shards.size() > kMaxShards) {
     throw Error(folder, "expected at most " + std::to_string(kMaxShards) + " shards, got " +
-                            std::to_string(shards.size()) + "; allow larger ones");
+                            std::to_string(shards.size()) + "; allow larger shards");
   }
-  for (std::size_t i = 0; i < shards.size(); ++i) {
+  for (size_t i = 0; i < shards.size(); ++i) {
     files_.push_back(shard_file_name(i, shards.size()));
     writers_.push_back(std::make_unique<SafetensorsWriter>(directory_.join(files_.back()),
                                                            std::move(shards[i]), metadata));

@@ -3,10 +3,10 @@
 #include <array>
 #include <utility>
 
-#include "io/checked.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/json.h"
 #include "diffattn/io/safetensors.h"
+#include "io/checked.h"
 #include "io/safetensors/rules.h"
 
 namespace diffattn::io {
@@ -18,7 +18,7 @@ std::string literal(std::string_view text, const std::string& file) {
   return *std::move(written);
 }
 
-// Sorts by name and lays the tensors end to end.
+// Sorts the tensors by name and assigns consecutive data ranges.
 std::vector<TensorInfo> lay_out(std::vector<TensorSpec> specs, const std::string& file) {
   if (specs.size() > kMaxTensors) {
     throw Error(file, "expected at most " + std::to_string(kMaxTensors) + " tensors, got " +
@@ -28,12 +28,12 @@ std::vector<TensorInfo> lay_out(std::vector<TensorSpec> specs, const std::string
             [](const TensorSpec& a, const TensorSpec& b) { return a.name < b.name; });
   std::vector<TensorInfo> tensors;
   tensors.reserve(specs.size());
-  std::uint64_t next = 0;
+  uint64_t next = 0;
   for (TensorSpec& spec : specs) {
     if (const auto fault = name_fault(spec.name)) throw Error(file, *fault);
     if (spec.name == kMetadataKey) throw Error(file, "expected a tensor name, got __metadata__");
     if (!tensors.empty() && tensors.back().name == spec.name) {
-      throw Error(file, "expected names that differ, got " + in_quotes(spec.name) + " twice");
+      throw Error(file, "expected unique names, got " + in_quotes(spec.name) + " twice");
     }
     const auto end = checked_add(next, tensor_bytes(spec, file));
     if (!end) throw Error(file, "expected less than 2^64 bytes of tensors, got more");
@@ -64,7 +64,7 @@ std::string header_text(const std::vector<TensorInfo>& tensors, const Metadata& 
     text += literal(info.name, file) + ":{\"dtype\":\"";
     text += dtype_name(info.dtype);
     text += "\",\"shape\":[";
-    for (std::size_t i = 0; i < info.shape.size(); ++i) {
+    for (size_t i = 0; i < info.shape.size(); ++i) {
       if (i > 0) text += ',';
       text += std::to_string(info.shape[i]);
     }
@@ -80,9 +80,9 @@ std::string header_text(const std::vector<TensorInfo>& tensors, const Metadata& 
   return text;
 }
 
-std::array<char, kLengthBytes> little_endian(std::uint64_t value) {
+std::array<char, kLengthBytes> little_endian(uint64_t value) {
   std::array<char, kLengthBytes> bytes{};
-  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(value >> (8 * i));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(value >> (8 * i));
   return bytes;
 }
 
@@ -99,7 +99,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
 }
 
 void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> data) {
-  const std::size_t index = index_of(name);
+  const size_t index = index_of(name);
   const TensorInfo& info = tensors_[index];
   if (data.size() != info.bytes()) {
     throw Error(file_.path(), "tensor " + in_quotes(name) + ": expected " +
@@ -114,12 +114,12 @@ void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> 
 }
 
 void SafetensorsWriter::append(std::string_view name, std::span<const std::byte> data) {
-  const std::size_t index = index_of(name);
+  const size_t index = index_of(name);
   const TensorInfo& info = tensors_[index];
   const auto end = checked_add(written_[index], data.size());
   if (!end || *end > info.bytes()) {
     throw Error(file_.path(), "tensor " + in_quotes(name) + ": expected " +
-                                  std::to_string(info.bytes()) + " bytes in all, got " +
+                                  std::to_string(info.bytes()) + " bytes in total, got " +
                                   std::to_string(data.size()) + " after " +
                                   std::to_string(written_[index]));
   }
@@ -131,7 +131,7 @@ void SafetensorsWriter::append(std::string_view name, std::span<const std::byte>
 }
 
 void SafetensorsWriter::commit() {
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
     if (written_[i] != tensors_[i].bytes()) {
       throw Error(file_.path(), "tensor " + in_quotes(tensors_[i].name) +
                                     ": expected data before commit, got " +
@@ -141,14 +141,14 @@ void SafetensorsWriter::commit() {
   file_.commit();
 }
 
-std::size_t SafetensorsWriter::index_of(std::string_view name) const {
+size_t SafetensorsWriter::index_of(std::string_view name) const {
   const auto found = std::lower_bound(
       tensors_.begin(), tensors_.end(), name,
       [](const TensorInfo& info, std::string_view key) { return info.name < key; });
   if (found == tensors_.end() || found->name != name) {
     throw Error(file_.path(), "expected a declared tensor, got " + in_quotes(name));
   }
-  return static_cast<std::size_t>(found - tensors_.begin());
+  return static_cast<size_t>(found - tensors_.begin());
 }
 
 void SafetensorsWriter::check_dtype(std::string_view name, Dtype dtype) const {

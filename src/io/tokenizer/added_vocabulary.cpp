@@ -9,12 +9,12 @@ using namespace unicode;
 
 void TokenFinder::add(std::string_view text, const AddedToken& token) {
   if (text.empty()) return;
-  std::uint32_t node = 0;
+  uint32_t node = 0;
   for (const char c : text) {
-    const auto byte = static_cast<std::uint8_t>(c);
-    std::uint32_t& next = node == 0 ? first_[byte] : step_[step_.pair_of(node, byte)];
+    const auto byte = static_cast<uint8_t>(c);
+    uint32_t& next = node == 0 ? first_[byte] : step_[step_.pair_of(node, byte)];
     if (next == 0) {
-      next = static_cast<std::uint32_t>(ends_.size());
+      next = static_cast<uint32_t>(ends_.size());
       ends_.push_back(nullptr);
     }
     node = next;
@@ -22,21 +22,21 @@ void TokenFinder::add(std::string_view text, const AddedToken& token) {
   if (ends_[node] == nullptr) ends_[node] = &token;
 }
 
-TokenFinder::Match TokenFinder::next(std::string_view text, std::size_t at) const {
+TokenFinder::Match TokenFinder::next(std::string_view text, size_t at) const {
   for (; at < text.size(); ++at) {
-    std::uint32_t node = first_[static_cast<std::uint8_t>(text[at])];
+    uint32_t node = first_[static_cast<uint8_t>(text[at])];
     Match match;
-    for (std::size_t end = at + 1; node != 0; ++end) {
+    for (size_t end = at + 1; node != 0; ++end) {
       if (ends_[node] != nullptr) match = {ends_[node], at, end};
       if (end == text.size()) break;
-      node = step_.find(step_.pair_of(node, static_cast<std::uint8_t>(text[end])));
+      node = step_.find(step_.pair_of(node, static_cast<uint8_t>(text[end])));
     }
     if (match.token != nullptr) return match;
   }
   return {};
 }
 
-bool TokenFinder::fits(std::string_view text, std::size_t done, Match& match) {
+bool TokenFinder::fits(std::string_view text, size_t done, Match& match) {
   if (match.token->single_word) {
     if (match.begin > 0 && (class_at(text, previous_begin(text, match.begin)) & kWord))
       return false;
@@ -44,7 +44,7 @@ bool TokenFinder::fits(std::string_view text, std::size_t done, Match& match) {
   }
   if (match.token->lstrip) {
     while (match.begin > done) {
-      const std::size_t before = previous_begin(text, match.begin);
+      const size_t before = previous_begin(text, match.begin);
       if (before < done || !(class_at(text, before) & kSpace)) break;
       match.begin = before;
     }

@@ -11,22 +11,21 @@
 #include "io/tokenizer/normalizer.h"
 #include "io/tokenizer/string_map.h"
 
-// PRIVATE header of the io layer.
-
 namespace diffattn::io {
 
-/// Finds added tokens in text: the leftmost first, of those the longest, none inside another.
+/// Finds added tokens in text: the leftmost match, and the longest of those. Matches do not
+/// overlap.
 class TokenFinder {
  public:
-  /// Of two equal texts the first counts.
+  /// Adds a token. If two tokens have the same text, the first one wins.
   void add(std::string_view text, const AddedToken& token);
 
-  /// Cuts text: calls found(token) and between(piece) in order. Tokens that skip_special or their
-  /// own flags forbid stay part of the text around them.
+  /// Splits text: calls found(token) and between(position, piece) in order. Special tokens remain
+  /// text if skip_special is true, and so do matches that the flags of the token exclude.
   template <typename Found, typename Between>
   void split(std::string_view text, bool skip_special, Found&& found, Between&& between) const {
-    std::size_t done = 0;
-    for (std::size_t at = 0; at < text.size();) {
+    size_t done = 0;
+    for (size_t at = 0; at < text.size();) {
       const Match match = next(text, at);
       if (match.token == nullptr) break;
       at = match.end;
@@ -44,18 +43,19 @@ class TokenFinder {
  private:
   struct Match {
     const AddedToken* token = nullptr;
-    std::size_t begin = 0, end = 0;
+    size_t begin = 0, end = 0;
   };
 
-  /// The first match that begins at `at` or later.
-  Match next(std::string_view text, std::size_t at) const;
-  /// False when a single word touches others; else widens the match over white space.
-  static bool fits(std::string_view text, std::size_t done, Match& match);
+  /// Returns the first match that begins at `at` or later.
+  Match next(std::string_view text, size_t at) const;
+  /// Returns false if the token is single_word and touches a word character. Otherwise extends the
+  /// match over white space as lstrip and rstrip require.
+  static bool fits(std::string_view text, size_t done, Match& match);
 
-  // A trie: node 0 is the root, step_[node, byte] is the next one, ends_[node] the token, if any.
-  PairMap<std::uint32_t> step_;
+  // A trie: node 0 is the root, step_[node, byte] the child, ends_[node] the token or nullptr.
+  PairMap<uint32_t> step_;
   std::vector<const AddedToken*> ends_ = {nullptr};
-  std::array<std::uint32_t, 256> first_{};  // step_ of the root
+  std::array<uint32_t, 256> first_{};  // children of the root
 };
 
 }  // namespace diffattn::io

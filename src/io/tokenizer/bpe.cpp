@@ -5,27 +5,27 @@
 #include <random>
 
 #include "io/tokenizer/byte_alphabet.h"
-#include "io/unicode/characters.h"
 #include "io/tokenizer/merge_queue.h"
+#include "io/unicode/characters.h"
 
 namespace diffattn::io {
 namespace {
 
-// Up to here looking for the lowest rank by hand beats a queue.
-constexpr std::size_t kShortWord = 48;
-// Up to here a heap beats lists by rank.
-constexpr std::size_t kMiddleWord = 4096;
-// Longer words are rarely whole tokens, and hashing them costs.
-constexpr std::size_t kLongestIndexedWord = 64;
+// Up to this length, a linear search for the lowest rank is faster than a queue.
+constexpr size_t kShortWord = 48;
+// Up to this length, MergeHeap is faster than MergeLists.
+constexpr size_t kMiddleWord = 4096;
+// Longer words are rarely whole tokens, so hashing them would not pay.
+constexpr size_t kLongestIndexedWord = 64;
 
 constexpr char kHexDigits[] = "0123456789ABCDEF";
 
 }  // namespace
 
-std::uint64_t table_seed() {
-  static const std::uint64_t seed = [] {
+uint64_t table_seed() {
+  static const uint64_t seed = [] {
     std::random_device device;
-    return std::uint64_t{device()} << 32 | device();
+    return uint64_t{device()} << 32 | device();
   }();
   return seed;
 }
@@ -38,28 +38,28 @@ bool Vocabulary::add(std::string_view token, TokenId id) {
   return true;
 }
 
-TokenId find_byte_token(const Vocabulary& vocabulary, std::uint8_t byte) {
+TokenId find_byte_token(const Vocabulary& vocabulary, uint8_t byte) {
   const char token[] = {'<', '0', 'x', kHexDigits[byte >> 4], kHexDigits[byte & 15], '>'};
   return vocabulary.find(std::string_view(token, sizeof token));
 }
 
-std::optional<std::uint8_t> byte_of_token(std::string_view token) {
+std::optional<uint8_t> byte_of_token(std::string_view token) {
   if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
   const std::string_view digits(kHexDigits, 16);
   const auto high = digits.find(token[3]), low = digits.find(token[4]);
   if (high == digits.npos || low == digits.npos) return std::nullopt;
-  return static_cast<std::uint8_t>(high << 4 | low);
+  return static_cast<uint8_t>(high << 4 | low);
 }
 
 Bpe::Bpe(const Vocabulary& vocabulary, const std::vector<Merge>& merges, const Settings& settings)
     : settings_(settings) {
-  for (std::uint32_t rank = 0; rank < merges.size(); ++rank) {
+  for (uint32_t rank = 0; rank < merges.size(); ++rank) {
     const Merge& merge = merges[rank];
-    // Of two merges of one pair the later counts, as in the reference implementation.
+    // If a pair has two merges, the later one wins, as in the reference implementation.
     pairs_[PairMap<Joined>::pair_of(merge.first, merge.second)] = {rank, merge.joined};
   }
   for (unsigned byte = 0; byte < 256; ++byte) {
-    const auto b = static_cast<std::uint8_t>(byte);
+    const auto b = static_cast<uint8_t>(byte);
     const char single = static_cast<char>(b);
     const std::string_view text = settings.byte_level ? visible(b) : std::string_view(&single, 1);
     byte_ids_[byte] = vocabulary.find(text);
@@ -103,14 +103,14 @@ void Bpe::encode(std::string_view word, std::vector<TokenId>& ids) const {
   thread_local std::vector<TokenId> symbols;
   symbols_of(word, symbols);
   merge_into(symbols, ids);
-  if (symbols.capacity() > (std::size_t{1} << 20)) std::vector<TokenId>().swap(symbols);
+  if (symbols.capacity() > (size_t{1} << 20)) std::vector<TokenId>().swap(symbols);
 }
 
 void Bpe::symbols_of(std::string_view word, std::vector<TokenId>& symbols) const {
   symbols.clear();
-  bool unknown = false;  // one or more unknown characters, their token not written yet
-  for (std::size_t at = 0, size = 1; at < word.size(); at += size) {
-    const auto byte = static_cast<std::uint8_t>(word[at]);
+  bool unknown = false;  // unknown characters whose token is not written yet
+  for (size_t at = 0, size = 1; at < word.size(); at += size) {
+    const auto byte = static_cast<uint8_t>(word[at]);
     TokenId id = byte_ids_[byte];
     size = 1;
     if (!settings_.byte_level && byte >= 0x80) {
@@ -125,10 +125,10 @@ void Bpe::symbols_of(std::string_view word, std::vector<TokenId>& symbols) const
     }
     const std::string_view character = settings_.byte_level ? visible(byte) : word.substr(at, size);
     const auto has_fallback = [&](char b) {
-      return fallback_ids_[static_cast<std::uint8_t>(b)] != Vocabulary::kNone;
+      return fallback_ids_[static_cast<uint8_t>(b)] != Vocabulary::kNone;
     };
     if (settings_.byte_fallback && std::all_of(character.begin(), character.end(), has_fallback)) {
-      for (const char b : character) symbols.push_back(fallback_ids_[static_cast<std::uint8_t>(b)]);
+      for (const char b : character) symbols.push_back(fallback_ids_[static_cast<uint8_t>(b)]);
       continue;
     }
     if (settings_.unknown == Vocabulary::kNone) continue;
@@ -140,7 +140,7 @@ void Bpe::symbols_of(std::string_view word, std::vector<TokenId>& symbols) const
 
 void Bpe::merge_into(std::vector<TokenId>& symbols, std::vector<TokenId>& ids) const {
   if (pairs_.size() == 0) {
-    // Plain bytes: a whole text may be one word.
+    // Tokenizer::bytes() has no merges, and its only word is the whole text.
   } else if (symbols.size() <= kShortWord) {
     merge_short(symbols);
   } else if (symbols.size() <= kMiddleWord) {
@@ -153,19 +153,18 @@ void Bpe::merge_into(std::vector<TokenId>& symbols, std::vector<TokenId>& ids) c
 
 void Bpe::merge_short(std::vector<TokenId>& symbols) const {
   if (symbols.size() < 2) return;
-  std::array<Joined, kShortWord> next;  // next[i]: what symbols i and i + 1 become
-  std::size_t pairs = symbols.size() - 1;
-  for (std::size_t i = 0; i < pairs; ++i) next[i] = joined(symbols[i], symbols[i + 1]);
+  std::array<Joined, kShortWord> next;  // next[i]: the merge of symbols i and i + 1
+  size_t pairs = symbols.size() - 1;
+  for (size_t i = 0; i < pairs; ++i) next[i] = joined(symbols[i], symbols[i + 1]);
   while (pairs > 0) {
-    const auto best =
-        std::min_element(next.begin(), next.begin() + static_cast<std::ptrdiff_t>(pairs),
-                         [](Joined a, Joined b) { return a.rank < b.rank; });
+    const auto best = std::min_element(next.begin(), next.begin() + static_cast<ptrdiff_t>(pairs),
+                                       [](Joined a, Joined b) { return a.rank < b.rank; });
     if (best->rank == kNoRank) return;
-    const auto at = static_cast<std::size_t>(best - next.begin());
+    const auto at = static_cast<size_t>(best - next.begin());
     symbols[at] = best->id;
-    symbols.erase(symbols.begin() + static_cast<std::ptrdiff_t>(at) + 1);
-    std::copy(next.begin() + static_cast<std::ptrdiff_t>(at) + 1,
-              next.begin() + static_cast<std::ptrdiff_t>(pairs), best);
+    symbols.erase(symbols.begin() + static_cast<ptrdiff_t>(at) + 1);
+    std::copy(next.begin() + static_cast<ptrdiff_t>(at) + 1,
+              next.begin() + static_cast<ptrdiff_t>(pairs), best);
     --pairs;
     if (at < pairs) next[at] = joined(symbols[at], symbols[at + 1]);
     if (at > 0) next[at - 1] = joined(symbols[at - 1], symbols[at]);
@@ -174,24 +173,24 @@ void Bpe::merge_short(std::vector<TokenId>& symbols) const {
 
 template <typename Queue>
 void Bpe::merge_long(std::vector<TokenId>& symbols) const {
-  constexpr std::uint32_t kEnd = 0xffffffff;
-  const auto count = static_cast<std::uint32_t>(symbols.size());
-  std::vector<std::uint32_t> previous(count), next(count);
-  std::vector<Joined> right(count);  // what symbol i and the one after it become
+  constexpr uint32_t kEnd = 0xffffffff;
+  const auto count = static_cast<uint32_t>(symbols.size());
+  std::vector<uint32_t> previous(count), next(count);
+  std::vector<Joined> right(count);  // the merge of symbol i and the next one
   Queue queue;
-  const auto renew = [&](std::uint32_t at) {
+  const auto renew = [&](uint32_t at) {
     right[at] = next[at] == kEnd ? Joined{} : joined(symbols[at], symbols[next[at]]);
     if (right[at].rank != kNoRank) queue.push({right[at].rank, at});
   };
-  for (std::uint32_t i = 0; i < count; ++i) {
+  for (uint32_t i = 0; i < count; ++i) {
     previous[i] = i == 0 ? kEnd : i - 1;
     next[i] = i + 1 == count ? kEnd : i + 1;
     renew(i);
   }
   while (!queue.empty()) {
     const auto [rank, at] = queue.pop();
-    if (right[at].rank != rank) continue;  // the pair has changed since
-    const std::uint32_t gone = next[at];
+    if (right[at].rank != rank) continue;  // the pair has changed since it was queued
+    const uint32_t gone = next[at];
     symbols[at] = right[at].id;
     right[gone] = Joined{};
     next[at] = next[gone];
@@ -199,8 +198,8 @@ void Bpe::merge_long(std::vector<TokenId>& symbols) const {
     if (previous[at] != kEnd) renew(previous[at]);
     renew(at);
   }
-  std::size_t kept = 0;
-  for (std::uint32_t at = 0; at != kEnd; at = next[at]) symbols[kept++] = symbols[at];
+  size_t kept = 0;
+  for (uint32_t at = 0; at != kEnd; at = next[at]) symbols[kept++] = symbols[at];
   symbols.resize(kept);
 }
 

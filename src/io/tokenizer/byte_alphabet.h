@@ -7,17 +7,17 @@
 #include <string>
 #include <string_view>
 
-// PRIVATE header of the io layer: how byte-level files write bytes as visible characters. Printable
-// Latin-1 stands for itself, the other 68 bytes, in order, for U+0100 and what follows.
+// The byte alphabet: byte-level files write bytes as visible characters. Printable Latin-1
+// characters stand for themselves; the other 68 bytes are U+0100, U+0101, ... in order.
 
 namespace diffattn::io {
 
-/// The character for a byte, as UTF-8 of one or two bytes.
-std::string_view visible(std::uint8_t byte);
-/// The code point for a byte.
-std::uint32_t visible_code(std::uint8_t byte);
+/// Returns the character for a byte as UTF-8 of one or two bytes.
+std::string_view visible(uint8_t byte);
+/// Returns the code point for a byte.
+uint32_t visible_code(uint8_t byte);
 std::string to_visible(std::string_view bytes);
-/// The bytes, or nothing when text holds a character outside the alphabet.
+/// Returns the bytes, or nullopt if text has a character outside the alphabet.
 std::optional<std::string> from_visible(std::string_view text);
 
 }  // namespace diffattn::io

@@ -5,9 +5,9 @@
 
 #include "io/tokenizer/bpe.h"
 #include "io/tokenizer/byte_alphabet.h"
-#include "io/unicode/characters.h"
 #include "io/tokenizer/normalizer.h"
 #include "io/tokenizer/sections.h"
+#include "io/unicode/characters.h"
 
 namespace diffattn::io {
 
@@ -22,7 +22,7 @@ Decoder::Decoder(const JsonValue& section) {
 void Decoder::add(const JsonValue& section, int depth) {
   const std::string type = section_type(section);
   const JsonValue name = section.at("type");
-  if (byte_level_ || first_without_spaces_) name.fail("no step behind ByteLevel or Metaspace");
+  if (byte_level_ || first_without_spaces_) name.fail("no step after ByteLevel or Metaspace");
   if (type == "Sequence") {
     for_each_section(section, "decoders", depth, [&](const JsonValue& s) { add(s, depth + 1); });
   } else if (type == "ByteLevel") {
@@ -47,14 +47,14 @@ void Decoder::add(const JsonValue& section, int depth) {
 }
 
 void Decoder::add_strip(const JsonValue& section) {
-  if (!fused_ || strip_most_ > 0) section.at("type").fail("one Strip, behind Fuse");
+  if (!fused_ || strip_most_ > 0) section.at("type").fail("one Strip, after Fuse");
   const JsonValue content = section.at("content");
   strip_ = content.to_string(4);
   if (strip_.empty() || unicode::character_at(strip_, 0).size != strip_.size()) {
     content.fail("one character");
   }
   strip_most_ = section.at("start").to_uint(0, 1024);
-  section.at("stop").to_uint(0, 0);  // cutting the end would mean to hold it back while streaming
+  section.at("stop").to_uint(0, 0);  // StreamDecoder cannot strip the end: it has returned it
 }
 
 void Decoder::add_metaspace(const JsonValue& section) {
@@ -72,7 +72,7 @@ void Decoder::add_metaspace(const JsonValue& section) {
 
 std::string Decoder::piece_of(std::string_view token) const {
   if (byte_level_) {
-    // A token outside the alphabet stands for its own bytes.
+    // A token with characters outside the byte alphabet decodes to its own bytes.
     std::optional<std::string> bytes = from_visible(token);
     return bytes ? *std::move(bytes) : std::string(token);
   }

@@ -7,28 +7,27 @@
 
 #include "diffattn/io/json.h"
 
-// PRIVATE header of the io layer.
-
 namespace diffattn::io {
 
-/// Turns tokens back into bytes, one at a time.
+/// Converts tokens to bytes, one at a time.
 class Decoder {
  public:
-  /// How far a text has come; what the first token gives depends on it.
+  /// The state of a text that is being decoded; the first tokens decode differently.
   struct State {
-    bool any = false;          // a token was decoded
-    std::size_t stripped = 0;  // characters left out at the begin of the text
-    bool begin = true;         // nothing but such characters so far
+    bool any = false;     // a token was decoded
+    size_t stripped = 0;  // characters stripped at the start of the text
+    bool begin = true;    // the text has only stripped characters so far
   };
 
   Decoder() = default;
-  /// The `decoder` of a file, null for none: tokens then are separated by spaces, as the reference
-  /// implementation does. Throws Error for what is not known.
+  /// Reads the `decoder` section of a file. Throws Error for unknown steps. If the section is null,
+  /// spaces separate the tokens, as in the reference implementation.
   explicit Decoder(const JsonValue& section);
 
-  /// What a token stands for wherever it is; decoded once, when the tokenizer is made.
+  /// Returns the text of a token at any position but the first. The tokenizer calls this once for
+  /// every token.
   std::string piece_of(std::string_view token) const;
-  /// Appends a token's piece to out, as it reads at this place of the text.
+  /// Appends the text of a token to out and applies the rules for the start of the text.
   void append(std::string_view piece, State& state, std::string& out) const;
 
  private:
@@ -42,11 +41,11 @@ class Decoder {
   bool byte_level_ = false;
   bool byte_fallback_ = false;
   bool fused_ = false;
-  bool separated_ = false;  // by spaces
+  bool separated_ = false;  // spaces separate the tokens
   std::vector<Replace> replaces_;
-  std::string strip_;           // character to leave out at the begin
-  std::size_t strip_most_ = 0;  // of the text, at most so often
-  // A Metaspace: spaces that the first token consists of or holds are left out.
+  std::string strip_;      // character to strip at the start of the text
+  size_t strip_most_ = 0;  // maximum number of characters to strip
+  // Metaspace: removes all spaces from the first token.
   bool first_without_spaces_ = false;
 };
 

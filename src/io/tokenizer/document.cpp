@@ -13,19 +13,19 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kMaxDepth = 32;
-constexpr std::size_t kMaxOtherValues = std::size_t{1} << 20;
-// No table may take more than twice the file and 64 MiB. An entry costs at most this, with the room
-// that growing tables leave; files that are no attack stay far below.
-constexpr std::size_t kTokenCost = 96;
-constexpr std::size_t kMergeCost = 144;
+constexpr size_t kMaxDepth = 32;
+constexpr size_t kMaxOtherValues = size_t{1} << 20;
+// Bytes per table entry, including the unused capacity of a growing vector. most_entries() limits
+// each table to twice the file size plus 64 MiB; ordinary files stay far below that.
+constexpr size_t kTokenCost = 96;
+constexpr size_t kMergeCost = 144;
 
-std::size_t most_entries(std::size_t file_size, std::size_t cost) {
-  return std::min(kMaxVocabulary, (2 * file_size + (std::size_t{64} << 20)) / cost);
+size_t most_entries(size_t file_size, size_t cost) {
+  return std::min(kMaxVocabulary, (2 * file_size + (size_t{64} << 20)) / cost);
 }
 
-/// Events of the file. path_ holds the keys of the open objects ("" for arrays); as long as it is
-/// model.vocab or model.merges, events fill the tables, else they build `rest`.
+/// Parses the file. Values inside model.vocab and model.merges go to the tables, all others to
+/// `rest`.
 class DocumentEvents final : public JsonEvents {
  public:
   DocumentEvents(std::string_view text, const std::string& file)
@@ -47,8 +47,8 @@ class DocumentEvents final : public JsonEvents {
     document_.vocabulary.back().id = v;
     return true;
   }
-  bool start_object(std::size_t) override { return open(json::object()); }
-  bool start_array(std::size_t) override { return open(json::array()); }
+  bool start_object(size_t) override { return open(json::object()); }
+  bool start_array(size_t) override { return open(json::array()); }
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
 
@@ -62,7 +62,7 @@ class DocumentEvents final : public JsonEvents {
       return true;
     }
     auto [place, is_new] = open_.back()->get_ref<json::object_t&>().try_emplace(name, nullptr);
-    if (!is_new) fail("keys that differ", "a second " + in_quotes(name));
+    if (!is_new) fail("unique keys", "a second " + in_quotes(name));
     member_ = &place->second;
     keys_.back() = name;
     return true;
@@ -75,7 +75,7 @@ class DocumentEvents final : public JsonEvents {
   enum class Table { kNone, kVocabulary, kMerges };
 
   [[noreturn]] void refuse() const {
-    if (table_ == Table::kVocabulary) fail("a token's id", in_quotes(token()));
+    if (table_ == Table::kVocabulary) fail("the id of a token", in_quotes(token()));
     fail("a merge, \"a b\" or [\"a\", \"b\"]", in_quotes(token()));
   }
 
@@ -94,7 +94,7 @@ class DocumentEvents final : public JsonEvents {
 
   json* add(json&& v) {
     if (++values_ > kMaxOtherValues) {
-      fail("at most " + std::to_string(kMaxOtherValues) + " values beside the tables", "more");
+      fail("at most " + std::to_string(kMaxOtherValues) + " values outside the tables", "more");
     }
     if (open_.empty()) {
       document_.rest = std::move(v);
@@ -165,11 +165,11 @@ class DocumentEvents final : public JsonEvents {
       ++*pair_;
       return true;
     }
-    if (text.starts_with("#version")) return true;  // the head of a merges.txt
-    const std::size_t space = text.find(' ');
+    if (text.starts_with("#version")) return true;  // the first line of a merges.txt
+    const size_t space = text.find(' ');
     if (space == text.npos || space == 0 || space + 1 == text.size() ||
         text.find(' ', space + 1) != text.npos) {
-      fail("a merge of two tokens with one space between", in_quotes(text));
+      fail("a merge of two tokens with one space between them", in_quotes(text));
     }
     add_merge();
     document_.merges.back().first = text.substr(0, space);
@@ -177,14 +177,14 @@ class DocumentEvents final : public JsonEvents {
     return true;
   }
 
-  std::size_t max_tokens_, max_merges_;
+  size_t max_tokens_, max_merges_;
   TokenizerDocument document_;
   Table table_ = Table::kNone;
-  std::optional<int> pair_;        // inside a merge written as an array: tokens so far
-  std::vector<json*> open_;        // containers around the current place, outermost first
-  std::vector<std::string> keys_;  // for each of them, the key the place is under
+  std::optional<int> pair_;        // inside a merge that is an array: tokens so far
+  std::vector<json*> open_;        // open containers, outermost first
+  std::vector<std::string> keys_;  // current key in each of them; "" in arrays
   json* member_ = nullptr;
-  std::size_t values_ = 0;
+  size_t values_ = 0;
 };
 
 }  // namespace

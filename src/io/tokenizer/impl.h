@@ -6,19 +6,19 @@
 #include <string>
 #include <vector>
 
+#include "diffattn/io/tokenizer.h"
 #include "io/tokenizer/added_vocabulary.h"
 #include "io/tokenizer/bpe.h"
 #include "io/tokenizer/decoder.h"
-#include "diffattn/io/tokenizer.h"
 #include "io/tokenizer/normalizer.h"
 #include "io/tokenizer/pre_tokenizer.h"
 
-// PRIVATE header of the io layer: what a Tokenizer is made of.
+// The parts of a Tokenizer.
 
 namespace diffattn::io {
 
 struct Tokenizer::Impl {
-  /// Reads and checks a document; file is for messages.
+  /// Parses a tokenizer.json. Throws Error; file is only used for messages.
   static std::shared_ptr<const Impl> parse(std::string_view json, const std::string& file);
   Impl() = default;
   Impl(const Impl&) = delete;
@@ -28,22 +28,22 @@ struct Tokenizer::Impl {
   void encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids) const;
   void encode_words(std::string_view piece, bool first, std::vector<TokenId>& ids) const;
 
-  nlohmann::json sections;       // the file without vocab, merges and added_tokens
-  Vocabulary vocabulary;         // added tokens included
-  std::size_t model_tokens = 0;  // those of model.vocab
-  std::vector<bool> in_model;    // by id: in model.vocab
+  nlohmann::json sections;     // the file without vocab, merges and added_tokens
+  Vocabulary vocabulary;       // tokens of model.vocab and added tokens
+  size_t model_tokens = 0;     // number of tokens in model.vocab
+  std::vector<bool> in_model;  // by id: true for tokens in model.vocab
   std::vector<Merge> merges;
   std::vector<AddedToken> added;        // in file order
   std::vector<bool> special;            // by id
-  std::vector<TokenId> prefix, suffix;  // of the post-processor
+  std::vector<TokenId> prefix, suffix;  // tokens that the post-processor adds
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
   std::optional<Bpe> bpe;
   Decoder decoder;
-  std::vector<std::string> pieces;  // what each id decodes to
+  std::vector<std::string> pieces;  // Decoder::piece_of() of each id
   TokenFinder raw_tokens, normalized_tokens;
-  // Without a pre-tokenizer a text is one word. Where no merge joins anything with a marker behind
-  // it, it can be cut before markers all the same.
+  // Without a pre-tokenizer, the whole text is one word. If no merge joins a token with a following
+  // marker (U+2581), we may still split the text before each marker; empty if not.
   std::string cut_marker;
 };
 

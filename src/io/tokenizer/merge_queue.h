@@ -8,52 +8,51 @@
 
 #include "io/tokenizer/string_map.h"
 
-// PRIVATE header of the io layer: merges that wait inside one word, lowest rank first, leftmost
-// first among equals.
+// Priority queues of the possible merges in one word: the lowest rank first, then the leftmost.
 
 namespace diffattn::io {
 
 struct WaitingMerge {
-  std::uint32_t rank;
-  std::uint32_t position;
+  uint32_t rank;
+  uint32_t position;
 };
 
-/// A heap: best for words of some hundred symbols.
+/// A binary heap: fastest for words of some hundred symbols.
 class MergeHeap {
  public:
   bool empty() const { return entries_.empty(); }
   void push(WaitingMerge merge) {
-    entries_.push_back(std::uint64_t{merge.rank} << 32 | merge.position);
+    entries_.push_back(uint64_t{merge.rank} << 32 | merge.position);
     std::push_heap(entries_.begin(), entries_.end(), std::greater<>());
   }
   WaitingMerge pop() {
-    const std::uint64_t top = entries_.front();
+    const uint64_t top = entries_.front();
     std::pop_heap(entries_.begin(), entries_.end(), std::greater<>());
     entries_.pop_back();
-    return {static_cast<std::uint32_t>(top >> 32), static_cast<std::uint32_t>(top)};
+    return {static_cast<uint32_t>(top >> 32), static_cast<uint32_t>(top)};
   }
 
  private:
-  std::vector<std::uint64_t> entries_;
+  std::vector<uint64_t> entries_;
 };
 
-/// One list per rank: best for words of a million symbols, where a heap's steps miss the cache.
-/// Merges of one rank are made from left to right, so what they lead to arrives in order, too, and
-/// is appended; only what does not goes through a heap.
+/// One list per rank: fastest for words of a million symbols, where a heap misses the cache.
+/// Bpe applies the merges of one rank from left to right, so most new merges of another rank also
+/// arrive in order and are appended. Only the others go through a heap.
 class MergeLists {
  public:
   bool empty() const { return ranks_.empty(); }
 
   void push(WaitingMerge merge) {
-    std::uint32_t& index = index_[merge.rank];
+    uint32_t& index = index_[merge.rank];
     if (index == 0) {
       lists_.emplace_back();
-      index = static_cast<std::uint32_t>(lists_.size());
+      index = static_cast<uint32_t>(lists_.size());
     }
     List& list = lists_[index - 1];
     if (list.empty()) {
       list.clear();
-      ranks_.push_back(std::uint64_t{merge.rank} << 32 | (index - 1));
+      ranks_.push_back(uint64_t{merge.rank} << 32 | (index - 1));
       std::push_heap(ranks_.begin(), ranks_.end(), std::greater<>());
     }
     if (list.ordered.empty() || list.ordered.back() <= merge.position) {
@@ -65,9 +64,9 @@ class MergeLists {
   }
 
   WaitingMerge pop() {
-    const std::uint64_t top = ranks_.front();
-    List& list = lists_[static_cast<std::uint32_t>(top)];
-    std::uint32_t position;
+    const uint64_t top = ranks_.front();
+    List& list = lists_[static_cast<uint32_t>(top)];
+    uint32_t position;
     if (!list.late.empty() &&
         (list.next == list.ordered.size() || list.late.front() < list.ordered[list.next])) {
       position = list.late.front();
@@ -80,14 +79,14 @@ class MergeLists {
       std::pop_heap(ranks_.begin(), ranks_.end(), std::greater<>());
       ranks_.pop_back();
     }
-    return {static_cast<std::uint32_t>(top >> 32), position};
+    return {static_cast<uint32_t>(top >> 32), position};
   }
 
  private:
   struct List {
-    std::vector<std::uint32_t> ordered;
-    std::size_t next = 0;  // first of ordered that was not taken
-    std::vector<std::uint32_t> late;
+    std::vector<uint32_t> ordered;
+    size_t next = 0;  // first entry of ordered that pop() has not returned
+    std::vector<uint32_t> late;
 
     bool empty() const { return next == ordered.size() && late.empty(); }
     void clear() {
@@ -96,9 +95,9 @@ class MergeLists {
     }
   };
 
-  PairMap<std::uint32_t> index_;  // rank -> index into lists_, plus 1
+  PairMap<uint32_t> index_;  // rank -> index into lists_, plus 1
   std::vector<List> lists_;
-  std::vector<std::uint64_t> ranks_;  // heap of rank << 32 | index, for lists that are not empty
+  std::vector<uint64_t> ranks_;  // heap of rank << 32 | index of the lists that are not empty
 };
 
 }  // namespace diffattn::io

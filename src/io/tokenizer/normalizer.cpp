@@ -3,16 +3,16 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/tokenizer.h"
-#include "io/unicode/nfc.h"
 #include "io/tokenizer/sections.h"
+#include "io/unicode/nfc.h"
 
 namespace diffattn::io {
 
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
   std::string out;
   out.reserve(text.size());
-  for (std::size_t at = 0;;) {
-    const std::size_t found = text.find(from, at);
+  for (size_t at = 0;;) {
+    const size_t found = text.find(from, at);
     out.append(text, at, found == text.npos ? text.npos : found - at);
     if (found == text.npos) return out;
     out.append(to);
@@ -23,8 +23,8 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
 std::string literal_pattern(const JsonValue& section) {
   const JsonValue pattern = section.at("pattern");
   if (!pattern.is_object() || !pattern.find("String")) pattern.fail("{\"String\": text}");
-  const std::string text = pattern.at("String").to_string(kMaxTokenBytes);
-  if (text.empty()) pattern.at("String").fail("a string that is not empty");
+  std::string text = pattern.at("String").to_string(kMaxTokenBytes);
+  if (text.empty()) pattern.at("String").fail("a non-empty string");
   return text;
 }
 

@@ -7,15 +7,14 @@
 
 #include "diffattn/io/json.h"
 
-// PRIVATE header of the io layer.
-
 namespace diffattn::io {
 
-/// What happens to text before anything but non-normalised added tokens sees it.
+/// The first step of encoding: rewrites the text. Only added tokens that are not `normalized` are
+/// found before it.
 class Normalizer {
  public:
   Normalizer() = default;
-  /// The `normalizer` of a file, null for none. Throws Error for what is not known.
+  /// Reads the `normalizer` section of a file, which may be null. Throws Error for unknown steps.
   explicit Normalizer(const JsonValue& section);
 
   bool empty() const { return steps_.empty(); }
@@ -31,9 +30,9 @@ class Normalizer {
   std::vector<Step> steps_;
 };
 
-/// text with every from, left to right, replaced by to; from must not be empty.
+/// Replaces every `from` in text with `to`, from left to right. `from` must not be empty.
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
-/// The literal of a `pattern: {"String": ...}`; Error for a regular expression.
+/// Returns the string of a `pattern: {"String": ...}`. Throws Error for a regular expression.
 std::string literal_pattern(const JsonValue& section);
 
 }  // namespace diffattn::io

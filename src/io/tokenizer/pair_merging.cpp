@@ -7,12 +7,12 @@
 namespace diffattn::io {
 namespace {
 
-/// A pair that waits to be merged, with the words it was seen in. Its count may be out of date: it
-/// only falls after the entry was made, and is looked up again when the entry comes first.
+/// A candidate pair and the words that contain it. The count of a pair can only fall while its
+/// entry is in the queue, so run() compares it with the current count when it takes the entry out.
 struct Entry {
-  std::int64_t count;
-  std::uint64_t pair;
-  std::uint32_t places;  // index into PairMerging::places_
+  int64_t count;
+  uint64_t pair;
+  uint32_t places;  // index into PairMerging::places_
 
   bool operator<(const Entry& other) const {
     return count != other.count ? count < other.count : pair > other.pair;
@@ -22,16 +22,16 @@ struct Entry {
 class PairMerging {
  public:
   explicit PairMerging(CountedWords words) : words_(std::move(words)) {
-    for (std::uint32_t word = 0; word < words_.length.size(); ++word) {
+    for (uint32_t word = 0; word < words_.length.size(); ++word) {
       const TokenId* symbols = words_.symbols.data() + words_.begin[word];
-      for (std::uint32_t i = 0; i + 1 < words_.length[word]; ++i) {
+      for (uint32_t i = 0; i + 1 < words_.length[word]; ++i) {
         change(symbols[i], symbols[i + 1], word, 1);
       }
     }
     enqueue_new();
   }
 
-  std::vector<Merge> run(std::uint64_t min_frequency,
+  std::vector<Merge> run(uint64_t min_frequency,
                          const std::function<TokenId(TokenId, TokenId)>& join,
                          const std::function<bool()>& more) {
     std::vector<Merge> merges;
@@ -39,30 +39,30 @@ class PairMerging {
       std::pop_heap(queue_.begin(), queue_.end());
       Entry top = queue_.back();
       queue_.pop_back();
-      const std::int64_t count = std::max<std::int64_t>(counts_.find(top.pair).count, 0);
+      const int64_t count = std::max<int64_t>(counts_.find(top.pair).count, 0);
       if (count != top.count) {
         top.count = count;
         push(top);
         continue;
       }
-      if (count < 1 || static_cast<std::uint64_t>(count) < min_frequency) break;
+      if (count < 1 || static_cast<uint64_t>(count) < min_frequency) break;
       const auto first = static_cast<TokenId>(top.pair >> 32);
       const auto second = static_cast<TokenId>(top.pair);
       const TokenId joined = join(first, second);
       merges.push_back({first, second, joined});
-      const std::vector<std::uint32_t> places = std::exchange(places_[top.places], {});
+      const std::vector<uint32_t> places = std::exchange(places_[top.places], {});
       free_.push_back(top.places);
-      for (const std::uint32_t word : places) merge_in(word, merges.back());
+      for (const uint32_t word : places) merge_in(word, merges.back());
       enqueue_new();
     }
     return merges;
   }
 
  private:
-  static constexpr std::uint32_t kNoPlaces = 0xffffffff;
+  static constexpr uint32_t kNoPlaces = 0xffffffff;
   struct Count {
-    std::int64_t count = 0;
-    std::uint32_t fresh = kNoPlaces;  // index into places_ of words seen since enqueue_new()
+    int64_t count = 0;
+    uint32_t fresh = kNoPlaces;  // index into places_: words found since the last enqueue_new()
   };
 
   void push(const Entry& entry) {
@@ -70,14 +70,14 @@ class PairMerging {
     std::push_heap(queue_.begin(), queue_.end());
   }
 
-  void change(TokenId first, TokenId second, std::uint32_t word, int by) {
-    const std::uint64_t pair = PairMap<Count>::pair_of(first, second);
+  void change(TokenId first, TokenId second, uint32_t word, int by) {
+    const uint64_t pair = PairMap<Count>::pair_of(first, second);
     Count& count = counts_[pair];
     count.count += by * words_.count[word];
     if (by < 0) return;
     if (count.fresh == kNoPlaces) {
       if (free_.empty()) {
-        count.fresh = static_cast<std::uint32_t>(places_.size());
+        count.fresh = static_cast<uint32_t>(places_.size());
         places_.emplace_back();
       } else {
         count.fresh = free_.back();
@@ -85,15 +85,15 @@ class PairMerging {
       }
       fresh_pairs_.push_back(pair);
     }
-    std::vector<std::uint32_t>& places = places_[count.fresh];
+    std::vector<uint32_t>& places = places_[count.fresh];
     if (places.empty() || places.back() != word) places.push_back(word);
   }
 
-  /// Pairs that got new places become entries of the queue.
+  /// Adds an entry to the queue for every pair with new places.
   void enqueue_new() {
-    for (const std::uint64_t pair : fresh_pairs_) {
+    for (const uint64_t pair : fresh_pairs_) {
       Count& count = counts_[pair];
-      const std::uint32_t places = std::exchange(count.fresh, kNoPlaces);
+      const uint32_t places = std::exchange(count.fresh, kNoPlaces);
       if (count.count > 0) {
         push({count.count, pair, places});
       } else {
@@ -104,11 +104,11 @@ class PairMerging {
     fresh_pairs_.clear();
   }
 
-  void merge_in(std::uint32_t word, const Merge& merge) {
+  void merge_in(uint32_t word, const Merge& merge) {
     TokenId* symbols = words_.symbols.data() + words_.begin[word];
-    const std::uint32_t length = words_.length[word];
-    std::uint32_t kept = 0;
-    for (std::uint32_t i = 0; i < length; ++i, ++kept) {
+    const uint32_t length = words_.length[word];
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < length; ++i, ++kept) {
       if (symbols[i] != merge.first || i + 1 >= length || symbols[i + 1] != merge.second) {
         symbols[kept] = symbols[i];
         continue;
@@ -129,15 +129,15 @@ class PairMerging {
 
   CountedWords words_;
   PairMap<Count> counts_;
-  std::vector<Entry> queue_;  // a heap, the most frequent pair first
-  std::vector<std::vector<std::uint32_t>> places_;
-  std::vector<std::uint32_t> free_;  // indices into places_ that no entry uses
-  std::vector<std::uint64_t> fresh_pairs_;
+  std::vector<Entry> queue_;  // a heap with the most frequent pair on top
+  std::vector<std::vector<uint32_t>> places_;
+  std::vector<uint32_t> free_;  // indices into places_ that no entry uses
+  std::vector<uint64_t> fresh_pairs_;
 };
 
 }  // namespace
 
-std::vector<Merge> merge_pairs(CountedWords words, std::uint64_t min_frequency,
+std::vector<Merge> merge_pairs(CountedWords words, uint64_t min_frequency,
                                const std::function<TokenId(TokenId, TokenId)>& join,
                                const std::function<bool()>& more) {
   return PairMerging(std::move(words)).run(min_frequency, join, more);

@@ -7,24 +7,22 @@
 
 #include "io/tokenizer/bpe.h"
 
-// PRIVATE header of the io layer.
-
 namespace diffattn::io {
 
-/// Words as symbols, one after the other, each with its count.
+/// Words as sequences of symbols, each with its count in the text.
 struct CountedWords {
   std::vector<TokenId> symbols;
-  std::vector<std::uint64_t> begin;  // of each word in symbols
-  std::vector<std::uint32_t> length;
-  std::vector<std::int64_t> count;
+  std::vector<uint64_t> begin;  // start of each word in symbols
+  std::vector<uint32_t> length;
+  std::vector<int64_t> count;
 };
 
-/// The training of byte-pair encoding: joins the most frequent pair of neighbours again and again,
-/// the one with the smaller ids of equally frequent ones.
+/// Trains byte-pair encoding: merges the most frequent pair of neighbours again and again. Of
+/// equally frequent pairs, it takes the one with the smaller ids.
 ///
-/// join(first, second) names the joined token: a new id, or the one of an equal token. Stops when
-/// more() says no, or when no pair is as frequent as min_frequency. Returns merges in order.
-std::vector<Merge> merge_pairs(CountedWords words, std::uint64_t min_frequency,
+/// join(first, second) returns the id of the joined token, which may exist already. Training stops
+/// when more() returns false or no pair occurs min_frequency times. Returns the merges in order.
+std::vector<Merge> merge_pairs(CountedWords words, uint64_t min_frequency,
                                const std::function<TokenId(TokenId, TokenId)>& join,
                                const std::function<bool()>& more);
 

@@ -15,8 +15,8 @@ struct Known {
   Pattern pattern;
 };
 
-// The first entry of each pattern is the one written; others are the same pattern in the possessive
-// spelling of later publications.
+// We write the first expression of each pattern. The others match the same words, but use the
+// possessive quantifiers of later publications.
 constexpr Known kKnown[] = {
     {R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
      Pattern::kGpt2},
@@ -33,58 +33,59 @@ constexpr Known kKnown[] = {
      Pattern::kO200k},
 };
 
-/// A view of the text with the steps that the patterns share. Positions run to text.size().
+/// A view of the text with the matching steps that the patterns share. Valid positions are 0 to
+/// text.size().
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text), classes_(class_table()) {}
 
-  std::size_t gpt2(std::size_t at) const;
-  std::size_t llama3(std::size_t at, std::size_t max_digits) const;
-  std::size_t o200k(std::size_t at) const;
+  size_t gpt2(size_t at) const;
+  size_t llama3(size_t at, size_t max_digits) const;
+  size_t o200k(size_t at) const;
 
  private:
   struct Seen {
-    std::uint8_t bits;  // of CharClass; 0 for an invalid byte
-    std::uint8_t size;  // 0 at the end of the text
+    uint8_t bits;  // CharClass bits; 0 for an invalid byte
+    uint8_t size;  // 0 at the end of the text
   };
 
-  Seen see(std::size_t at) const {
+  Seen see(size_t at) const {
     if (at >= text_.size()) return {0, 0};
-    const auto first = static_cast<std::uint8_t>(text_[at]);
+    const auto first = static_cast<uint8_t>(text_[at]);
     if (first < 0x80) return {classes_[first], 1};
     const Character c = character_at(text_, at);
     if (c.code == Character::kInvalid) return {0, 1};
-    return {classes_[c.code], static_cast<std::uint8_t>(c.size)};
+    return {classes_[c.code], static_cast<uint8_t>(c.size)};
   }
-  bool is(std::size_t at, char c) const { return at < text_.size() && text_[at] == c; }
-  bool is_newline(std::size_t at) const { return is(at, '\n') || is(at, '\r'); }
+  bool is(size_t at, char c) const { return at < text_.size() && text_[at] == c; }
+  bool is_newline(size_t at) const { return is(at, '\n') || is(at, '\r'); }
 
   template <typename Accept>
-  std::size_t skip(std::size_t at, Accept accept) const {
+  size_t skip(size_t at, Accept accept) const {
     for (Seen seen = see(at); seen.size > 0 && accept(seen.bits); seen = see(at)) at += seen.size;
     return at;
   }
-  std::size_t skip_letters(std::size_t at) const {
-    return skip(at, [](std::uint8_t bits) { return (bits & kLetter) != 0; });
+  size_t skip_letters(size_t at) const {
+    return skip(at, [](uint8_t bits) { return (bits & kLetter) != 0; });
   }
-  std::size_t skip_other(std::size_t at) const {
-    return skip(at, [](std::uint8_t bits) { return (bits & (kLetter | kNumber | kSpace)) == 0; });
+  size_t skip_other(size_t at) const {
+    return skip(at, [](uint8_t bits) { return (bits & (kLetter | kNumber | kSpace)) == 0; });
   }
 
-  std::size_t contraction(std::size_t at, bool any_case) const;
-  std::size_t space(std::size_t at) const;
-  std::size_t space_or_lines(std::size_t at) const;
-  std::size_t numbers(std::size_t at, std::size_t most) const;
-  std::size_t lower_word(std::size_t at) const;
+  size_t contraction(size_t at, bool any_case) const;
+  size_t space(size_t at) const;
+  size_t space_or_lines(size_t at) const;
+  size_t numbers(size_t at, size_t most) const;
+  size_t lower_word(size_t at) const;
 
   std::string_view text_;
-  const std::uint8_t* classes_;
+  const uint8_t* classes_;
 };
 
-/// 's 't 're 've 'm 'll 'd: the end of one, or at.
-std::size_t Scanner::contraction(std::size_t at, bool any_case) const {
+/// Matches 's 't 're 've 'm 'll 'd: returns the end of the match, or `at` if there is none.
+size_t Scanner::contraction(size_t at, bool any_case) const {
   if (!is(at, '\'') || at + 1 >= text_.size()) return at;
-  const auto letter = [&](std::size_t i) {
+  const auto letter = [&](size_t i) {
     const char c = i < text_.size() ? text_[i] : '\0';
     return any_case && c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
   };
@@ -92,23 +93,23 @@ std::size_t Scanner::contraction(std::size_t at, bool any_case) const {
   if (first == 's' || first == 't' || first == 'm' || first == 'd') return at + 2;
   if ((first == 'r' || first == 'v') && second == 'e') return at + 3;
   if (first == 'l' && second == 'l') return at + 3;
-  // U+017F, the long s, equals s when case does not matter.
+  // U+017F, the long s, equals s if case is ignored.
   if (any_case && text_.substr(at + 1, 2) == "\xc5\xbf") return at + 3;
   return at;
 }
 
-/// \s+(?!\S)|\s+ at a space: the run without its last character when something follows it.
-std::size_t Scanner::space(std::size_t at) const {
-  const std::size_t end = skip(at, [](std::uint8_t bits) { return (bits & kSpace) != 0; });
+/// Matches \s+(?!\S)|\s+ at a space: the whole run, without its last space if text follows it.
+size_t Scanner::space(size_t at) const {
+  const size_t end = skip(at, [](uint8_t bits) { return (bits & kSpace) != 0; });
   if (end == text_.size()) return end;
-  const std::size_t last = previous_begin(text_, end);
+  const size_t last = previous_begin(text_, end);
   return last > at ? last : end;
 }
 
-/// \s*[\r\n]+|\s+(?!\S)|\s+ at a space: to the run's last line break, if it has one.
-std::size_t Scanner::space_or_lines(std::size_t at) const {
-  std::size_t after_break = at;
-  for (std::size_t i = at; i < text_.size();) {
+/// Matches \s*[\r\n]+|\s+(?!\S)|\s+ at a space: up to the last line break of the run, if any.
+size_t Scanner::space_or_lines(size_t at) const {
+  size_t after_break = at;
+  for (size_t i = at; i < text_.size();) {
     const Seen seen = see(i);
     if ((seen.bits & kSpace) == 0) break;
     i += seen.size;
@@ -117,8 +118,8 @@ std::size_t Scanner::space_or_lines(std::size_t at) const {
   return after_break > at ? after_break : space(at);
 }
 
-std::size_t Scanner::numbers(std::size_t at, std::size_t most) const {
-  for (std::size_t count = 0; count < most; ++count) {
+size_t Scanner::numbers(size_t at, size_t most) const {
+  for (size_t count = 0; count < most; ++count) {
     const Seen seen = see(at);
     if ((seen.bits & kNumber) == 0) break;
     at += seen.size;
@@ -126,9 +127,9 @@ std::size_t Scanner::numbers(std::size_t at, std::size_t most) const {
   return at;
 }
 
-std::size_t Scanner::gpt2(std::size_t at) const {
-  if (const std::size_t end = contraction(at, false); end > at) return end;
-  const std::size_t begin = is(at, ' ') ? at + 1 : at;
+size_t Scanner::gpt2(size_t at) const {
+  if (const size_t end = contraction(at, false); end > at) return end;
+  const size_t begin = is(at, ' ') ? at + 1 : at;
   const Seen first = see(begin);
   if (first.size > 0 && (first.bits & kSpace) == 0) {
     if (first.bits & kLetter) return skip_letters(begin);
@@ -138,8 +139,8 @@ std::size_t Scanner::gpt2(std::size_t at) const {
   return space(at);
 }
 
-std::size_t Scanner::llama3(std::size_t at, std::size_t max_digits) const {
-  if (const std::size_t end = contraction(at, true); end > at) return end;
+size_t Scanner::llama3(size_t at, size_t max_digits) const {
+  if (const size_t end = contraction(at, true); end > at) return end;
   const Seen first = see(at);
   if (first.bits & kLetter) return skip_letters(at);
   if (first.bits & kNumber) return numbers(at, max_digits);
@@ -147,47 +148,43 @@ std::size_t Scanner::llama3(std::size_t at, std::size_t max_digits) const {
   if (!is_newline(at) && (see(at + first.size).bits & kLetter)) {
     return skip_letters(at + first.size);
   }
-  const std::size_t begin = is(at, ' ') ? at + 1 : at;
-  if (std::size_t end = skip_other(begin); end > begin) {
+  const size_t begin = is(at, ' ') ? at + 1 : at;
+  if (size_t end = skip_other(begin); end > begin) {
     while (is_newline(end)) ++end;
     return end;
   }
   return space_or_lines(at);
 }
 
-bool is_upper(std::uint8_t bits) {
-  return (bits & kMark) || ((bits & kLetter) && !(bits & kLower));
-}
-bool is_lower(std::uint8_t bits) {
-  return (bits & kMark) || ((bits & kLetter) && !(bits & kUpper));
-}
+bool is_upper(uint8_t bits) { return (bits & kMark) || ((bits & kLetter) && !(bits & kLower)); }
+bool is_lower(uint8_t bits) { return (bits & kMark) || ((bits & kLetter) && !(bits & kUpper)); }
 
-/// [Lu Lt Lm Lo M]*[Ll Lm Lo M]+: the end, or at.
-std::size_t Scanner::lower_word(std::size_t at) const {
-  std::size_t end = at, after_both = at;  // after_both: behind the last one that is also lower
+/// Matches [Lu Lt Lm Lo M]*[Ll Lm Lo M]+: returns the end of the match, or `at` if there is none.
+size_t Scanner::lower_word(size_t at) const {
+  size_t end = at, after_both = at;  // after_both: end of the last character of both classes
   for (Seen seen = see(end); seen.size > 0 && is_upper(seen.bits); seen = see(end)) {
     end += seen.size;
     if (is_lower(seen.bits)) after_both = end;
   }
-  const std::size_t lower_end = skip(end, is_lower);
+  const size_t lower_end = skip(end, is_lower);
   return lower_end > end ? lower_end : after_both;
 }
 
-std::size_t Scanner::o200k(std::size_t at) const {
+size_t Scanner::o200k(size_t at) const {
   const Seen first = see(at);
   if (first.bits & kNumber) return numbers(at, 3);
   // Any one character but a line break may stand before a word.
   const bool lead = (first.bits & kLetter) == 0 && !is_newline(at);
-  const std::size_t behind = at + first.size;
+  const size_t behind = at + first.size;
   if (lead) {
-    if (const std::size_t end = lower_word(behind); end > behind) return contraction(end, true);
+    if (const size_t end = lower_word(behind); end > behind) return contraction(end, true);
   }
-  if (const std::size_t end = lower_word(at); end > at) return contraction(end, true);
-  // [Lu Lt Lm Lo M]+[Ll Lm Lo M]*: without a lower one, or lower_word() would have matched.
-  const std::size_t begin = lead ? behind : at;
-  if (const std::size_t end = skip(begin, is_upper); end > begin) return contraction(end, true);
-  const std::size_t symbols = is(at, ' ') ? at + 1 : at;
-  if (std::size_t end = skip_other(symbols); end > symbols) {
+  if (const size_t end = lower_word(at); end > at) return contraction(end, true);
+  // [Lu Lt Lm Lo M]+[Ll Lm Lo M]*: no lower-case part, or lower_word() would have matched.
+  const size_t begin = lead ? behind : at;
+  if (const size_t end = skip(begin, is_upper); end > begin) return contraction(end, true);
+  const size_t symbols = is(at, ' ') ? at + 1 : at;
+  if (size_t end = skip_other(symbols); end > symbols) {
     while (is_newline(end) || is(end, '/')) ++end;
     return end;
   }
@@ -210,7 +207,7 @@ std::string_view expression_of(Pattern pattern) {
   return "";
 }
 
-std::size_t match_end(Pattern pattern, std::string_view text, std::size_t at) {
+size_t match_end(Pattern pattern, std::string_view text, size_t at) {
   const Scanner scanner(text);
   switch (pattern) {
     case Pattern::kGpt2: return scanner.gpt2(at);

@@ -6,21 +6,21 @@
 #include <string>
 #include <string_view>
 
-// PRIVATE header of the io layer: the published word patterns, each with a matcher of its own that
-// looks at every character a bounded number of times. The regular expressions they replace
-// backtrack; on hostile text the usual engines then take quadratic time or overflow the stack.
+// Matchers for the published word patterns. Each reads every character a bounded number of times.
+// A regular-expression engine would backtrack: on hostile text it may take quadratic time or
+// overflow the stack.
 
 namespace diffattn::io {
 
 enum class Pattern { kGpt2, kLlama3, kQwen2, kO200k };
 
-/// The pattern a regular expression stands for, if it is one of the published ones.
+/// Returns the pattern of a published regular expression, or nullopt for any other.
 std::optional<Pattern> find_pattern(std::string_view expression);
-/// The expression as files carry it.
+/// Returns the regular expression that we write to files.
 std::string_view expression_of(Pattern pattern);
 
-/// Where the match that begins at `at` ends. Each pattern matches at every position inside text,
-/// so matches follow each other without gaps.
-std::size_t match_end(Pattern pattern, std::string_view text, std::size_t at);
+/// Returns the end of the match that begins at `at`. Every pattern matches at every position, so
+/// matches follow each other without gaps.
+size_t match_end(Pattern pattern, std::string_view text, size_t at);
 
 }  // namespace diffattn::io

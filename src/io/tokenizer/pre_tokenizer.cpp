@@ -3,9 +3,9 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/tokenizer.h"
-#include "io/unicode/characters.h"
 #include "io/tokenizer/normalizer.h"
 #include "io/tokenizer/sections.h"
+#include "io/unicode/characters.h"
 
 namespace diffattn::io {
 
@@ -15,8 +15,8 @@ PreTokenizer::PreTokenizer(const JsonValue& section) {
 
 void PreTokenizer::add(const JsonValue& section, int depth) {
   const std::string type = section_type(section);
-  // Behind ByteLevel text is in the byte alphabet, in which the other steps would look for
-  // characters that are not there.
+  // After ByteLevel the text is in the byte alphabet, where the patterns of other steps would not
+  // match.
   if (byte_level_) section.at("type").fail("ByteLevel as the last step");
   if (type == "Sequence") {
     for_each_section(section, "pretokenizers", depth,
@@ -45,10 +45,10 @@ void PreTokenizer::add_split(const JsonValue& section) {
   const std::string& expression = pattern.at("Regex").to_string(kMaxTokenBytes);
   const auto known = find_pattern(expression);
   if (!known) {
-    // The whole expression, not the start of it that messages usually show: it has to be searched
-    // for.
+    // Messages usually show 64 bytes. This one shows the whole expression, so that users can search
+    // for it.
     std::string shown;
-    for (std::size_t at = 0; at < expression.size(); at += 64) {
+    for (size_t at = 0; at < expression.size(); at += 64) {
       const std::string part = in_quotes(std::string_view(expression).substr(at, 64));
       shown += part.substr(1, part.size() - 2);
     }
@@ -59,7 +59,7 @@ void PreTokenizer::add_split(const JsonValue& section) {
   }
   const JsonValue behavior = section.at("behavior");
   const std::string& name = behavior.to_string(64);
-  // Matches leave no gaps, so keeping both matches and gaps, or matches alone, is the same.
+  // Matches leave no gaps, so "Isolated" and "Removed" with invert give the same words.
   const bool invert = flag(section, "invert", false);
   if (name != "Isolated" && !(name == "Removed" && invert)) {
     behavior.fail("Isolated, or Removed with invert");
@@ -105,17 +105,17 @@ std::string PreTokenizer::rewritten(const Step& step, std::string_view piece, bo
   return text;
 }
 
-std::size_t PreTokenizer::piece_end(const Step& step, std::string_view text, std::size_t at) {
+size_t PreTokenizer::piece_end(const Step& step, std::string_view text, size_t at) {
   if (step.kind == Step::Kind::kPattern) return match_end(step.pattern, text, at);
   if (step.kind == Step::Kind::kMetaspace) {
-    const std::size_t found = text.find(step.replacement, at + 1);
+    const size_t found = text.find(step.replacement, at + 1);
     return found == text.npos ? text.size() : found;
   }
-  const auto is_number = [&](std::size_t i) {
+  const auto is_number = [&](size_t i) {
     return (unicode::class_at(text, i) & unicode::kNumber) != 0;
   };
   const bool number = is_number(at);
-  std::size_t end = at + unicode::character_at(text, at).size;
+  size_t end = at + unicode::character_at(text, at).size;
   if (number && step.each) return end;
   while (end < text.size() && is_number(end) == number) {
     end += unicode::character_at(text, end).size;

@@ -8,24 +8,23 @@
 #include "diffattn/io/json.h"
 #include "io/tokenizer/patterns.h"
 
-// PRIVATE header of the io layer.
-
 namespace diffattn::io {
 
-/// Cuts text into the words inside which pairs are merged.
+/// Splits text into words. Merges never cross a word's end.
 class PreTokenizer {
  public:
   PreTokenizer() = default;
-  /// The `pre_tokenizer` of a file, null for none. Throws Error for what is not known.
+  /// Reads the `pre_tokenizer` section of a file, which may be null. Throws Error for unknown
+  /// steps.
   explicit PreTokenizer(const JsonValue& section);
 
-  /// Whether words are bytes, to be looked up in the byte alphabet.
+  /// True if tokens are written in the byte alphabet.
   bool byte_level() const { return byte_level_; }
-  /// Whether text comes out as it went in, in one piece.
+  /// True if the whole text is one word.
   bool empty() const { return steps_.empty(); }
 
-  /// Calls word(view) for each word. first says that piece begins where the whole text does. Views
-  /// hold for the time of the call.
+  /// Calls word(view) for each word. `first` is true if piece is the start of the text. A view is
+  /// valid only during the call.
   template <typename Word>
   void apply(std::string_view piece, bool first, Word&& word) const {
     run(0, piece, first, word);
@@ -37,19 +36,19 @@ class PreTokenizer {
     enum class Prepend { kAlways, kFirst, kNever } prepend = Prepend::kNever;
     Pattern pattern = Pattern::kGpt2;
     bool each = false;  // kDigits: each digit is a word; kMetaspace: split before replacement
-    std::string replacement{};  // kMetaspace: stands for the space
+    std::string replacement{};  // kMetaspace: replaces a space
   };
 
   void add(const JsonValue& section, int depth);
   void add_split(const JsonValue& section);
   void add_metaspace(const JsonValue& section);
-  /// Where the next piece of a step that cuts ends.
-  static std::size_t piece_end(const Step& step, std::string_view text, std::size_t at);
-  /// The text a step makes of a piece, for the steps that change text.
+  /// Returns the end of the piece at `at`, for steps that split text.
+  static size_t piece_end(const Step& step, std::string_view text, size_t at);
+  /// Returns the rewritten piece, for steps that change text.
   static std::string rewritten(const Step& step, std::string_view piece, bool first);
 
   template <typename Word>
-  void run(std::size_t index, std::string_view piece, bool first, Word& word) const {
+  void run(size_t index, std::string_view piece, bool first, Word& word) const {
     if (piece.empty()) return;
     if (index == steps_.size()) {
       word(piece);
@@ -65,8 +64,8 @@ class PreTokenizer {
         return;
       }
     }
-    for (std::size_t at = 0; at < piece.size();) {
-      const std::size_t end = piece_end(step, piece, at);
+    for (size_t at = 0; at < piece.size();) {
+      const size_t end = piece_end(step, piece, at);
       run(index + 1, piece.substr(at, end - at), first && at == 0, word);
       at = end;
     }

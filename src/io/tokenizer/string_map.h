@@ -9,41 +9,41 @@
 
 #include "io/hash.h"
 
-// PRIVATE header of the io layer: the two hash tables behind a tokenizer, open addressing with
-// linear probing, at most half full, never shrinking.
+// The two hash tables of a tokenizer. They use open addressing with linear probing, stay at most
+// half full and never shrink.
 
 namespace diffattn::io {
 
-/// Differs from process to process, so that no file can be made whose keys all collide.
-std::uint64_t table_seed();
+/// Returns a seed that differs between processes, so that no file can have keys that all collide.
+uint64_t table_seed();
 
-/// Strings to numbers; keys are copied into one block.
+/// A map from strings to numbers. It copies the keys into one block.
 class StringMap {
  public:
-  static constexpr std::uint32_t kNone = 0xffffffff;
+  static constexpr uint32_t kNone = 0xffffffff;
 
-  /// The number stored for key after the call: value, or what was there before.
-  std::uint32_t insert(std::string_view key, std::uint32_t value) {
+  /// Inserts value unless the key exists. Returns the value that the map then holds.
+  uint32_t insert(std::string_view key, uint32_t value) {
     if (2 * (size_ + 1) > slots_.size()) grow();
-    const std::uint64_t hash = hash64(key, seed_);
+    const uint64_t hash = hash64(key, seed_);
     Slot& slot = slots_[locate(key, hash)];
     if (slot.value == kNone) {
-      slot = {hash, keys_.size(), static_cast<std::uint32_t>(key.size()), value};
+      slot = {hash, keys_.size(), static_cast<uint32_t>(key.size()), value};
       keys_.append(key);
       ++size_;
     }
     return slot.value;
   }
 
-  /// The number, or kNone.
-  std::uint32_t find(std::string_view key) const {
+  /// Returns the number, or kNone.
+  uint32_t find(std::string_view key) const {
     if (slots_.empty()) return kNone;
     return slots_[locate(key, hash64(key, seed_))].value;
   }
 
-  std::size_t size() const { return size_; }
+  size_t size() const { return size_; }
 
-  /// Calls visit(key, value) for every entry, in no order.
+  /// Calls visit(key, value) for every entry, in no particular order.
   template <typename Visit>
   void for_each(Visit&& visit) const {
     for (const Slot& slot : slots_) {
@@ -53,19 +53,19 @@ class StringMap {
 
  private:
   struct Slot {
-    std::uint64_t hash = 0;
-    std::uint64_t begin = 0;  // of the key in keys_
-    std::uint32_t length = 0;
-    std::uint32_t value = kNone;
+    uint64_t hash = 0;
+    uint64_t begin = 0;  // start of the key in keys_
+    uint32_t length = 0;
+    uint32_t value = kNone;
   };
 
   std::string_view key_of(const Slot& slot) const {
     return std::string_view(keys_).substr(slot.begin, slot.length);
   }
 
-  std::size_t locate(std::string_view key, std::uint64_t hash) const {
-    const std::size_t mask = slots_.size() - 1;
-    for (std::size_t at = hash & mask;; at = (at + 1) & mask) {
+  size_t locate(std::string_view key, uint64_t hash) const {
+    const size_t mask = slots_.size() - 1;
+    for (size_t at = hash & mask;; at = (at + 1) & mask) {
       const Slot& slot = slots_[at];
       if (slot.value == kNone || (slot.hash == hash && key_of(slot) == key)) return at;
     }
@@ -74,10 +74,10 @@ class StringMap {
   void grow() {
     std::vector<Slot> old(slots_.empty() ? 64 : 2 * slots_.size());
     old.swap(slots_);
-    const std::size_t mask = slots_.size() - 1;
+    const size_t mask = slots_.size() - 1;
     for (const Slot& slot : old) {
       if (slot.value == kNone) continue;
-      std::size_t at = slot.hash & mask;
+      size_t at = slot.hash & mask;
       while (slots_[at].value != kNone) at = (at + 1) & mask;
       slots_[at] = slot;
     }
@@ -85,15 +85,16 @@ class StringMap {
 
   std::vector<Slot> slots_;
   std::string keys_;
-  std::size_t size_ = 0;
-  std::uint64_t seed_ = table_seed();
+  size_t size_ = 0;
+  uint64_t seed_ = table_seed();
 };
 
-/// Pairs of ids to a Value; Value{} marks a free slot and is what find() gives for none.
+/// A map from pairs of ids to values. Value{} marks a free slot; find() returns it for a missing
+/// pair.
 template <typename Value>
 class PairMap {
  public:
-  Value& operator[](std::uint64_t pair) {
+  Value& operator[](uint64_t pair) {
     if (2 * (size_ + 1) > slots_.size()) grow();
     Slot& slot = slots_[locate(pair)];
     if (slot.pair == kFree) {
@@ -102,30 +103,29 @@ class PairMap {
     }
     return slot.value;
   }
-  Value find(std::uint64_t pair) const {
+  Value find(uint64_t pair) const {
     if (slots_.empty()) return Value{};
     return slots_[locate(pair)].value;
   }
-  std::size_t size() const { return size_; }
+  size_t size() const { return size_; }
 
-  static std::uint64_t pair_of(std::uint32_t first, std::uint32_t second) {
-    return std::uint64_t{first} << 32 | second;
+  static uint64_t pair_of(uint32_t first, uint32_t second) {
+    return uint64_t{first} << 32 | second;
   }
 
  private:
-  static constexpr std::uint64_t kFree = ~std::uint64_t{0};
+  static constexpr uint64_t kFree = ~uint64_t{0};
   struct Slot {
-    std::uint64_t pair = kFree;
+    uint64_t pair = kFree;
     Value value{};
   };
 
-  std::size_t locate(std::uint64_t pair) const {
-    // Folding the high half of the product onto the low one makes every bit of the pair count.
+  size_t locate(uint64_t pair) const {
+    // XOR of the high and the low half of the product makes every bit of the pair count.
     const auto product = static_cast<unsigned __int128>(pair ^ seed_) * 0x9e3779b97f4a7c15;
-    const std::uint64_t hash =
-        static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
-    const std::size_t mask = slots_.size() - 1;
-    std::size_t at = hash & mask;
+    const uint64_t hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+    const size_t mask = slots_.size() - 1;
+    size_t at = hash & mask;
     while (slots_[at].pair != pair && slots_[at].pair != kFree) at = (at + 1) & mask;
     return at;
   }
@@ -139,8 +139,8 @@ class PairMap {
   }
 
   std::vector<Slot> slots_;
-  std::size_t size_ = 0;
-  std::uint64_t seed_ = table_seed();
+  size_t size_ = 0;
+  uint64_t seed_ = table_seed();
 };
 
 }  // namespace diffattn::io

@@ -14,8 +14,8 @@
 namespace diffattn::io {
 namespace {
 
-// Positions inside a word are 32 bits wide.
-constexpr std::size_t kMaxTextBytes = 0xfffffffe;
+// Bpe stores positions inside a word in 32 bits.
+constexpr size_t kMaxTextBytes = 0xfffffffe;
 
 bool is_directory(const std::string& path) {
   struct stat info {};
@@ -55,14 +55,14 @@ void Tokenizer::Impl::encode(std::string_view text, const EncodeOptions& options
   if (options.add_special_tokens) ids.insert(ids.end(), prefix.begin(), prefix.end());
   const bool skip_special = !options.special_from_text;
   const auto take = [&](const AddedToken& token) { ids.push_back(token.id); };
-  raw_tokens.split(text, skip_special, take, [&](std::size_t begin, std::string_view piece) {
+  raw_tokens.split(text, skip_special, take, [&](size_t begin, std::string_view piece) {
     std::string owned;
     if (!normalizer.empty()) {
       owned = normalizer.apply(piece);
       piece = owned;
     }
     normalized_tokens.split(piece, skip_special, take,
-                            [&](std::size_t inner_begin, std::string_view inner) {
+                            [&](size_t inner_begin, std::string_view inner) {
                               encode_words(inner, begin == 0 && inner_begin == 0, ids);
                             });
   });
@@ -76,8 +76,8 @@ void Tokenizer::Impl::encode_words(std::string_view piece, bool first,
       bpe->encode(word, ids);
       return;
     }
-    std::size_t begin = 0;
-    for (std::size_t at = word.find(cut_marker); at != word.npos;) {
+    size_t begin = 0;
+    for (size_t at = word.find(cut_marker); at != word.npos;) {
       const bool after_marker =
           at >= cut_marker.size() &&
           word.substr(at - cut_marker.size(), cut_marker.size()) == cut_marker;
@@ -105,7 +105,7 @@ std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_to
   return unicode::replace_invalid(decode_bytes(ids, skip_special_tokens));
 }
 
-std::size_t Tokenizer::vocab_size() const noexcept { return impl_->vocabulary.size(); }
+size_t Tokenizer::vocab_size() const noexcept { return impl_->vocabulary.size(); }
 
 std::optional<TokenId> Tokenizer::token_to_id(std::string_view token) const {
   const TokenId id = impl_->vocabulary.find(token);
@@ -141,7 +141,7 @@ std::optional<TokenId> Tokenizer::end_of_text() const {
 
 std::string Tokenizer::to_json() const { return impl_->to_json(); }
 void Tokenizer::write(const std::string& path) const { write_text(path, to_json()); }
-std::uint64_t Tokenizer::hash() const { return hash64(to_json()); }
+uint64_t Tokenizer::hash() const { return hash64(to_json()); }
 
 std::optional<Tokenizer> tokenizer_in(const std::string& folder) {
   if (!Directory::open(folder).contains(kTokenizerFile)) return std::nullopt;
@@ -159,7 +159,7 @@ std::string StreamDecoder::push(TokenId id) {
   any_ = state.any;
   stripped_ = state.stripped;
   at_begin_ = state.begin;
-  const std::size_t complete = held_.size() - unicode::incomplete_tail(held_);
+  const size_t complete = held_.size() - unicode::incomplete_tail(held_);
   std::string out = unicode::replace_invalid(std::string_view(held_).substr(0, complete));
   held_.erase(0, complete);
   return out;

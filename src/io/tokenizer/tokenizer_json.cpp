@@ -23,13 +23,15 @@ void write_vocabulary(const TokenizerContent& content, std::string& out) {
   out += "\n    },\n";
 }
 
-/// "a b" is read by every version of every reader, but cannot tell tokens with spaces apart.
+/// True if merges must be written as ["a", "b"]. Every reader knows the older form "a b", but it is
+/// ambiguous for tokens with spaces.
 bool needs_pairs(const TokenizerContent& content) {
   for (const Merge& merge : content.merges) {
     const std::string_view first = content.vocabulary.token(merge.first);
     const std::string_view second = content.vocabulary.token(merge.second);
     if (first.find(' ') != first.npos || second.find(' ') != second.npos) return true;
-    if (first.starts_with("#version")) return true;  // taken for the head of a merges.txt
+    if (first.starts_with("#version"))
+      return true;  // readers would skip it as the first line of a merges.txt
   }
   return false;
 }
@@ -67,7 +69,7 @@ std::string write_tokenizer_json(const TokenizerContent& content) {
     out += "  \"" + std::string(key) + "\": " + value.dump() + ",\n";
   }
   out += "  \"added_tokens\": [";
-  for (std::size_t i = 0; i < content.added.size(); ++i) {
+  for (size_t i = 0; i < content.added.size(); ++i) {
     out += (i == 0 ? "\n    " : ",\n    ") + added_json(content.added[i]).dump();
   }
   out += content.added.empty() ? "],\n" : "\n  ],\n";
@@ -115,12 +117,12 @@ std::string Tokenizer::Impl::to_json() const {
 Tokenizer Tokenizer::bytes() {
   Vocabulary vocabulary;
   for (unsigned byte = 0; byte < 256; ++byte) {
-    vocabulary.add(visible(static_cast<std::uint8_t>(byte)), byte);
+    vocabulary.add(visible(static_cast<uint8_t>(byte)), byte);
   }
   vocabulary.add(kEndOfText, 256);
   const json sections = byte_level_sections(nullptr, byte_level_step());
   const std::vector<AddedToken> added = {{.content = kEndOfText, .id = 256, .special = true}};
-  // The end of text counts as a model token, too: readers then agree on its id.
+  // kEndOfText is also in model.vocab, so that every reader gives it the same id.
   const std::vector<bool> in_model(257, true);
   return parse(write_tokenizer_json({sections, vocabulary, in_model, {}, added}), "bytes");
 }

@@ -4,17 +4,17 @@
 #include "diffattn/io/error.h"
 #include "io/tokenizer/document.h"
 #include "io/tokenizer/impl.h"
-#include "io/unicode/characters.h"
 #include "io/tokenizer/sections.h"
+#include "io/unicode/characters.h"
 
 namespace diffattn::io {
 namespace {
 
 using nlohmann::json;
 
-/// Ids may have holes, but a table over all of them must stay in proportion to the file.
-constexpr std::size_t kMaxHoles = std::size_t{1} << 16;
-constexpr char kMarker[] = "\xe2\x96\x81";  // U+2581, for a space at the begin of a word
+/// Ids need not be contiguous, but tables by id must stay proportional to the file.
+constexpr size_t kMaxHoles = size_t{1} << 16;
+constexpr char kMarker[] = "\xe2\x96\x81";  // U+2581 marks a space at the start of a word
 
 class TokenizerParser {
  public:
@@ -41,7 +41,7 @@ class TokenizerParser {
  private:
   JsonValue model() const { return root_.at("model"); }
 
-  /// A section of the file; one that is missing reads as null.
+  /// Returns a section of the file, or null if it is missing.
   JsonValue section(std::string_view key) const {
     static const json kNull;
     const auto found = root_.find(key);
@@ -62,14 +62,14 @@ class TokenizerParser {
     return settings;
   }
 
-  std::size_t id_limit() const {
+  size_t id_limit() const {
     const auto added = root_.find("added_tokens");
-    const std::size_t count = document_.vocabulary.size() + (added ? added->size() : 0);
+    const size_t count = document_.vocabulary.size() + (added ? added->size() : 0);
     return std::min(kMaxVocabulary, 2 * count + kMaxHoles);
   }
 
   void read_vocabulary() {
-    const std::size_t limit = id_limit();
+    const size_t limit = id_limit();
     for (const auto& [token, id, offset] : document_.vocabulary) {
       if (id >= limit) {
         throw Error(root_.file(), offset,
@@ -78,13 +78,12 @@ class TokenizerParser {
       }
       if (out_.vocabulary.find(token) != Vocabulary::kNone) {
         throw Error(root_.file(), offset,
-                    "expected tokens that differ, got a second " + in_quotes(token));
+                    "expected unique tokens, got a second " + in_quotes(token));
       }
       if (!out_.vocabulary.add(token, static_cast<TokenId>(id))) {
         throw Error(root_.file(), offset,
-                    "expected ids that differ, got " + std::to_string(id) + " for " +
-                        in_quotes(token) + " and " +
-                        in_quotes(out_.vocabulary.token(static_cast<TokenId>(id))));
+                    "expected unique ids, got " + std::to_string(id) + " for " + in_quotes(token) +
+                        " and " + in_quotes(out_.vocabulary.token(static_cast<TokenId>(id))));
       }
     }
     out_.in_model.assign(out_.vocabulary.size(), false);
@@ -98,28 +97,28 @@ class TokenizerParser {
     if (!list->is_array() || list->size() > kMaxAddedTokens) {
       list->fail("an array of at most " + std::to_string(kMaxAddedTokens) + " tokens");
     }
-    const std::size_t limit =
+    const size_t limit =
         std::min(kMaxVocabulary, 2 * (out_.vocabulary.count() + list->size()) + kMaxHoles);
     StringMap seen;
-    for (std::size_t i = 0; i < list->size(); ++i) {
+    for (size_t i = 0; i < list->size(); ++i) {
       const JsonValue entry = list->at(i);
       AddedToken token;
       token.content = entry.at("content").to_string(kMaxTokenBytes);
-      if (token.content.empty()) entry.at("content").fail("a token that is not empty");
+      if (token.content.empty()) entry.at("content").fail("a non-empty token");
       token.id = static_cast<TokenId>(entry.at("id").to_uint(0, limit - 1));
       token.special = flag(entry, "special", false);
       token.single_word = flag(entry, "single_word", false);
       token.lstrip = flag(entry, "lstrip", false);
       token.rstrip = flag(entry, "rstrip", false);
       token.normalized = flag(entry, "normalized", !token.special);
-      if (seen.insert(token.content, static_cast<std::uint32_t>(i)) != i) {
-        entry.at("content").fail("a token that is not listed before");
+      if (seen.insert(token.content, static_cast<uint32_t>(i)) != i) {
+        entry.at("content").fail("a token that is not already listed");
       }
       const TokenId known = out_.vocabulary.find(token.content);
       if (known != Vocabulary::kNone) {
         entry.at("id").to_uint(known, known);
       } else if (!out_.vocabulary.add(token.content, token.id)) {
-        entry.at("id").fail("an id that is free");
+        entry.at("id").fail("an unused id");
       }
       out_.added.push_back(std::move(token));
     }
@@ -129,12 +128,12 @@ class TokenizerParser {
   }
 
   void read_merges() {
-    const auto id_of = [&](std::string_view token, std::uint64_t offset) {
+    const auto id_of = [&](std::string_view token, uint64_t offset) {
       const TokenId id = out_.vocabulary.find(token);
       if (id == Vocabulary::kNone || !out_.in_model[id]) {
         throw Error(root_.file(), offset,
-                    "expected a merge of tokens in the vocabulary into one, got " +
-                        in_quotes(token) + ", which is not there");
+                    "expected a merge of tokens in the vocabulary, got " + in_quotes(token) +
+                        ", which is not in it");
       }
       return id;
     };
@@ -172,8 +171,7 @@ class TokenizerParser {
     }
   }
 
-  /// Whether no merge joins something that does not end in a marker with something that begins
-  /// with one.
+  /// True if no merge joins a token with a following marker, except after another marker.
   bool words_end_at_markers() const {
     if (out_.vocabulary.find(kMarker) == Vocabulary::kNone) return false;
     return std::none_of(out_.merges.begin(), out_.merges.end(), [&](const Merge& merge) {
@@ -200,7 +198,7 @@ class TokenizerParser {
   }
 
   TokenId id_of_special(const JsonValue& value) const {
-    const std::uint64_t id = value.to_uint();
+    const uint64_t id = value.to_uint();
     if (id >= out_.vocabulary.size() || out_.vocabulary.token(static_cast<TokenId>(id)).empty()) {
       value.fail("the id of a token");
     }
@@ -212,7 +210,7 @@ class TokenizerParser {
     if (!single.is_array() || single.size() > 64) single.fail("an array of at most 64 parts");
     std::vector<TokenId> prefix;
     bool behind = false;
-    for (std::size_t i = 0; i < single.size(); ++i) {
+    for (size_t i = 0; i < single.size(); ++i) {
       const JsonValue part = single.at(i);
       if (const auto sequence = part.find("Sequence")) {
         if (sequence->at("id").to_string(8) != "A" || behind) part.fail("sequence A, once");
@@ -222,7 +220,7 @@ class TokenizerParser {
       const std::string& name = part.at("SpecialToken").at("id").to_string(kMaxTokenBytes);
       const JsonValue ids = processor.at("special_tokens").at(name).at("ids");
       if (!ids.is_array() || ids.size() > 64) ids.fail("an array of at most 64 ids");
-      for (std::size_t k = 0; k < ids.size(); ++k) {
+      for (size_t k = 0; k < ids.size(); ++k) {
         (behind ? out_.suffix : prefix).push_back(id_of_special(ids.at(k)));
       }
     }

@@ -3,26 +3,27 @@
 #include <array>
 #include <exception>
 #include <future>
+#include <nlohmann/json.hpp>
 #include <thread>
 
-#include "io/tokenizer/byte_alphabet.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "io/text.h"
 #include "diffattn/io/tokenizer_training.h"
-#include "io/unicode/nfc.h"
+#include "io/text.h"
+#include "io/tokenizer/byte_alphabet.h"
 #include "io/tokenizer/pair_merging.h"
 #include "io/tokenizer/patterns.h"
 #include "io/tokenizer/tokenizer_json.h"
 #include "io/tokenizer/word_counts.h"
+#include "io/unicode/nfc.h"
 
 namespace diffattn::io {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kChunkBytes = std::size_t{4} << 20;
-constexpr std::size_t kMergesPerReport = 64;
+constexpr size_t kChunkBytes = size_t{4} << 20;
+constexpr size_t kMergesPerReport = 64;
 
 Pattern pattern_of(WordPattern pattern) {
   switch (pattern) {
@@ -40,23 +41,24 @@ void count_words(std::string_view text, const TrainingOptions& options, WordCoun
     text = normalized;
   }
   const Pattern pattern = pattern_of(options.pattern);
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = match_end(pattern, text, at);
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = match_end(pattern, text, at);
     counts.add(text.substr(at, end - at));
     at = end;
   }
 }
 
-/// Ids in the making: special tokens, the byte alphabet in order of code points, joined tokens.
+/// The vocabulary during training. Ids go to the special tokens, then to the byte alphabet in the
+/// order of code points, then to joined tokens.
 class Tokens {
  public:
   explicit Tokens(const std::vector<std::string>& special_tokens) {
     for (const std::string& token : special_tokens) intern(token);
-    std::array<std::uint8_t, 256> bytes;
-    for (unsigned byte = 0; byte < 256; ++byte) bytes[byte] = static_cast<std::uint8_t>(byte);
+    std::array<uint8_t, 256> bytes;
+    for (unsigned byte = 0; byte < 256; ++byte) bytes[byte] = static_cast<uint8_t>(byte);
     std::sort(bytes.begin(), bytes.end(),
-              [](std::uint8_t a, std::uint8_t b) { return visible_code(a) < visible_code(b); });
-    for (const std::uint8_t byte : bytes) byte_ids[byte] = intern(visible(byte));
+              [](uint8_t a, uint8_t b) { return visible_code(a) < visible_code(b); });
+    for (const uint8_t byte : bytes) byte_ids[byte] = intern(visible(byte));
   }
 
   TokenId intern(std::string_view token) {
@@ -73,25 +75,26 @@ class Tokens {
 
 CountedWords counted_words(const WordCounts& counts, const std::array<TokenId, 256>& byte_ids) {
   CountedWords words;
-  counts.for_each([&](std::string_view word, std::uint64_t count) {
+  counts.for_each([&](std::string_view word, uint64_t count) {
     words.begin.push_back(words.symbols.size());
-    words.length.push_back(static_cast<std::uint32_t>(word.size()));
-    words.count.push_back(static_cast<std::int64_t>(count));
+    words.length.push_back(static_cast<uint32_t>(word.size()));
+    words.count.push_back(static_cast<int64_t>(count));
     for (const char byte : word) {
-      words.symbols.push_back(byte_ids[static_cast<std::uint8_t>(byte)]);
+      words.symbols.push_back(byte_ids[static_cast<uint8_t>(byte)]);
     }
   });
   return words;
 }
 
-/// Of two merges of one pair (which happen when two ways lead to one token) the later counts.
+/// Keeps only the last merge of each pair. A pair can be merged twice if two pairs join to the same
+/// token.
 std::vector<Merge> without_repeats(const std::vector<Merge>& merges) {
-  PairMap<std::uint32_t> last;  // index + 1
-  for (std::uint32_t i = 0; i < merges.size(); ++i) {
+  PairMap<uint32_t> last;  // index + 1
+  for (uint32_t i = 0; i < merges.size(); ++i) {
     last[last.pair_of(merges[i].first, merges[i].second)] = i + 1;
   }
   std::vector<Merge> kept;
-  for (std::uint32_t i = 0; i < merges.size(); ++i) {
+  for (uint32_t i = 0; i < merges.size(); ++i) {
     if (last.find(last.pair_of(merges[i].first, merges[i].second)) == i + 1) {
       kept.push_back(merges[i]);
     }
@@ -160,7 +163,7 @@ Tokenizer TokenizerTrainer::train(const ProgressCallback& progress) const {
                     " (256 bytes and the special tokens) to " + std::to_string(kMaxVocabulary) +
                     " tokens, got " + std::to_string(options.vocab_size));
   }
-  std::size_t rounds = 0;
+  size_t rounds = 0;
   const auto report = [&] {
     if (progress) {
       progress({TrainingProgress::Phase::kMerge, vocabulary.size(), options.vocab_size});

@@ -7,32 +7,30 @@
 
 #include "io/tokenizer/string_map.h"
 
-// PRIVATE header of the io layer.
-
 namespace diffattn::io {
 
-/// How often each word was seen.
+/// Counts words.
 class WordCounts {
  public:
-  void add(std::string_view word, std::uint64_t count = 1) {
-    const auto fresh = static_cast<std::uint32_t>(counts_.size());
-    const std::uint32_t index = index_.insert(word, fresh);
+  void add(std::string_view word, uint64_t count = 1) {
+    const auto fresh = static_cast<uint32_t>(counts_.size());
+    const uint32_t index = index_.insert(word, fresh);
     if (index == fresh) counts_.push_back(0);
     counts_[index] += count;
   }
   void add(const WordCounts& other) {
-    other.for_each([&](std::string_view word, std::uint64_t count) { add(word, count); });
+    other.for_each([&](std::string_view word, uint64_t count) { add(word, count); });
   }
-  /// In no order.
+  /// Calls visit(word, count) for every word, in no particular order.
   template <typename Visit>
   void for_each(Visit&& visit) const {
-    index_.for_each([&](std::string_view word, std::uint32_t i) { visit(word, counts_[i]); });
+    index_.for_each([&](std::string_view word, uint32_t i) { visit(word, counts_[i]); });
   }
-  std::size_t size() const { return counts_.size(); }
+  size_t size() const { return counts_.size(); }
 
  private:
   StringMap index_;
-  std::vector<std::uint64_t> counts_;
+  std::vector<uint64_t> counts_;
 };
 
 }  // namespace diffattn::io

@@ -9,19 +9,18 @@
 namespace diffattn::io::unicode {
 namespace {
 
-std::uint8_t byte_at(std::string_view text, std::size_t at) {
-  return static_cast<std::uint8_t>(text[at]);
-}
+uint8_t byte_at(std::string_view text, size_t at) { return static_cast<uint8_t>(text[at]); }
 
-/// What a lead byte asks for: bytes in all (0: not a lead byte), and the range of the second one,
-/// which is narrower than 80..BF where overlong forms, surrogates or codes beyond U+10FFFF lie.
+/// Properties of a UTF-8 lead byte: the total number of bytes (0 if it is not a lead byte) and the
+/// range of the second byte. The range is narrower than 80..BF if the rest would be overlong forms,
+/// surrogates or codes beyond U+10FFFF.
 struct Lead {
-  std::uint8_t size;
-  std::uint8_t low;
-  std::uint8_t high;
+  uint8_t size;
+  uint8_t low;
+  uint8_t high;
 };
 
-constexpr Lead lead_of(std::uint8_t byte) {
+constexpr Lead lead_of(uint8_t byte) {
   if (byte < 0x80) return {1, 0, 0};
   if (byte < 0xc2) return {0, 0, 0};
   if (byte < 0xe0) return {2, 0x80, 0xbf};
@@ -34,13 +33,13 @@ constexpr Lead lead_of(std::uint8_t byte) {
   return {0, 0, 0};
 }
 
-/// Bytes from at on that agree with a character's pattern, at most lead.size.
-std::size_t agreeing(std::string_view text, std::size_t at, const Lead& lead) {
-  std::size_t count = 1;
+/// Returns how many bytes from `at` on form the start of a valid character, at most lead.size.
+size_t agreeing(std::string_view text, size_t at, const Lead& lead) {
+  size_t count = 1;
   while (count < lead.size && at + count < text.size()) {
-    const std::uint8_t byte = byte_at(text, at + count);
-    const std::uint8_t low = count == 1 ? lead.low : 0x80;
-    const std::uint8_t high = count == 1 ? lead.high : 0xbf;
+    const uint8_t byte = byte_at(text, at + count);
+    const uint8_t low = count == 1 ? lead.low : 0x80;
+    const uint8_t high = count == 1 ? lead.high : 0xbf;
     if (byte < low || byte > high) break;
     ++count;
   }
@@ -49,9 +48,9 @@ std::size_t agreeing(std::string_view text, std::size_t at, const Lead& lead) {
 
 }  // namespace
 
-const std::uint8_t* class_table() {
-  static const std::vector<std::uint8_t> table = [] {
-    std::vector<std::uint8_t> classes(kCodePoints, 0);
+const uint8_t* class_table() {
+  static const std::vector<uint8_t> table = [] {
+    std::vector<uint8_t> classes(kCodePoints, 0);
     for (const Range& range : kClassRanges) {
       std::fill(classes.begin() + range.first, classes.begin() + range.last + 1, range.value);
     }
@@ -60,30 +59,30 @@ const std::uint8_t* class_table() {
   return table.data();
 }
 
-Character character_at(std::string_view text, std::size_t at) noexcept {
-  const std::uint8_t first = byte_at(text, at);
+Character character_at(std::string_view text, size_t at) noexcept {
+  const uint8_t first = byte_at(text, at);
   if (first < 0x80) return {first, 1};
   const Lead lead = lead_of(first);
   if (lead.size == 0 || agreeing(text, at, lead) < lead.size) return {Character::kInvalid, 1};
-  std::uint32_t code = first & (0x7f >> lead.size);
-  for (std::size_t i = 1; i < lead.size; ++i) code = code << 6 | (byte_at(text, at + i) & 0x3f);
+  uint32_t code = first & (0x7f >> lead.size);
+  for (size_t i = 1; i < lead.size; ++i) code = code << 6 | (byte_at(text, at + i) & 0x3f);
   return {code, lead.size};
 }
 
-std::size_t previous_begin(std::string_view text, std::size_t end) noexcept {
-  for (std::size_t size = 2; size <= 4 && size <= end; ++size) {
+size_t previous_begin(std::string_view text, size_t end) noexcept {
+  for (size_t size = 2; size <= 4 && size <= end; ++size) {
     if (character_at(text, end - size).size == size) return end - size;
   }
   return end - 1;
 }
 
-std::uint8_t class_at(std::string_view text, std::size_t at) noexcept {
+uint8_t class_at(std::string_view text, size_t at) noexcept {
   const Character c = character_at(text, at);
   return c.code == Character::kInvalid ? 0 : class_table()[c.code];
 }
 
-void append_utf8(std::uint32_t code, std::string& out) {
-  const auto put = [&](std::uint32_t byte) { out += static_cast<char>(byte); };
+void append_utf8(uint32_t code, std::string& out) {
+  const auto put = [&](uint32_t byte) { out += static_cast<char>(byte); };
   if (code < 0x80) {
     put(code);
   } else if (code < 0x800) {
@@ -101,9 +100,9 @@ void append_utf8(std::uint32_t code, std::string& out) {
   }
 }
 
-std::size_t incomplete_tail(std::string_view text) noexcept {
-  for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
-    const std::size_t at = text.size() - back;
+size_t incomplete_tail(std::string_view text) noexcept {
+  for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
+    const size_t at = text.size() - back;
     const Lead lead = lead_of(byte_at(text, at));
     if (lead.size == 1) return 0;
     if (lead.size > back && agreeing(text, at, lead) == back) return back;
@@ -114,7 +113,7 @@ std::size_t incomplete_tail(std::string_view text) noexcept {
 std::string replace_invalid(std::string_view text) {
   std::string out;
   out.reserve(text.size());
-  for (std::size_t at = 0; at < text.size();) {
+  for (size_t at = 0; at < text.size();) {
     const Character c = character_at(text, at);
     if (c.code != Character::kInvalid) {
       out.append(text, at, c.size);
@@ -129,7 +128,7 @@ std::string replace_invalid(std::string_view text) {
 }
 
 bool is_valid(std::string_view text) noexcept {
-  for (std::size_t at = 0; at < text.size();) {
+  for (size_t at = 0; at < text.size();) {
     const Character c = character_at(text, at);
     if (c.code == Character::kInvalid) return false;
     at += c.size;

@@ -12,34 +12,35 @@
 namespace diffattn::io::unicode {
 namespace {
 
-// Hangul syllables are composed by arithmetic: leading consonant, vowel, trailing consonant.
-constexpr std::uint32_t kSyllable = 0xac00, kLeading = 0x1100, kVowel = 0x1161, kTrailing = 0x11a7;
-constexpr std::uint32_t kLeadings = 19, kVowels = 21, kTrailings = 28;
-constexpr std::uint32_t kSyllables = kLeadings * kVowels * kTrailings;
+// Unicode composes Hangul syllables by arithmetic from a leading consonant, a vowel and a trailing
+// consonant.
+constexpr uint32_t kSyllable = 0xac00, kLeading = 0x1100, kVowel = 0x1161, kTrailing = 0x11a7;
+constexpr uint32_t kLeadings = 19, kVowels = 21, kTrailings = 28;
+constexpr uint32_t kSyllables = kLeadings * kVowels * kTrailings;
 
 struct Tables {
-  std::vector<std::uint8_t> combining;  // class by code point
-  // What a code point decomposes to, in one step.
-  std::unordered_map<std::uint32_t, const Decomposition*> parts;
-  // first << 32 | second -> composed, where the pair composes back
-  std::unordered_map<std::uint64_t, std::uint32_t> composed;
-  // True for characters that NFC leaves alone wherever they stand.
+  std::vector<uint8_t> combining;  // canonical combining class by code point
+  // Code point -> its canonical decomposition, one step.
+  std::unordered_map<uint32_t, const Decomposition*> parts;
+  // first << 32 | second -> composed code point, for pairs that NFC composes.
+  std::unordered_map<uint64_t, uint32_t> composed;
+  // True for characters that never change under NFC unless an active character follows.
   std::vector<bool> inert;
 };
 
 void mark_inert(Tables& tables) {
   tables.inert.assign(kCodePoints, true);
-  const auto active = [&](std::uint32_t code) { tables.inert[code] = false; };
-  for (std::uint32_t code = 0; code < kCodePoints; ++code) {
+  const auto active = [&](uint32_t code) { tables.inert[code] = false; };
+  for (uint32_t code = 0; code < kCodePoints; ++code) {
     if (tables.combining[code] != 0) active(code);
   }
   for (const Decomposition& d : kDecompositions) {
-    // One that composes back is left alone, unless what follows is active and takes it along.
+    // A character whose parts compose again changes only if an active character follows it.
     if (!d.composes) active(d.composed);
     if (d.second != 0) active(d.second);
   }
-  for (std::uint32_t i = 0; i < kVowels; ++i) active(kVowel + i);
-  for (std::uint32_t i = 0; i < kTrailings; ++i) active(kTrailing + i);
+  for (uint32_t i = 0; i < kVowels; ++i) active(kVowel + i);
+  for (uint32_t i = 0; i < kTrailings; ++i) active(kTrailing + i);
 }
 
 const Tables& tables() {
@@ -52,7 +53,7 @@ const Tables& tables() {
     }
     for (const Decomposition& d : kDecompositions) {
       t.parts.emplace(d.composed, &d);
-      if (d.composes) t.composed.emplace(std::uint64_t{d.first} << 32 | d.second, d.composed);
+      if (d.composes) t.composed.emplace(uint64_t{d.first} << 32 | d.second, d.composed);
     }
     mark_inert(t);
     return t;
@@ -60,9 +61,9 @@ const Tables& tables() {
   return built;
 }
 
-void decompose(std::uint32_t code, std::vector<std::uint32_t>& out) {
+void decompose(uint32_t code, std::vector<uint32_t>& out) {
   if (code - kSyllable < kSyllables) {
-    const std::uint32_t index = code - kSyllable;
+    const uint32_t index = code - kSyllable;
     out.push_back(kLeading + index / (kVowels * kTrailings));
     out.push_back(kVowel + index % (kVowels * kTrailings) / kTrailings);
     if (index % kTrailings != 0) out.push_back(kTrailing + index % kTrailings);
@@ -73,12 +74,12 @@ void decompose(std::uint32_t code, std::vector<std::uint32_t>& out) {
     out.push_back(code);
     return;
   }
-  decompose(found->second->first, out);  // at most four levels, by the table
+  decompose(found->second->first, out);  // the table nests at most four levels
   if (found->second->second != 0) decompose(found->second->second, out);
 }
 
-/// The composed character, or 0.
-std::uint32_t compose(std::uint32_t first, std::uint32_t second) {
+/// Returns the composed character, or 0 if the pair does not compose.
+uint32_t compose(uint32_t first, uint32_t second) {
   if (first - kLeading < kLeadings && second - kVowel < kVowels) {
     return kSyllable + ((first - kLeading) * kVowels + (second - kVowel)) * kTrailings;
   }
@@ -86,33 +87,33 @@ std::uint32_t compose(std::uint32_t first, std::uint32_t second) {
       second - kTrailing - 1 < kTrailings - 1) {
     return first + (second - kTrailing);
   }
-  const auto found = tables().composed.find(std::uint64_t{first} << 32 | second);
+  const auto found = tables().composed.find(uint64_t{first} << 32 | second);
   return found == tables().composed.end() ? 0 : found->second;
 }
 
-/// Marks in the order of their classes, equal ones as they were.
-void reorder(std::vector<std::uint32_t>& codes) {
-  const std::vector<std::uint8_t>& combining = tables().combining;
-  const auto is_mark = [&](std::uint32_t c) { return combining[c] != 0; };
+/// Sorts each run of marks by combining class; the sort is stable.
+void reorder(std::vector<uint32_t>& codes) {
+  const std::vector<uint8_t>& combining = tables().combining;
+  const auto is_mark = [&](uint32_t c) { return combining[c] != 0; };
   for (auto begin = codes.begin(); begin != codes.end();) {
     begin = std::find_if(begin, codes.end(), is_mark);
     const auto end = std::find_if_not(begin, codes.end(), is_mark);
     std::stable_sort(begin, end,
-                     [&](std::uint32_t a, std::uint32_t b) { return combining[a] < combining[b]; });
+                     [&](uint32_t a, uint32_t b) { return combining[a] < combining[b]; });
     begin = end;
   }
 }
 
-/// Joins each character with the last starter where nothing between them is in the way.
-void recompose(std::vector<std::uint32_t>& codes) {
-  const std::vector<std::uint8_t>& combining = tables().combining;
-  constexpr std::size_t kNone = static_cast<std::size_t>(-1);
-  std::size_t starter = kNone, kept = 0;
-  int last_class = -1;  // of what was kept after the starter; -1: nothing yet
-  for (const std::uint32_t code : codes) {
+/// Composes each character with the last starter unless a mark between them blocks it.
+void recompose(std::vector<uint32_t>& codes) {
+  const std::vector<uint8_t>& combining = tables().combining;
+  constexpr size_t kNone = static_cast<size_t>(-1);
+  size_t starter = kNone, kept = 0;
+  int last_class = -1;  // class of the last mark after the starter; -1 if there is none
+  for (const uint32_t code : codes) {
     const int here = combining[code];
     if (starter != kNone && last_class < here) {
-      if (const std::uint32_t joined = compose(codes[starter], code); joined != 0) {
+      if (const uint32_t joined = compose(codes[starter], code); joined != 0) {
         codes[starter] = joined;
         continue;
       }
@@ -134,20 +135,20 @@ std::string nfc(std::string_view text) {
   const Tables& t = tables();
   std::string out;
   out.reserve(text.size());
-  std::vector<std::uint32_t> codes;  // one stretch that may change, with the starter before it
-  std::size_t done = 0;              // text before this is in out
-  const auto flush = [&](std::size_t end) {
+  std::vector<uint32_t> codes;  // a run that may change, with the starter before it
+  size_t done = 0;              // text before this position is in out
+  const auto flush = [&](size_t end) {
     if (!codes.empty()) {
       reorder(codes);
       recompose(codes);
-      for (const std::uint32_t code : codes) append_utf8(code, out);
+      for (const uint32_t code : codes) append_utf8(code, out);
       codes.clear();
     }
     done = end;
   };
-  std::size_t inert_begin = 0;  // of the character before at, if it is inert
+  size_t inert_begin = 0;  // start of the character before `at`, if it is inert
   bool inert_before = false;
-  for (std::size_t at = 0; at < text.size();) {
+  for (size_t at = 0; at < text.size();) {
     const Character c = character_at(text, at);
     const bool inert = c.code == Character::kInvalid || t.inert[c.code];
     if (inert) {
@@ -156,7 +157,7 @@ std::string nfc(std::string_view text) {
       if (codes.empty()) {
         const bool take =
             inert_before && character_at(text, inert_begin).code != Character::kInvalid;
-        const std::size_t begin = take ? inert_begin : at;
+        const size_t begin = take ? inert_begin : at;
         out.append(text, done, begin - done);
         if (take) decompose(character_at(text, inert_begin).code, codes);
       }

@@ -8,16 +8,16 @@
 
 namespace diffattn::io::unicode {
 
-/// One character of a byte string. A byte that is part of no well-formed character stands for
-/// itself: size 1, code kInvalid.
+/// One character of a byte string. A byte that is not part of a well-formed character has size 1
+/// and code kInvalid.
 struct Character {
-  static constexpr std::uint32_t kInvalid = 0xffffffff;
-  std::uint32_t code;
-  std::uint32_t size;
+  static constexpr uint32_t kInvalid = 0xffffffff;
+  uint32_t code;
+  uint32_t size;
 };
 
-/// The character at position at, which must be inside text.
-Character character_at(std::string_view text, std::size_t at) noexcept;
-void append_utf8(std::uint32_t code, std::string& out);
+/// Returns the character at position `at`, which must be inside text.
+Character character_at(std::string_view text, size_t at) noexcept;
+void append_utf8(uint32_t code, std::string& out);
 
 }  // namespace diffattn::io::unicode

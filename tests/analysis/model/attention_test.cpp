@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Statistics and maps of models against plain loops over the maps themselves.
+// Compares statistics and maps of models with plain loops over whole maps.
 
 #include "diffattn/analysis/attention_report.h"
 
@@ -30,7 +30,7 @@ std::string name_of(const ::testing::TestParamInfo<LayerCase>& info) {
   return info.param.preset + "_" + roles[static_cast<int>(info.param.role)];
 }
 
-/// Every preset in every place it can stand.
+/// Returns every preset in every role that it supports.
 std::vector<LayerCase> all_layers() {
   std::vector<LayerCase> cases;
   for (const std::string& preset : nn::preset_names()) {
@@ -41,7 +41,7 @@ std::vector<LayerCase> all_layers() {
   return cases;
 }
 
-/// A layer's calls with weights large enough for maps that differ.
+/// Returns the calls of a layer whose weights are large enough to give different maps.
 std::vector<LayerCalls> calls_of_layer(const LayerCase& layer, nn::AttentionMask mask = {},
                                        int64_t batch = 1) {
   torch::manual_seed(7);
@@ -61,21 +61,21 @@ std::vector<LayerCalls> calls_of_layer(const LayerCase& layer, nn::AttentionMask
   return calls_of(traces);
 }
 
-/// The ten statistics of one head by their definitions, in double, from whole maps.
+/// Computes the ten statistics of one head from whole maps by their definitions, in double.
 std::vector<double> naive_statistics(const HeadMaps& maps, const VisibleColumns& visible,
                                      int64_t columns) {
   double rows = 0, entries = 0, sparse = 0, focus = 0, absolute = 0, negative = 0, entropy = 0;
   double sink = 0, most = 0, cancelled = 0, similar = 0, lambda_sum = 0;
   const auto count = static_cast<int64_t>(maps.p1.size()) / columns;
   for (int64_t m = 0; m < count; ++m) {
-    const auto row = static_cast<std::size_t>(m);
+    const auto row = static_cast<size_t>(m);
     const int64_t begin = visible.begin.empty() ? 0 : visible.begin[row];
     const int64_t end = visible.end.empty() ? columns : visible.end[row];
     const double lambda = maps.p2.empty() ? 0 : maps.lambda[maps.lambda.size() == 1 ? 0 : row];
     lambda_sum += lambda;
     if (begin >= end) continue;
     double sum = 0, row_most = -2;
-    const auto at = [&](int64_t n) { return static_cast<std::size_t>(m * columns + n); };
+    const auto at = [&](int64_t n) { return static_cast<size_t>(m * columns + n); };
     const auto entry = [&](int64_t n) {
       return maps.p1[at(n)] - lambda * (maps.p2.empty() ? 0.0 : double{maps.p2[at(n)]});
     };
@@ -116,7 +116,7 @@ std::vector<double> naive_statistics(const HeadMaps& maps, const VisibleColumns&
 
 void expect_same(const std::vector<double>& got, const std::vector<double>& wanted) {
   ASSERT_EQ(got.size(), wanted.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
+  for (size_t i = 0; i < got.size(); ++i) {
     const std::string& key = attention_statistics()[i].key;
     if (std::isnan(wanted[i])) {
       EXPECT_TRUE(std::isnan(got[i])) << key;
@@ -148,12 +148,12 @@ TEST_P(AnalysedLayer, StatisticsAreThoseOfItsMaps) {
 TEST_P(AnalysedLayer, MapsAreProbabilitiesWhereRowsMaySee) {
   for (const LayerCalls& calls : calls_of_layer(GetParam())) {
     const VisibleColumns visible = visible_columns(calls[0]);
-    const auto columns = static_cast<std::size_t>(calls[0].k1.size(1));
+    const auto columns = static_cast<size_t>(calls[0].k1.size(1));
     const HeadMaps maps = head_maps(calls, 0, calls[0].q1.size(2) - 1);
     for (const std::vector<float>* plane : {&maps.p1, &maps.p2}) {
-      for (std::size_t m = 0; m < plane->size() / columns; ++m) {
+      for (size_t m = 0; m < plane->size() / columns; ++m) {
         double sum = 0, hidden = 0;
-        for (std::size_t n = 0; n < columns; ++n) {
+        for (size_t n = 0; n < columns; ++n) {
           const bool seen = visible.begin.empty() || (static_cast<int64_t>(n) >= visible.begin[m] &&
                                                       static_cast<int64_t>(n) < visible.end[m]);
           (seen ? sum : hidden) += (*plane)[m * columns + n];
@@ -165,7 +165,7 @@ TEST_P(AnalysedLayer, MapsAreProbabilitiesWhereRowsMaySee) {
   }
 }
 
-/// The same layer on other tokens.
+/// Returns the calls of the same layer on other tokens.
 LayerCalls other_calls(const LayerCalls& calls, int64_t tokens) {
   LayerCalls out = calls;
   for (nn::HeadTensors& call : out) {
@@ -186,10 +186,11 @@ TEST(AttentionStatisticsTest, SeveralTextsAreOneMean) {
     both.add(second);
     one.add(first);
     two.add(second);
-    const auto value = [](const AttentionStatistics& from, std::size_t column) {
+    const auto value = [](const AttentionStatistics& from, size_t column) {
       return from.table().rows[1].values[column];
     };
-    // Rows count alike, entries by how many a row may see: 23 * 24 / 2 and 9 * 10 / 2.
+    // Means over rows weight all rows equally. Means over entries weight the two texts by their
+    // visible entries: 23 * 24 / 2 and 9 * 10 / 2.
     EXPECT_NEAR(value(both, 4), (23 * value(one, 4) + 9 * value(two, 4)) / 32, 1e-9);
     EXPECT_NEAR(value(both, 2), (276 * value(one, 2) + 45 * value(two, 2)) / 321, 1e-9);
     const LambdaLayer lambda = both.lambda()[0];
@@ -199,7 +200,7 @@ TEST(AttentionStatisticsTest, SeveralTextsAreOneMean) {
   }
 }
 
-/// Everything of a call that has a row per token.
+/// Returns the tensors of a call that have a row per token.
 std::vector<Tensor*> tokens_of(nn::HeadTensors& call) {
   std::vector<Tensor*> all{&call.q1, &call.q2, &call.k1, &call.k2};
   if (call.lambda.dim() == 3) all.push_back(&call.lambda);
@@ -208,8 +209,8 @@ std::vector<Tensor*> tokens_of(nn::HeadTensors& call) {
 
 void expect_same_heads(const AttentionStatistics& got, const AttentionStatistics& wanted,
                        const std::string& what) {
-  for (std::size_t head = 0; head < wanted.table().rows.size(); ++head) {
-    for (std::size_t i = 0; i < attention_statistics().size(); ++i) {
+  for (size_t head = 0; head < wanted.table().rows.size(); ++head) {
+    for (size_t i = 0; i < attention_statistics().size(); ++i) {
       EXPECT_NEAR(got.table().rows[head].values[i], wanted.table().rows[head].values[i], 1e-6)
           << what << " " << head << " " << attention_statistics()[i].key;
     }
@@ -222,7 +223,7 @@ TEST(AttentionStatisticsTest, PaddingAndPackingCountAsTheTextsAlone) {
                                  {"microsoft_v2", Role::kBidirectional},
                                  {"microsoft_v2", Role::kCausal}}) {
     const LayerCalls whole = calls_of_layer(layer).front();
-    // Tokens [begin, end) behind `before` others and in front of `after` of them.
+    // Returns the tokens [begin, end) with `before` other tokens before and `after` after them.
     const auto cut = [&](int64_t begin, int64_t end, int64_t before = 0, int64_t after = 0) {
       LayerCalls part = whole;
       for (Tensor* tensor : tokens_of(part[0])) {
@@ -235,7 +236,7 @@ TEST(AttentionStatisticsTest, PaddingAndPackingCountAsTheTextsAlone) {
     };
     const auto stacked = [&](LayerCalls one, LayerCalls other) {
       const auto others = tokens_of(other[0]);
-      std::size_t i = 0;
+      size_t i = 0;
       for (Tensor* tensor : tokens_of(one[0])) *tensor = torch::cat({*tensor, *others[i++]});
       return one;
     };
@@ -288,9 +289,9 @@ TEST(AttentionMapsTest, MassIsASumOfTheMap) {
     const std::vector<float> difference = difference_of(maps, kTokens);
     double sum = 0;
     for (const int64_t n : {3, 4, 5, 6, 9}) {
-      sum += difference[static_cast<std::size_t>(20 * kTokens + n)];
+      sum += difference[static_cast<size_t>(20 * kTokens + n)];
     }
-    EXPECT_NEAR(mass[static_cast<std::size_t>(head)], sum, 1e-6);
+    EXPECT_NEAR(mass[static_cast<size_t>(head)], sum, 1e-6);
   }
 }
 

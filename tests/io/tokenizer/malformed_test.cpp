@@ -10,7 +10,7 @@ namespace {
 using namespace testing;
 using nlohmann::json;
 
-/// A small file with every kind of section.
+/// Returns a small tokenizer.json with every kind of section.
 json small_document() {
   return json::parse(R"({
     "version": "1.0", "truncation": null, "padding": null,
@@ -49,11 +49,11 @@ TEST(TokenizerMalformed, TheSmallDocumentIsValid) {
 }
 
 struct Case {
-  const char* edit;      // JSON pointer = JSON value; "-" removes
-  const char* fragment;  // of the message
+  const char* edit;      // a JSON pointer and a JSON value; "-" removes the value
+  const char* fragment;  // expected part of the message
 };
 
-// Each line breaks one thing. The message names the place.
+// Each case breaks one value; the message must name its position.
 const Case kCases[] = {
     {"/model -", "key 'model'"},
     {"/model 3", "key 'model'"},
@@ -64,13 +64,13 @@ const Case kCases[] = {
     {"/model/vocab []", "key 'model.vocab'"},
     {"/model/vocab null", "key 'model.vocab'"},
     {"/model/vocab \"a\"", "key 'model.vocab'"},
-    {"/model/vocab/a -1", "expected a token's id, got '-1'"},
-    {"/model/vocab/a 0.5", "expected a token's id"},
-    {"/model/vocab/a \"0\"", "expected a token's id"},
-    {"/model/vocab/a null", "expected a token's id"},
-    {"/model/vocab/a {}", "expected a token's id"},
-    {"/model/vocab/a [0]", "expected a token's id"},
-    {"/model/vocab/a 1", "expected ids that differ, got 1"},
+    {"/model/vocab/a -1", "expected the id of a token, got '-1'"},
+    {"/model/vocab/a 0.5", "expected the id of a token"},
+    {"/model/vocab/a \"0\"", "expected the id of a token"},
+    {"/model/vocab/a null", "expected the id of a token"},
+    {"/model/vocab/a {}", "expected the id of a token"},
+    {"/model/vocab/a [0]", "expected the id of a token"},
+    {"/model/vocab/a 1", "expected unique ids, got 1"},
     {"/model/vocab/a 16777216", "expected an id below"},
     {"/model/vocab/a 4294967296", "expected an id below"},
     {"/model/vocab/a 18446744073709551615", "expected an id below"},
@@ -83,9 +83,9 @@ const Case kCases[] = {
     {"/model/merges/0 \"a b c\"", "with one space between"},
     {"/model/merges/0 \"a  b\"", "with one space between"},
     {"/model/merges/0 \"\"", "with one space between"},
-    {"/model/merges/0 \"a z\"", "'z', which is not there"},
-    {"/model/merges/0 \"b a\"", "'ba', which is not there"},
-    {"/model/merges/0 \"h i\"", "'h', which is not there"},
+    {"/model/merges/0 \"a z\"", "'z', which is not in it"},
+    {"/model/merges/0 \"b a\"", "'ba', which is not in it"},
+    {"/model/merges/0 \"h i\"", "'h', which is not in it"},
     {"/model/merges/0 []", "two tokens in a merge"},
     {"/model/merges/0 [\"a\"]", "two tokens in a merge"},
     {"/model/merges/0 [\"a\",\"b\",\"c\"]", "two tokens in a merge"},
@@ -109,7 +109,7 @@ const Case kCases[] = {
     {"/added_tokens/0/content \"hi\"", "key 'added_tokens[1].content'"},
     {"/added_tokens/0/content 5", "key 'added_tokens[0].content'"},
     {"/added_tokens/0/id -1", "key 'added_tokens[0].id'"},
-    {"/added_tokens/0/id 0", "key 'added_tokens[0].id': expected an id that is free"},
+    {"/added_tokens/0/id 0", "key 'added_tokens[0].id': expected an unused id"},
     {"/added_tokens/0/id 99999999", "key 'added_tokens[0].id'"},
     {"/added_tokens/0/id \"8\"", "key 'added_tokens[0].id'"},
     {"/added_tokens/1/content \"ab\"", "key 'added_tokens[1].id'"},
@@ -136,7 +136,7 @@ const Case kCases[] = {
     {"/post_processor/processors/1/special_tokens/<s>/ids/0 7", "the id of a token"},
     {"/post_processor/processors/1/special_tokens/<s>/ids/0 -8", "ids[0]'"},
     {"/decoder/type \"WordPiece\"", "key 'decoder.type'"},
-    {"/decoder {\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}", "behind Fuse"},
+    {"/decoder {\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}", "after Fuse"},
     {"/decoder []", "key 'decoder'"},
 };
 
@@ -180,7 +180,7 @@ TEST(TokenizerMalformed, Texts) {
       {with("\"a\":0", "\"a\":0,\"a\":0"), "a second 'a'"},
       {with("\"merges\":", "\"merges\":[],\"merges\":"), "a second 'merges'"},
       {with("\"ab\":3", "\"ab\":3,\"\xff\":7"), "byte"},
-      {with("\"ab\":3", "\"ab\":3e0"), "expected a token's id"},
+      {with("\"ab\":3", "\"ab\":3e0"), "expected the id of a token"},
       {with("\"<0x41>\":6", "\"" + std::string(5000, 'z') + "\":6"), "1 to 4096 bytes"},
       {std::string(100'000, '['), "nesting"},
   };
@@ -197,14 +197,14 @@ TEST(TokenizerMalformed, NestedSequencesAreRefusedNotFollowed) {
   }
   json document = small_document();
   document["normalizer"] = section;
-  EXPECT_TRUE(holds(error_of([&] { parse_document(document); }), "nested less deeply"));
+  EXPECT_TRUE(holds(error_of([&] { parse_document(document); }), "nested sequences"));
 }
 
 struct Tally {
   int tried = 0;
   int loaded = 0;
 
-  // Anything but a working tokenizer or an io::Error ends the test.
+  // Any result but a working tokenizer or an io::Error fails the test.
   void attempt(const std::string& content) {
     ++tried;
     try {
@@ -225,9 +225,9 @@ struct Tally {
 TEST(TokenizerMutation, EveryTruncationAndEveryBitFlip) {
   Tally cut, flip;
   const std::string content = small_document().dump();
-  for (std::size_t size = 0; size < content.size(); ++size) cut.attempt(content.substr(0, size));
+  for (size_t size = 0; size < content.size(); ++size) cut.attempt(content.substr(0, size));
   std::string flipped = content;
-  for (std::size_t bit = 0; bit < 8 * content.size(); ++bit) {
+  for (size_t bit = 0; bit < 8 * content.size(); ++bit) {
     const char mask = static_cast<char>(1 << (bit % 8));
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ mask);
     flip.attempt(flipped);
@@ -281,7 +281,7 @@ TEST(TokenizerMutation, RandomEdits) {
   for (int round = 0; round < 15'000; ++round) {
     std::string content = seeds[random() % seeds.size()];
     for (unsigned edits = 1 + random() % 3; edits > 0; --edits) {
-      const std::size_t at = random() % content.size();
+      const size_t at = random() % content.size();
       const std::string& from = seeds[random() % seeds.size()];
       switch (random() % 4) {
         case 0: content.replace(at, random() % 12, kTokens[random() % kTokens.size()]); break;

@@ -4,9 +4,9 @@
 #include <random>
 #include <thread>
 
+#include "diffattn/io/tokenizer_training.h"
 #include "io/hash.h"
 #include "io/text.h"
-#include "diffattn/io/tokenizer_training.h"
 #include "io/unicode/characters.h"
 #include "tests/io/tokenizer/reference_data.h"
 
@@ -17,8 +17,8 @@ using namespace testing;
 
 const EncodeOptions kPlain{.add_special_tokens = false, .special_from_text = false};
 
-/// Bytes of all kinds: letters, spaces, UTF-8 whole and broken, controls.
-std::string random_bytes(std::mt19937& random, std::size_t pieces) {
+/// Returns random bytes of all kinds: letters, spaces, valid and broken UTF-8, controls.
+std::string random_bytes(std::mt19937& random, size_t pieces) {
   static const std::vector<std::string> kPieces = {"a",
                                                    "the ",
                                                    " The",
@@ -38,7 +38,7 @@ std::string random_bytes(std::mt19937& random, std::size_t pieces) {
                                                    "'s",
                                                    "..."};
   std::string text;
-  for (std::size_t i = 0; i < pieces; ++i) {
+  for (size_t i = 0; i < pieces; ++i) {
     text += random() % 4 == 0 ? std::string(1, static_cast<char>(random()))
                               : kPieces[random() % kPieces.size()];
   }
@@ -107,15 +107,15 @@ TEST(TokenizerLaws, BytesAreTheirOwnIds) {
   EXPECT_EQ(Tokenizer::parse(tokenizer.to_json(), "again").to_json(), tokenizer.to_json());
 }
 
-// Ids do not depend on how many threads share a tokenizer.
+// Ids do not depend on the number of threads that share a tokenizer.
 TEST(TokenizerLaws, ThreadsShareOne) {
   const Tokenizer tokenizer = Tokenizer::read(data_file("llama3.json"));
   const auto expected = reference_ids("llama3");
   std::vector<std::thread> threads;
   std::atomic<int> wrong = 0;
-  for (std::size_t t = 0; t < 4; ++t) {
+  for (size_t t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
-      for (std::size_t i = t; i < expected.size(); i += 2) {
+      for (size_t i = t; i < expected.size(); i += 2) {
         wrong += tokenizer.encode(reference_strings()[i]) != expected[i];
       }
     });
@@ -124,13 +124,13 @@ TEST(TokenizerLaws, ThreadsShareOne) {
   EXPECT_EQ(wrong, 0);
 }
 
-// A short word is searched by hand, a longer one takes a heap, a very long one lists by rank: all
-// must find the same merges. The long ones are made of short ones between which no merge exists.
+// Short words use a linear search, longer ones a heap, very long ones lists by rank. All must find
+// the same merges. The long words consist of short ones that do not merge with each other.
 TEST(TokenizerLaws, LongWordsMergeLikeShortOnes) {
   const Tokenizer tokenizer = Tokenizer::read(data_file("gpt2.json"));
   std::mt19937 random(9);
   const std::string corpus = slurp(data_file("corpus.txt"));
-  // An Armenian letter, whose bytes are in no merge of this vocabulary.
+  // No merge of this vocabulary contains the bytes of this Armenian letter.
   const std::string wall = "\xd4\xb1";
   for (int round = 0; round < 200; ++round) {
     std::string word;
@@ -151,9 +151,9 @@ TEST(TokenizerLaws, LongWordsMergeLikeShortOnes) {
   }
 }
 
-// Time grows with the text and not with its square, whatever the text.
+// Time is linear in the length of any text.
 TEST(TokenizerLaws, LongRunsTakeLinearTime) {
-  const std::size_t size = std::size_t{1} << 18;
+  const size_t size = size_t{1} << 18;
   const std::vector<std::string> runs = {
       "a",         " ",   "\n",           "1",           ".", "'", "\xcc\x81", "\xff",
       "A\xcc\x81", " \n", "\xe4\xb8\x96", "<|im_start|", "'S"};
@@ -174,7 +174,7 @@ TEST(TokenizerLaws, LongRunsTakeLinearTime) {
 TEST(TokenizerTraining, FileTextAndThreadsAgree) {
   const TempFolder folder;
   std::string corpus;
-  while (corpus.size() < (std::size_t{9} << 20)) corpus += slurp(data_file("corpus.txt"));
+  while (corpus.size() < (size_t{9} << 20)) corpus += slurp(data_file("corpus.txt"));
   const std::string path = folder.put("corpus.txt", corpus);
   const TrainingOptions options{.vocab_size = 400, .threads = 1};
   TokenizerTrainer whole(options);
@@ -184,7 +184,7 @@ TEST(TokenizerTraining, FileTextAndThreadsAgree) {
     TrainingOptions other = options;
     other.threads = threads;
     TokenizerTrainer pieces(other);
-    std::uint64_t last = 0, calls = 0;
+    uint64_t last = 0, calls = 0;
     pieces.add_file(path, [&](const TrainingProgress& progress) {
       EXPECT_GE(progress.done, last);
       EXPECT_EQ(progress.total, corpus.size());
@@ -225,7 +225,7 @@ TEST(Hash64, PublishedValues) {
   EXPECT_EQ(hash64("a"), 0xd24ec4f1a98c6e5bu);
   EXPECT_EQ(hash64("abc"), 0x44bc2cf5ad770999u);
   const std::string text = "The quick brown fox jumps over the lazy dog, twice over the dog.";
-  for (std::size_t cut = 0; cut <= text.size(); ++cut) {
+  for (size_t cut = 0; cut <= text.size(); ++cut) {
     Hash64 hash;
     hash.update(std::string_view(text).substr(0, cut));
     hash.update(std::string_view(text).substr(cut));

@@ -10,7 +10,7 @@
 #include "diffattn/io/tokenizer.h"
 #include "tests/io/test_files.h"
 
-// What tools/make_tokenizer_data.py wrote under tests/fixtures/tokenizer.
+// Access to the files of tools/make_tokenizer_data.py in tests/fixtures/tokenizer.
 
 namespace diffattn::io::testing {
 
@@ -33,7 +33,7 @@ inline const std::vector<std::string>& reference_strings() {
   return strings;
 }
 
-/// Line i: the ids of string i.
+/// Returns the expected ids of every reference string.
 inline std::vector<std::vector<TokenId>> reference_ids(const std::string& style) {
   std::ifstream in(data_file(style + ".ids"));
   std::vector<std::vector<TokenId>> all;

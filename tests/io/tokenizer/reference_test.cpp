@@ -16,8 +16,8 @@ TEST_P(TokenizerReference, SameIds) {
   const auto& strings = reference_strings();
   ASSERT_GE(strings.size(), 2000u);
   ASSERT_EQ(expected.size(), strings.size());
-  std::size_t wrong = 0;
-  for (std::size_t i = 0; i < strings.size(); ++i) {
+  size_t wrong = 0;
+  for (size_t i = 0; i < strings.size(); ++i) {
     const std::vector<TokenId> ids = tokenizer.encode(strings[i]);
     if (ids != expected[i] && ++wrong <= 5) {
       ADD_FAILURE() << "string " << i << ": " << nlohmann::json(strings[i]) << "\n got "
@@ -32,13 +32,13 @@ TEST_P(TokenizerReference, SameText) {
   const auto ids = reference_ids(GetParam());
   const nlohmann::json expected = data_json(GetParam() + ".decoded.json");
   ASSERT_EQ(expected.size(), (ids.size() + 7) / 8);
-  for (std::size_t i = 0; i < expected.size(); ++i) {
+  for (size_t i = 0; i < expected.size(); ++i) {
     if (expected[i].is_null()) continue;
     EXPECT_EQ(tokenizer.decode(ids[8 * i]), expected[i].get<std::string>()) << "string " << 8 * i;
   }
 }
 
-// What is written gives the same ids when read again, and reads as the same file.
+// A written tokenizer gives the same ids and the same file when it is read again.
 TEST_P(TokenizerReference, WrittenFileIsTheSameTokenizer) {
   const TempFolder folder;
   const Tokenizer tokenizer = Tokenizer::read(data_file(GetParam() + ".json"));
@@ -48,10 +48,10 @@ TEST_P(TokenizerReference, WrittenFileIsTheSameTokenizer) {
   EXPECT_EQ(again.hash(), tokenizer.hash());
   EXPECT_EQ(again.vocab_size(), tokenizer.vocab_size());
   const auto expected = reference_ids(GetParam());
-  for (std::size_t i = 0; i < expected.size(); i += 3) {
+  for (size_t i = 0; i < expected.size(); i += 3) {
     ASSERT_EQ(again.encode(reference_strings()[i]), expected[i]);
   }
-  // Every section of the original is there unchanged.
+  // Every section of the original is unchanged.
   nlohmann::json original = data_json(GetParam() + ".json");
   nlohmann::json written = nlohmann::json::parse(tokenizer.to_json());
   const auto as_pairs = [](nlohmann::json& merges) {
@@ -77,7 +77,7 @@ TEST(Nfc, AsTheUnicodeDatabase) {
     const std::string text = pair[0], expected = pair[1];
     EXPECT_EQ(unicode::nfc(text), expected) << pair;
     EXPECT_EQ(unicode::nfc(expected), expected) << pair;
-    // An invalid byte keeps its two sides apart.
+    // Characters do not compose across an invalid byte.
     EXPECT_EQ(unicode::nfc(text + "\xff" + text), expected + "\xff" + expected);
   }
 }
@@ -90,7 +90,7 @@ struct TrainedStyle {
 
 class TrainerReference : public ::testing::TestWithParam<TrainedStyle> {};
 
-// The same vocabulary with the same ids and the same merges in the same order.
+// Training gives the same vocabulary, the same ids and the same merges in the same order.
 TEST_P(TrainerReference, SameVocabularyAndMerges) {
   TokenizerTrainer trainer({.vocab_size = 600,
                             .min_frequency = 2,
