@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# For scripts/setup_check and scripts/setup_docs, which source it.
+# Shared by the setup scripts, which source it.
 
 say() { printf 'setup: %s\n' "$*"; }
+
+has_header() { # header
+  echo "#include <$1>" | g++ -std=c++20 -E -x c++ - >/dev/null 2>&1
+}
 
 # Installs packages as root or with sudo. Exits with status 2 and prints the command to type if it may
 # not install, or if apt fails.

@@ -45,7 +45,7 @@ RULES = {
     "include/diffattn/kernels": (r"diffattn/kernels/", TORCH + "|nlohmann/|" + CUDA),
     "include/diffattn/io": (r"diffattn/io/|nlohmann/", TORCH),
     "include/diffattn/convert": (r"diffattn/(convert/|io/|gqa_pairing\.h)", TORCH + "|kernels/|nlohmann/"),
-    "include/diffattn/data": (r"diffattn/(data|io)/|torch/torch.h", r"kernels/|nlohmann/"),
+    "include/diffattn/data": (r"diffattn/(data|io)/", TORCH + r"|kernels/|nlohmann/"),
     "include/diffattn/nn": (r"diffattn/(nn/|ops|gqa_pairing\.h)|" + TORCH, r"kernels/|nlohmann/"),
     "include/diffattn/models": (r"diffattn/(models|nn|io)/|" + TORCH, r"kernels/|nlohmann/"),
     "src": (r"(?!)", TORCH),

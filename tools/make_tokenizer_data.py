@@ -232,7 +232,7 @@ def main():
                    [None if lost & set(ids) else tokenizer.decode(ids) for ids in encoded[::8]])
         print(f"{name}: {tokenizer.get_vocab_size()} tokens, {sum(map(len, encoded))} ids")
     total = sum(path.stat().st_size for path in FOLDER.iterdir())
-    print(f"{len(strings)} strings, {total} bytes in all")
+    print(f"{len(strings)} strings, {total} bytes in total")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Backward of one block of query rows against one kv head, as in docs/algorithm.md. Scratch memory
-// holds the maps of all keys at once, so the kernel needs nothing but q, k, v and dout:
+// holds the maps of all keys at once, so q, k, v and dout are the only inputs that it needs:
 //
 //   (1) (2) (3)  e1, e2 and their row sums                                       Maps
 //   (4)          O = A v, if the head norm needs O and it was not saved          BackwardRows
@@ -13,10 +13,11 @@
 //     (9)        dk += ds^T q,  dq += ds k,  dmask += ds1 + ds2
 //
 // This takes 20 D FLOP per (query, key) pair if Dv = 2 D; all sums are fp32. p is e divided by the
-// row sum found here, not exp(s - lse): the rounding of a saved lse would show where dA - delta
-// cancels. A saved lse is only the first ref. dk and dv are sums over blocks: each block adds to
-// the slab that the caller gives it, and the caller sums slabs in a fixed order. The gradient of
-// row statistics uses the same code, with StatsGradient in (7) (8) and without dv.
+// row sum of (3), not exp(s - lse): where dA - delta cancels, the rounding error of a saved lse
+// would be visible. The kernel uses a saved lse only as the first ref. dk and dv are sums over
+// blocks: each block adds to the slab that the caller gives it, and the caller sums the slabs in a
+// fixed order. The gradient of row statistics uses the same code, with StatsGradient in (7) (8) and
+// without dv.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@
 
 namespace diffattn::cpu {
 
-/// Returns the vector at offset `at` of the tiles, summed over the slabs in order and multiplied by
-/// the factor. Skips slabs in which the strip is uninitialised.
+/// Sums the vector at offset `at` of the tiles over the slabs, in order, and multiplies it by
+/// `factor`. Skips slabs in which the strip is uninitialised.
 template <class Isa>
 typename Isa::Vec add_slabs(const SlabSum* sum, int64_t strip, int64_t at) {
   typename Isa::Vec total = Isa::zero();
@@ -41,7 +42,7 @@ typename Isa::Vec add_slabs(const SlabSum* sum, int64_t strip, int64_t at) {
   return Isa::mul(total, Isa::set1(sum->factor));
 }
 
-/// Stores rows [n, n + count) of the sum, which belong to one strip, to out[0 .. count - 1].
+/// Stores rows [n, n + count) of the sum to out[0 .. count - 1]. The rows belong to one strip.
 template <class Isa>
 void store_sums(const SlabSum* sum, int64_t n, int count, void* const* out) {
   using Vec = typename Isa::Vec;
@@ -115,7 +116,7 @@ struct Backward {
     }
     for (int m = 0; m < 2; ++m) fill_zero(dq[m], maps.rows * rows.q_stride);
     const int64_t blocks = (maps.panels + kBlockPanels - 1) / kBlockPanels;
-    for (int64_t b = 0; b < blocks; ++b) {  // starts with the key block that is still in L2
+    for (int64_t b = 0; b < blocks; ++b) {  // start with the key block that is still in L2
       const int64_t first = (together ? blocks - 1 - b : b) * kBlockPanels;
       run_key_block(first, maps.end_of_key_block(first));
     }
@@ -123,10 +124,10 @@ struct Backward {
   }
 
  private:
-  /// AMX is limited by memory traffic, so it computes dA together with the maps.
+  /// Memory traffic limits AMX, so there dA is computed together with the maps.
   static constexpr bool kTogether = Isa::kOverlap && Source<Isa>::kHasValues;
 
-  /// Steps (1) (2) (3) (6) (7), one key block at a time, so that dA finds e in L2.
+  /// Computes (1) (2) (3) (6) (7), one key block at a time, so that the e that (7) reads is in L2.
   void compute_together() {
     maps.begin();
     rows.prepare();
@@ -135,7 +136,7 @@ struct Backward {
     maps.range(first, end);
     maps.compute(first, end, [&](int64_t p, int64_t last) { gradients.add_key_block(p, last); });
     maps.set_norm(rows.norm);
-    if (maps.moved) {  // e has changed since: compute dA and its sums again
+    if (maps.moved) {  // e has changed since add_key_block() read it, so compute (7) again
       gradients.begin();
       for (int64_t p = 0; p < maps.panels; p += kBlockPanels) {
         gradients.add_key_block(p, maps.end_of_key_block(p));
@@ -177,7 +178,7 @@ struct Backward {
     }
   }
 
-  /// Steps (7) (8): stores A, ds1 and ds2 of one tile as operands.
+  /// Computes (7) (8): stores A, ds1 and ds2 of one tile as operands.
   template <bool kMasked>
   void gradient_tile(int64_t p, int s, int64_t first) {
     const int64_t col = (p - first) * kCols;
@@ -193,7 +194,7 @@ struct Backward {
           a[k][h] = x.a;
           ds1[k][h] = x.ds1;
           ds2[k][h] = x.ds2;
-          if constexpr (kMasked) {  // hidden: 0 * NaN if a weight or delta of the row is NaN
+          if constexpr (kMasked) {  // a hidden entry is 0 * NaN if the row's weight or delta is NaN
             const uint32_t seen = bits >> (h * kLanes);
             a[k][h] = Isa::select(seen, x.a, Isa::zero());
             ds1[k][h] = Isa::select(seen, x.ds1, Isa::zero());
@@ -258,7 +259,7 @@ struct Backward {
     }
   }
 
-  /// Adds ds k to dq, over runs of panels that each strip sees.
+  /// Adds ds k to dq. For each strip, multiplies each run of adjacent visible panels at once.
   void add_dq(int64_t first, int64_t last) {
     const int64_t padded = block.maps.keys->panels * kCols;
     for (int m = 0; m < 2; ++m) {

@@ -7,10 +7,12 @@
 //   (9) dmask += ds1 + ds2                                row by row
 //
 // Shapes: q [rows][D], dO and O [rows][Dv], in fp32; operands are fp32 or bf16 pairs; dgain is
-// summed in double. A product over a whole tile would let NaN * 0 reach entries that the row does
-// not see. So odd rows of q, dO and k are zero in the operands, and the rows that see them get them
-// added here, one by one. An odd q needs no adding: its ds is NaN at every visible entry, and
-// NaN * 0 already reaches dk.
+// summed in double.
+//
+// An odd row holds a NaN or an infinity. In a product over a whole tile, 0 * NaN would spoil sums
+// of rows that do not see it. So the operands hold zeros for odd rows of q, dO and k, and the code
+// here adds odd rows of dO and k only where they are visible. An odd q needs no such addition: its
+// ds is NaN at every visible entry, and NaN * 0 already makes dk NaN.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +25,8 @@
 
 namespace diffattn::cpu {
 
-/// q or dO of a block, as an operand of the products summed over query rows (ds^T q and A^T dO).
-/// It is the right operand [rows / pair][stride]; with Gradients::kTurned (AMX), it is the left
+/// q or dO of a block as an operand of the products that sum over query rows: ds^T q and A^T dO. It
+/// is the right operand [rows / pair][stride]. With Gradients::kTurned (AMX), it is the left
 /// operand, transposed to [columns][kTurnedStride].
 template <class Isa>
 struct SummedRows {
@@ -52,7 +54,7 @@ struct SummedRows {
       Isa::store_row_pair(data + r / 2 * stride + c, x0, x1);
     }
   }
-  /// Transposes the rows if kTurned, after all of them are set.
+  /// Transposes the rows if kTurned. Call it after set() of all rows.
   void finish(int rows) {
     if constexpr (kTurned) {
       for (int r = 0; r < rows / Isa::kPair; r += Isa::kLanes) {
@@ -69,7 +71,7 @@ struct SummedRows {
       }
     }
   }
-  /// Returns the operand from row r and column c on.
+  /// Returns the address of row r and column c in the operand.
   const Operand* at(int r, int64_t c) const {
     return kTurned ? turned + c * kTurnedStride + r / Isa::kPair
                    : data + r / Isa::kPair * stride + c;
@@ -87,7 +89,7 @@ constexpr int64_t sum_entry(int64_t column_panels, int64_t n, int64_t c) {
   return tile * kRows * kCols + entry;
 }
 
-/// Computes A, ds1 and ds2 (in the order of GradientMatrix) of column j of row r of a panel.
+/// Sets x to A, ds1 and ds2 (in the order of GradientMatrix) of row r and column j of a panel.
 template <class Isa, class Source>
 void entry_gradients(const Source& source, const Maps<Isa>& maps, int64_t panel, int r, int j,
                      float (&x)[kGradientMatrices]) {
@@ -112,14 +114,14 @@ struct BackwardRows {
   const int64_t q_stride = (block.maps.head_dim + kCols - 1) / kCols * kCols + 16;
 
   // Scratch.
-  SummedRows<Isa> q[2], dout;          // with zeros for odd rows
-  float* true_dout;                    // [rows][acc_stride]: dO, with odd rows
+  SummedRows<Isa> q[2], dout;          // q and dO with zeros for odd rows
+  float* true_dout;                    // [rows][acc_stride]: dO including odd rows
   uint16_t* low_dout;                  // [rows][acc_stride]: dO in bf16, if operands are pairs
   typename Isa::Operand* dout_packed;  // [strips]: dO packed for dO v^T
   float* o;                            // [rows][acc_stride]: O
   float* norm[2];                      // [rows]: 1 / l1, lambda / l2
   uint8_t* odd;                        // [rows]: 1 if dO is odd
-  float* terms;                        // [lanes]: a vector of terms of dgain
+  float* terms;                        // [lanes]: one vector of terms of dgain
 
   BackwardRows(const BackwardBlock& in, const Maps<Isa>& of, ValueProduct<Isa>& with,
                Carver<Isa>& carver)
@@ -138,12 +140,12 @@ struct BackwardRows {
     terms = carver.template take<float>(kLanes);
   }
 
-  /// True if prepare() needs the maps: to compute O, or to find rows whose mask hides everything.
+  /// True if prepare() needs the maps, to compute O or to find rows whose mask hides all keys.
   bool needs_maps() const {
     return (uses_o() && block.rows[0].o == nullptr) || block.maps.mask_kind != MaskKind::kNone;
   }
 
-  /// Steps (4) (6), and all operands.
+  /// Computes (4) and (6) and prepares all operands.
   void prepare() {
     maps.set_norm(norm);
     for (int m = 0; m < 2; ++m) {
@@ -161,7 +163,7 @@ struct BackwardRows {
     for (int s = 0; s < maps.strips; ++s) pack_dout(s);
   }
 
-  /// Step (9): dmask += ds1 + ds2.
+  /// Computes (9): dmask += ds1 + ds2.
   template <class Source>
   void add_dmask(const Source& gradients, int64_t first, int64_t last) const {
     for (int i = 0; i < block.maps.count; ++i) {
@@ -221,7 +223,7 @@ struct BackwardRows {
  private:
   bool uses_o() const { return block.epilogue.norm || block.dgain != nullptr; }
 
-  /// Copies a row as floats, padded with zeros to `padded`. Returns true if it is not odd.
+  /// Copies a row as floats, padded with zeros to `padded`. Returns false if the row is odd.
   static bool copy(const void* from, Dtype dtype, int64_t width, int64_t padded, float* to) {
     Vec check = Isa::zero();
     for (int64_t c = 0; c < padded; c += kLanes) {
@@ -295,7 +297,7 @@ struct BackwardRows {
     if (!saved) product.template add<Weights::kDifference>(norm, o);  // (4)
   }
 
-  /// Step (6) for row i.
+  /// Computes (6) for row i.
   void load_dout(int i) {
     const int64_t width = block.value_dim, padded = product.column_panels * kCols;
     float* to = true_dout + i * product.acc_stride;

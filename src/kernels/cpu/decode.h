@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward of a few query rows (decoding: one or a few new tokens of a group of heads) against one
-// chunk of the keys of their kv head. Reading k1, k2 and v once bounds the speed, so nothing is
-// packed, and all rows of the group use a key while it is in L1. Heads that are interleaved in
-// memory ([B, N, H, D]) run together, so that memory is read in address order:
+// Decode: the forward pass of a few new query rows against one chunk of the keys of their kv head.
+// Memory bandwidth is the limit, because each k1, k2 and v is used only a few times. So the kernel
+// does not pack them, and all rows that share a kv head use a key while it is in L1. Kv heads that
+// are interleaved in memory ([B, N, H, D]) run together, so that reads follow address order:
 //
 //   for each panel of W keys, for each of these kv heads
-//     for each row (4 or 2 rows at once if all see the whole panel; 3 run as 4) and map
+//     for each row (4 or 2 at once if all see the whole panel; 3 are padded to 4) and map
 //       (1)     s[n] = scale q.k[n] + mask          vector sums along D, then added across lanes
-//       (2) (3) ref = max s if that is far above ref;  e = exp2(s - ref);  l += sum e
+//       (2) (3) ref = max s if max s >= ref + kAbove;  e = exp2(s - ref);  l += sum e
 //       (4)     O1 += e1 v,  O2 += e2 v
 //
-// With AMX, tile registers compute (1) of four rows and two panels if all rows see both panels.
-// Chunks are independent tasks; DecodeJoin rescales their parts to one ref and adds them in order.
-// All sums are fp32.
+// ref is the approximate row maximum (block.h). With AMX, tile registers compute (1) for four rows
+// and two panels if all rows see both panels. Chunks are independent tasks; DecodeJoin rescales
+// their partial results to one ref and adds them in order. All sums are fp32.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,16 @@
 
 namespace diffattn::cpu {
 
-/// The next panel to prefetch. While cache line c of row j is read, the line at
-/// data + j * row_bytes + c * line_bytes is prefetched.
+/// The next panel to prefetch. When the kernel reads cache line c of row j, it prefetches the line
+/// at data + j * row_bytes + c * line_bytes.
 struct Ahead {
   const char* data;
   int64_t row_bytes, line_bytes;
 };
 
-/// Keys that tile registers take at a time.
+/// Keys that one call of run_tiles() processes with AMX.
 inline constexpr int kTileKeys = 64;
-/// Operands of transposed q that a task keeps for them: 4 rows of 32 heads at D = 64.
+/// Transposed q that a task stores for AMX, in operands: four rows of 32 heads at D = 64.
 inline constexpr int64_t kTurnedOperands = 8192;
 
 template <class Isa, Dtype kType>
@@ -48,12 +48,12 @@ struct Decode {
   const ForwardBlock& block = group.heads[head];
   float* const parts = group.parts[head];
   const MapsBlock& maps = block.maps;
-  /// Rows with padding; a padding row repeats the last row.
+  /// Number of rows with padding; a padding row repeats the last row.
   const int padded = DecodePart<Isa>::padded(maps.count);
   const TileMask<Isa> mask{maps};
   const Matrix& v = maps.keys->v_rows;
 
-  /// Resets the parts of all rows.
+  /// Resets the partial results of all rows.
   void begin() const {
     for (int i = 0; i < padded; ++i) {
       for (int m = 0; m < 2; ++m) {
@@ -67,11 +67,11 @@ struct Decode {
     }
   }
 
-  /// True if tile registers can compute the scores, four rows at a time.
+  /// True if AMX tile registers can compute the scores, four rows at a time.
   bool suits_tiles() const {
     return kTiles && padded % 4 == 0 && maps.head_dim % kStep == 0 && maps.head_dim <= kMaxShared;
   }
-  /// Operands of the transposed q of all rows and both maps.
+  /// Returns the operands of the transposed q of all rows and both maps.
   int64_t turned_operands() const { return padded / 4 * 2 * maps.head_dim * 2; }
   /// Transposes q, four rows at a time.
   void turn(uint32_t* turned) const {
@@ -120,7 +120,7 @@ struct Decode {
 
   const Row& row(int i) const { return maps.rows[i < maps.count ? i : maps.count - 1]; }
 
-  /// True if vdpbf16ps multiplies bf16 pairs, so that k is not widened.
+  /// True if vdpbf16ps multiplies bf16 pairs, so that k need not be widened to fp32.
   static constexpr bool kDots = kType == Dtype::kBFloat16 && Isa::kPair == 2;
   static constexpr bool kTiles = kDots && requires { typename Isa::DecodeTile; };
 
@@ -128,7 +128,7 @@ struct Decode {
   static constexpr int64_t kSize = kType == Dtype::kFloat32 ? 4 : 2;
   static constexpr uint32_t kAll = static_cast<uint32_t>((uint64_t{1} << kCols) - 1);
   static constexpr int kVectors = kCols / kLanes;
-  static constexpr float kAbove = 8.0f;       // log2 units above ref that change ref
+  static constexpr float kAbove = 8.0f;       // ref rises if a score is this far above it (log2)
   static constexpr int64_t kLine = 64;        // bytes of a cache line
   static constexpr int64_t kMaxShared = 256;  // largest head_dim for which rows share loads
   static constexpr int kPair = kDots ? 2 : 1;
@@ -138,10 +138,12 @@ struct Decode {
     return static_cast<const char*>(x.data) + at * kSize;
   }
   /// Returns the next panel to prefetch. If heads are interleaved, the rows of one head are too far
-  /// apart for the hardware prefetchers. The heads then share the next panel of all heads, and each
-  /// prefetches a part without gaps. A head that is stored by itself prefetches its own rows. The
-  /// kernels read a panel column by column, but prefetch it in address order if it has no gaps, so
-  /// that the hardware prefetchers join in. Prefetching past the end is harmless.
+  /// apart for the hardware prefetchers. Each head then prefetches one contiguous part of the next
+  /// panel of all heads. A head that is stored by itself prefetches its own rows.
+  ///
+  /// The kernel reads a panel one column of cache lines at a time. It prefetches a panel without
+  /// gaps in address order, which also triggers the hardware prefetchers. Prefetching past the end
+  /// is harmless.
   Ahead next_panel(const Matrix& mine, const Matrix& first, int64_t column,
                    int64_t columns = kCols) const {
     const Matrix& from = group.interleaved ? first : mine;
@@ -155,7 +157,7 @@ struct Decode {
     const int64_t line = c * kSize / kLine;
     __builtin_prefetch(ahead.data + j * ahead.row_bytes + line * ahead.line_bytes, 0, 2);
   }
-  /// Loads elements [at, at + kStep) of q or k; 0 from `at + count` on.
+  /// Loads elements [at, at + kStep) of q or k, with 0 from `at + count` on.
   static Vec load_step(const void* data, int64_t at, int64_t count) {
     if constexpr (kDots) {
       return Isa::load_pairs(data, at, count);
@@ -181,8 +183,8 @@ struct Decode {
     return Isa::load_elements(x.data, kType, n * x.stride + c, x.width - c);
   }
 
-  /// Processes rows [i, i + 4) and keys [column, column + kTileKeys). q: transposed rows of both
-  /// maps.
+  /// Processes rows [i, i + 4) and keys [column, column + kTileKeys). `q` holds their transposed
+  /// rows of both maps.
   template <bool kAhead>
   void tile_panels(int i, int64_t column, const uint32_t* q) {
     using DecodeTile = typename Isa::DecodeTile;
@@ -200,7 +202,7 @@ struct Decode {
                            sums[m] + first * 4, more);
       }
     }
-    // After the scores of both maps, so that the tile stores have reached L1.
+    // Read the scores only after both maps, when the tile stores have reached L1.
     for (int m = 0; m < 2; ++m) DecodeTile::turn_back(sums[m], e[m]);
     for (int m = 0; m < 2; ++m) {
       for (int r = 0; r < 4; ++r) all_exponentials(i + r, m, column, e[m][r]);
@@ -230,7 +232,7 @@ struct Decode {
     share_values<R, kAhead>(i, column, e);
   }
 
-  /// Step (1) without scale and mask, for R rows x (lanes / R) keys at a time.
+  /// Computes (1) without scale and mask, for R rows x (lanes / R) keys at a time.
   template <int R, bool kAhead>
   void share_scores(int i, int m, int64_t column, float (&out)[R][kCols]) const {
     constexpr int kKeys = kLanes / R;
@@ -273,7 +275,7 @@ struct Decode {
     }
   }
 
-  /// Step (4) for R rows, two vectors of O at a time.
+  /// Computes (4) for R rows, two vectors of O at a time.
   template <int R, bool kAhead, int kKeys = kCols>
   void share_values(int i, int64_t column, const float (&e)[2][R][kKeys]) {
     const Ahead ahead = next_panel(v, group.heads[0].maps.keys->v_rows, column, kKeys);
@@ -282,7 +284,7 @@ struct Decode {
       for (int r = 0; r < R; ++r) o[m][r] = DecodePart<Isa>(parts, block.value_dim, i + r, m).o();
     }
     const auto add = [&]<int kCount>(int64_t c, int64_t count) {
-      // Two vectors of bf16 are cheaper to widen as even and odd columns.
+      // Two vectors of bf16 are cheaper to widen into even and odd columns.
       constexpr bool kApart = kTiles && kCount == kVectors;
       Vec x[2][R][kCount];
 #pragma GCC unroll 16
@@ -356,7 +358,7 @@ struct Decode {
     add_values<kAhead>(i, column, bits, e);
   }
 
-  /// Step (1) without scale and mask, for one vector of keys that starts at key h of the panel.
+  /// Computes (1) without scale and mask, for the `kLanes` keys from key h of the panel on.
   template <bool kAhead>
   void scores(int i, int m, int64_t column, int h, const Ahead& ahead, float* out) const {
     const Matrix& k = maps.keys->k_rows[m];
@@ -383,7 +385,8 @@ struct Decode {
     Isa::store(out, Isa::sums(sums));
   }
 
-  /// The same for a row that sees only some of the keys. Hidden keys are not read and give 0.
+  /// Computes (1) for a row that sees only some of the keys. Does not read hidden keys; their
+  /// scores become 0.
   void some_scores(int i, int m, int64_t column, uint32_t bits, float* out) const {
     const Matrix& k = maps.keys->k_rows[m];
     Vec sums[kLanes];
@@ -399,7 +402,8 @@ struct Decode {
     Isa::store(out, Isa::sums(sums));
   }
 
-  /// Steps (2) (3) for a row that sees all keys [column, column + kKeys). Padding rows get e = 0.
+  /// Computes (2) (3) for a row that sees all keys [column, column + kKeys). A padding row gets
+  /// e = 0.
   template <int kKeys>
   void all_exponentials(int i, int m, int64_t column, float (&e)[kKeys]) {
     if (i >= maps.count) {
@@ -412,8 +416,8 @@ struct Decode {
     exponentials<kKeys>(i, m, ~uint64_t{0}, biased ? bias : nullptr, e);
   }
 
-  /// Steps (2) (3): turns scores into exponentials in place. All keys of one call share one ref,
-  /// because step (4) adds their values together. ref changes only if a score exceeds it by kAbove:
+  /// Computes (2) (3): replaces the scores by exponentials. All keys of one call share one ref,
+  /// because (4) adds their values together. ref changes only if a score exceeds it by kAbove:
   /// exponentials up to 2^kAbove are as accurate as those below 1.
   template <int kKeys = kCols>
   void exponentials(int i, int m, uint64_t seen, const float* biases, float* e) {
@@ -442,8 +446,8 @@ struct Decode {
     Isa::store(part.l(), sum);
   }
 
-  /// Raises ref to the largest of these scores and rescales O and l of earlier panels. Returns the
-  /// ref to use.
+  /// Raises ref to the largest of the scores x and rescales O and l of earlier panels. Returns the
+  /// ref that the exponentials of x subtract.
   template <int kCount>
   [[gnu::noinline]] Vec move_ref(const DecodePart<Isa>& part, const Vec (&x)[kCount]) {
     Vec most = Isa::set1(-__builtin_inff());
@@ -457,11 +461,11 @@ struct Decode {
         Isa::store(part.o() + c, Isa::mul(Isa::load(part.o() + c), shrink));
       }
     }
-    // If all scores so far are NaN, any finite ref will do.
+    // ref is still -inf if all scores so far are NaN. Any finite ref then gives NaN, as it should.
     return Isa::set1(part.ref() == -__builtin_inff() ? 0.0f : part.ref());
   }
 
-  /// Step (4) over the keys that the row sees.
+  /// Computes (4) over the keys that the row sees.
   template <bool kAhead>
   void add_values(int i, int64_t column, uint32_t bits, const float (&e)[2][kCols]) {
     float* o1 = DecodePart<Isa>(parts, block.value_dim, i, 0).o();
@@ -503,9 +507,9 @@ struct Decode {
   }
 };
 
-/// Transposed q of the heads of a group, for tile registers. Heads without a slot of their own
-/// share the last one and are transposed again for each use. They must not fall back to vector
-/// code, because a head's result may not depend on the number of heads.
+/// Transposed q of the heads of a group, for AMX. Heads beyond the capacity share the last slot,
+/// and of() transposes their q again at each call. They must not fall back to vector code, because
+/// a head's result must not depend on the number of heads.
 template <class Head>
 struct TurnedRows {
   alignas(64) uint32_t operands[Head::kTiles ? kTurnedOperands : 1];
@@ -531,7 +535,8 @@ struct TurnedRows {
   }
 };
 
-/// Computes the parts of all heads of the group over keys [first, end); `first` is a multiple of W.
+/// Computes the partial results of all heads of the group over keys [first, end). `first` is a
+/// multiple of W.
 template <class Isa, Dtype kType>
 void run_decode_of_type(const DecodeGroup& group, int64_t first, int64_t end) {
   using Head = Decode<Isa, kType>;

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Steps (1)-(3) for a block of query rows: both maps of these rows over a stretch of keys, kept
+// Steps (1)-(3) for a block of query rows: both maps of these rows over a stretch of keys, stored
 // unnormalised, with their row sums l:
 //
 //   e[m][row][n] = exp2(scale q k[n] + mask - ref)      0 where the row does not see column n
 //
-// Each exponential is computed once, straight from the accumulators of a score tile. Nothing is
-// divided here; users form p = e * weight. Everything is fp32: 8 B per row and key for both maps,
-// so the caller chooses blocks whose maps stay in L2.
+// Each exponential is computed once, straight from the accumulators of a score tile. Callers
+// multiply e by the factors of set_norm() to get p1 and lambda p2. Everything is fp32: 8 B per row
+// and key for both maps, so the caller chooses blocks whose maps stay in L2.
 //
 //   FMA tiles:  for each key block and map: all score tiles and exponentials, then check the sums
 //   AMX:        all score tiles and exponentials, then check all sums at once
 //
-// If the check finds a row sum out of range, it changes the row's ref and recomputes. So ref may
-// change from one key block to the next; block_ref remembers the one that each key block used.
+// If the check finds a row sum out of range, it changes the row's ref and recomputes. So ref (the
+// approximate row maximum, online_softmax.h) may differ from one key block to the next; block_ref
+// stores the one that each key block used.
 #pragma once
 
 #include <cstdint>
@@ -64,14 +65,14 @@ struct Maps {
   float* e[2];           // [panels][rows][W]
   uint8_t* kinds;        // [panels][strips]: TileKind
   uint32_t* seen_bits;   // [panels][rows]: visible columns, valid in masked tiles
-  int64_t* columns_end;  // [strips]: end of the columns that any row sees before the mask
+  int64_t* columns_end;  // [strips]: end of the columns that any row may see, ignoring the mask
   float* bias;           // [R][W]: additive mask of one tile
   float* sums[2];        // [R][W]: scores of one tile (AMX)
   float* block_ref[2];   // [key blocks][rows]
   uint8_t* far[2];       // [strips]: 1 if any |ref| exceeds kNearRef
   OnlineSoftmax<Isa> softmax[2];
 
-  // The stretch computed last.
+  // The most recently computed stretch.
   int64_t origin = 0;  // its first panel
   int64_t panels = 0;
   bool moved = false;  // AMX: true if a ref changed in check_at_once()
@@ -100,7 +101,8 @@ struct Maps {
   int64_t strip_operands() const { return Isa::Pack::strip_operands(block.head_dim); }
   const Row& row(int i) const { return block.rows[i < block.count ? i : block.count - 1]; }
 
-  /// Finds the panels that any row sees before the mask. first_panel starts a key block.
+  /// Finds the panels that any row may see, ignoring the mask. Rounds first_panel down to the start
+  /// of a key block.
   void range(int64_t& first_panel, int64_t& end_panel) const {
     int64_t begin = INT64_MAX, end = 0;
     for (int i = 0; i < block.count; ++i) {
@@ -127,7 +129,7 @@ struct Maps {
     }
   }
 
-  /// Computes panels [first, end); `first` starts a key block, end - first <= map_panels.
+  /// Computes panels [first, end). `first` starts a key block, and end - first <= map_panels.
   void compute(int64_t first, int64_t end) {
     begin_stretch(first, end);
     if constexpr (Isa::kOverlap) {
@@ -140,9 +142,9 @@ struct Maps {
     }
   }
 
-  /// AMX only: the same, but calls body(p, last) after each key block [p, last), while its e is
-  /// still in L2. That e is relative to the first ref; it stays valid unless `moved` is set at the
-  /// end.
+  /// AMX only: computes panels [first, end) and calls body(p, last) after each key block [p, last),
+  /// while its e is still in L2. body reads e relative to the first ref. Those values remain valid
+  /// unless `moved` is true at the end.
   template <class Body>
   void compute(int64_t first, int64_t end, const Body& body) {
     begin_stretch(first, end);
@@ -176,8 +178,9 @@ struct Maps {
     }
   }
 
-  /// Returns the offset of a strip's prefetches. With AVX-512 a row of a panel is two cache lines:
-  /// even strips prefetch the first line of the next panel's rows, odd strips the second.
+  /// Returns the offset in floats of a strip's prefetches. With AVX-512, a row of a panel is two
+  /// cache lines: even strips prefetch the first line of the next panel's rows, odd strips the
+  /// second.
   static int asked_half(int s) { return s % 2 * (kCols * 4 / 128) * kLanes; }
 
   TileKind kind(int64_t panel, int s) const {
@@ -198,14 +201,14 @@ struct Maps {
     return then == now ? 1.0f : __builtin_exp2f(then - now);
   }
   /// AMX only: runs tile products in parallel with vector code, over the visible tiles of panels
-  /// [first, last). start_tile(t, p, s) leaves the product of a tile in tile registers, at(p, s)
+  /// [first, last). start_tile(t, p, s) leaves the product of a tile in tile registers. at(p, s)
   /// returns the memory to store it to, and finish(half, p, s) processes one half of it there.
   ///
-  /// Each half is stored half a tile before finish() reads it, but only after finish() has read the
-  /// same half of the previous tile. This avoids two stalls. A load from a tile store waits until
-  /// the store has reached L1. A load also waits for an unrelated tile store whose address has the
-  /// same low 12 bits. A tile is 4 KB, so these bits agree for the same halves of adjacent tiles,
-  /// and for one tile that is reused.
+  /// The loop stores each half one call of finish() before the call that reads it, and after the
+  /// call that read the same half of the previous tile. This order avoids two stalls:
+  ///   - A load of data that a tile store wrote waits until the store has reached L1.
+  ///   - A load also waits for an unrelated tile store whose address has the same low 12 bits. A
+  ///     tile is 4 KB, so these bits agree for the same half of adjacent tiles.
   template <class Start, class At, class Finish>
   DIFFATTN_INLINE void overlap(int64_t first, int64_t last, const Start& start_tile, const At& at,
                                const Finish& finish) const {
@@ -229,7 +232,8 @@ struct Maps {
     }
   }
 
-  /// Returns the number of columns of panels [begin, end) up to the last one that the strip sees.
+  /// Returns the number of columns from panel `begin` to the last column that the strip may see, at
+  /// most to the end of panel `end` - 1.
   int64_t run_columns(int s, int64_t begin, int64_t end) const {
     const int64_t seen = columns_end[s] - (origin + begin) * kCols;
     const int64_t count = (end - begin) * kCols;
@@ -237,9 +241,9 @@ struct Maps {
   }
 
  private:
-  /// Returns the address in `memory` (two tiles long) whose low 12 bits equal those of `other`. A
-  /// load of row i from here then conflicts in these bits only with a store to row i of `other`,
-  /// and the last such store is a whole tile ago.
+  /// Returns the address in `memory` (two tiles long) whose low 12 bits equal those of `other`. In
+  /// these bits, a load of row i from here conflicts only with a store to row i of `other`. The
+  /// last such store was a whole tile ago, so the load does not stall.
   static float* beside(float* memory, const float* other) {
     constexpr uintptr_t kBytes = kRows * kCols * sizeof(float);
     const uintptr_t from = reinterpret_cast<uintptr_t>(memory);
@@ -247,7 +251,7 @@ struct Maps {
     return memory + gap / sizeof(float);
   }
 
-  /// Returns the first visible tile from `index` on, or `end`. Tiles count as p * strips + s.
+  /// Returns the index p * strips + s of the first visible tile from `index` on, or `end`.
   int64_t seen_from(int64_t index, int64_t end) const {
     while (index < end && kinds[index] == kTileUnseen) ++index;
     return index;
@@ -313,9 +317,9 @@ struct Maps {
     for (int i = s * kRows; i < (s + 1) * kRows; ++i) refs[i] = softmax[m].ref[i];
   }
 
-  /// AMX only: starts each product before it computes the exponentials of the previous tile. All
-  /// scores go through one tile in L1, because a tile store that misses L1 takes three times as
-  /// long.
+  /// AMX only: computes the exponentials of panels [first, last). Starts each product before the
+  /// exponentials of the previous tile. Stores all scores to one buffer in L1, because a tile store
+  /// that misses L1 takes three times as long.
   void score(int m, int64_t first, int64_t last) {
     overlap(
         first, last, [&](Tile& t, int64_t p, int s) { start(t, m, p, s); },
@@ -325,7 +329,7 @@ struct Maps {
         });
   }
   /// AMX only: checks the row sums once, after all key blocks, because a check after each key block
-  /// would interrupt the stream of tile products. A row whose sum is in range keeps its first ref.
+  /// would stall the tile products. A row whose sum is in range keeps its first ref.
   void check_at_once() {
     for (int m = 0; m < 2; ++m) {
       for (int s = 0; s < strips; ++s) check_at_once(m, s);
@@ -337,7 +341,7 @@ struct Maps {
       any |= !softmax[m].suits(i) && sees_any(i, 0, panels);
     }
     moved |= any;
-    if (any) {  // suits() set `begun` for rows in range, so they keep their ref below
+    if (any) {  // suits() has set `begun` for rows in range, so the recomputation keeps their ref
       for (int i = s * kRows; i < (s + 1) * kRows; ++i) softmax[m].restore(i);
     }
     for (int64_t first = 0; first < panels; first += kBlockPanels) {
@@ -364,14 +368,14 @@ struct Maps {
     exponentials<TileHalf::kBoth>(t, m, p, s);
   }
 
-  /// Step (1): t = q k^T.
+  /// Computes (1): t = q k^T.
   DIFFATTN_INLINE void multiply(Tile& t, int m, int64_t p, int s) const {
     t.zero();
     const Operand* right = keys(m, p);
     t.multiply_packed(q[m] + s * strip_operands(), right, Isa::Pack::steps(block.head_dim),
                       right + transposed_operands() + asked_half(s));
   }
-  /// AMX only: the same product, left in tile registers.
+  /// AMX only: computes the same product but leaves it in tile registers.
   DIFFATTN_INLINE void start(Tile& t, int m, int64_t p, int s) const {
     t.zero();
     const int64_t steps = Isa::Pack::steps(block.head_dim);
@@ -401,7 +405,7 @@ struct Maps {
   }
 
   /// Applies the scale and mask of (1) and the exponential of (2) (3), and adds up the row sums.
-  /// kPlain: all entries are visible and all refs are near.
+  /// kPlain: all entries are visible, and every |ref| is at most kNearRef.
   template <TileHalf kHalf, bool kPlain, class Sums>
   DIFFATTN_INLINE void exp_tile(const Sums& t, int m, int64_t p, int s, const float* biases) {
     const Vec scale = Isa::set1(block.scale[m]);
@@ -419,7 +423,7 @@ struct Maps {
         Vec x = t.row(i, h);
         if (kPlain || (biases == nullptr && softmax[m].near(s * kRows + i))) {
           x = Isa::fms(x, scale, r);
-        } else {  // round before subtracting ref, as max_tile rounds
+        } else {  // rounds the score before it subtracts ref, exactly as max_tile does
           const Vec bias_of =
               biases == nullptr ? Isa::zero() : Isa::load(biases + i * kCols + h * kLanes);
           x = Isa::sub(Isa::fma(x, scale, bias_of), r);
@@ -433,8 +437,8 @@ struct Maps {
     }
   }
 
-  /// Checks the row sums of a strip after key block [first, last). If one is out of range, makes
-  /// the row maximum its ref and recomputes the key block.
+  /// Checks the row sums of a strip after key block [first, last). If a sum is out of range, makes
+  /// the row maximum the row's ref and recomputes the key block.
   void check_strip(int m, int s, int64_t first, int64_t last) {
     bool bad[kRows];
     bool any = false;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// With z = hidden weight^T [T, V], lse = logsumexp(z), one-hot y, smoothing e and z-loss c, the
-// loss of a row is
+// With z = hidden weight^T [T, V], lse = logsumexp(z), label y (one-hot), smoothing e and z-loss c,
+// the loss of a row is
 //   lse - (1 - e) z_y - (e / V) sum(z) + c lse^2
 // and its gradient with respect to z is
 //   softmax(z) (1 + 2 c lse) - (1 - e) y - e / V.
 // The backward pass only multiplies this gradient by one number. So the forward pass computes
 //   dhidden = dz weight,  dweight = dz^T hidden
-// chunk by chunk, and the backward pass scales them. That is three products, as with all logits in
-// memory, but only one chunk of logits exists at a time. We zero ignored rows in hidden and dhidden
-// instead of dz, which saves a pass over the logits.
+// chunk by chunk, and the backward pass scales them. This takes three products, as many as with all
+// logits in memory, but only one chunk of logits exists at a time. We zero ignored rows in hidden
+// and dhidden instead of dz, which saves a pass over the logits.
 
 #include "diffattn/nn/cross_entropy.h"
 
@@ -55,7 +55,7 @@ torch::ScalarType wide_type(const Tensor& hidden) {
   return hidden.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
 }
 
-/// Returns the number of rows whose logits fit into the budget.
+/// Returns the number of rows whose float32 logits fit into the budget.
 int64_t chunk_rows(const Tensor& hidden, int64_t vocabulary, const CrossEntropyOptions& options) {
   const int64_t row_bytes = std::max<int64_t>(1, vocabulary * int64_t{sizeof(float)});
   const int64_t budget =
@@ -115,7 +115,8 @@ bool in_place(const Tensor& hidden, const Tensor& weight) {
          weight.scalar_type() == torch::kFloat32 && hidden.numel() > 0 && weight.size(0) > 0;
 }
 
-/// Like `run_chunks`, for float32 on the CPU; multiplies loss and gradients by `factor`.
+/// Computes the same as `run_chunks` for float32 on the CPU, and multiplies loss and gradients by
+/// `factor`.
 Chunked run_chunks_in_place(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
                             bool gradients, double factor, const CrossEntropyOptions& options) {
   const int64_t rows = hidden.size(0), chunk = chunk_rows(hidden, weight.size(0), options);
@@ -173,8 +174,8 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const auto hidden_type = ctx->saved_data["hidden_type"].toScalarType();
     const auto weight_type = ctx->saved_data["weight_type"].toScalarType();
     if (saved.size() == 2) {  // run_chunks_in_place has applied inverse_count
-      // A saved tensor may become the gradient of a leaf, which others may modify: we copy dhidden.
-      // dweight is large, so we pass it on without a copy.
+      // Autograd may store a returned tensor as the gradient of a leaf, which callers may modify.
+      // So we return a copy of dhidden. dweight is too large to copy without need.
       const bool whole = grads[0].item<double>() == 1.0;
       return {saved[0] * grads[0], whole ? saved[1] : saved[1] * grads[0], Tensor(), Tensor(),
               Tensor()};

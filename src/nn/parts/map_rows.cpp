@@ -27,8 +27,6 @@ Tensor heads_first(const Tensor& t, int64_t heads) {
   return group == 1 ? wide : wide.repeat_interleave(group, 1);
 }
 
-Tensor per_batch(const Tensor& index) { return index.to(torch::kLong).view({-1, 1, 1, 1}); }
-
 /// Returns rows [begin, begin + count) of a mask, with four axes.
 Tensor mask_rows(Tensor mask, int64_t begin, int64_t count) {
   while (mask.dim() < 4) mask = mask.unsqueeze(0);

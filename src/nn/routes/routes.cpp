@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Differential attention on top of torch's scaled_dot_product_attention (SDPA), in the ways that
-// published code uses. Benchmarks compare the operator with them, and tests check it against them.
+// published code uses it. Benchmarks compare the fused operator with these routes, and tests check
+// it against them.
 
 #include <algorithm>
 #include <cctype>
@@ -67,7 +68,7 @@ Tensor difference(const SdpaProblem& p, const Tensor& o1, const Tensor& o2) {
 
 std::vector<Tensor> halves_of(const Tensor& v) {
   if (v.size(-1) % 2 != 0) {
-    throw_argument_error("v", "an even width, since this route splits v in halves",
+    throw_argument_error("v", "an even width, since this route splits v into halves",
                          std::to_string(v.size(-1)));
   }
   return v.chunk(2, -1);
@@ -112,7 +113,7 @@ Tensor four_calls(const SdpaProblem& p) {
   return difference(p, map(p.q1, p.k1), map(p.q2, p.k2));
 }
 
-/// One call with four times the heads: (map 1, map 1, map 2, map 2) with
+/// Makes one call with four times the heads: (map 1, map 1, map 2, map 2) with
 /// (v left, v right, v left, v right).
 Tensor one_call_4h(const SdpaProblem& p) {
   const auto half = halves_of(p.v);
@@ -130,7 +131,8 @@ Tensor one_call_wide_v(const SdpaProblem& p) {
   return difference(p, o[0], o[1]);
 }
 
-/// One call: each head has the query heads [q1|0] and [0|q2] and the key head [k1|k2], of width 2D.
+/// Makes one call of width 2D: each head has the query heads [q1|0] and [0|q2] and the key head
+/// [k1|k2].
 Tensor zero_padded_gqa(const SdpaProblem& p) {
   const Tensor zero = torch::zeros_like(p.q1);
   const Tensor q =
@@ -185,15 +187,16 @@ Tensor over_sequences(Route route, const HeadTensors& heads) {
   return torch::cat(outs, 0);
 }
 
-/// True if `decode`, which splits the keys among threads, gives the same result: few rows without
-/// gradients.
+/// True if `decode` gives the same result as `attention`: few rows, no gradients, masks that
+/// `decode` supports. It is faster for few rows, because it splits the keys among threads.
 bool takes_decode(const HeadTensors& heads) {
   constexpr int64_t kFewRows = 8;
   if (at::GradMode::is_enabled()) return false;
   const AttentionOptions& o = heads.options;
   const int64_t rows = heads.q1.size(1);
   if (o.cu_seqlens_q() || rows > kFewRows || rows >= heads.k1.size(1)) return false;
-  // `decode` is causal, with rows aligned to key_lengths. For one row neither matters.
+  // `decode` is causal, with rows aligned to key_lengths. For a single row without a window,
+  // neither changes the result.
   if (o.key_lengths() && (rows > 1 || o.window())) return false;
   return rows == 1 || o.causal() || o.window();
 }

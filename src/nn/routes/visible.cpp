@@ -6,9 +6,6 @@ namespace {
 
 using torch::Tensor;
 
-/// [B] -> [B, 1, 1, 1]
-Tensor per_batch(const Tensor& index) { return index.to(torch::kLong).view({-1, 1, 1, 1}); }
-
 Tensor with_four_axes(Tensor mask) {
   while (mask.dim() < 4) mask = mask.unsqueeze(0);
   return mask;
@@ -37,6 +34,8 @@ Tensor map_mask(const Tensor& mask, int64_t count, bool interleaved) {
 }
 
 }  // namespace
+
+Tensor per_batch(const Tensor& index) { return index.to(torch::kLong).view({-1, 1, 1, 1}); }
 
 SdpaMask SdpaMask::repeated(int64_t count) const {
   return {is_causal, map_mask(mask, count, false), map_mask(sees_none, count, false)};

@@ -25,6 +25,9 @@ struct SdpaMask {
 /// mask.
 SdpaMask sdpa_mask(const HeadTensors& heads, bool torch_causal = true);
 
+/// Returns an index tensor [B] as int64 [B, 1, 1, 1], to compare with rows and columns.
+torch::Tensor per_batch(const torch::Tensor& index);
+
 /// Returns sequence b of packed tensors as a batch of one. Offsets are int64 on the host.
 HeadTensors sequence(const HeadTensors& heads, const torch::Tensor& offsets_q,
                      const torch::Tensor& offsets_k, int64_t b);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One softmax over the keys of several paths.
+// One softmax over a bank: the keys of several paths of introspective attention.
 //
-// Concatenated (naive, flash 1): keys in (token s, path j) order, column s B + j for B paths. A row
-// at position t sees columns n < (t + 1) B. Relative to its position every row sees the same
-// columns, so all blocks of rows share one mask, shifted.
+// Concatenated (naive, flash 1): keys are in (token s, path j) order, column s P + j for P paths. A
+// row at position t sees columns n < (t + 1) P. Relative to its own position, every row sees the
+// same columns, so all blocks of rows use shifted parts of one mask.
 //
-// Merged (flash 2): one call per path j gives o_j and lse_j; out = sum_j w_j o_j with
+// Merged (flash 2): one call per path j gives o_j and lse_j. Then out = sum_j w_j o_j with
 // w = softmax_j(lse_j).
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -30,12 +30,12 @@ constexpr int64_t kBlockRows = 256;
 
 int64_t bank_size(const Tensors& ks) { return static_cast<int64_t>(ks.size()); }
 
-/// Interleaves one [B, N, Hkv, W] per path to [B, N paths, Hkv, W].
+/// Interleaves the tensors [B, N, Hkv, W] of all paths to [B, N paths, Hkv, W].
 Tensor interleave(const Tensors& paths) {
   return paths.size() == 1 ? paths[0] : torch::stack(paths, 2).flatten(1, 2);
 }
 
-/// Returns the mask of the last `rows` of `tokens` tokens, [rows, tokens paths] bool.
+/// Returns the mask of the last `rows` of `tokens` tokens, bool [rows, tokens paths].
 Tensor block_mask(int64_t rows, int64_t tokens, int64_t paths, std::optional<int64_t> window,
                   torch::Device device) {
   const auto integers = torch::TensorOptions().dtype(torch::kLong).device(device);
@@ -58,8 +58,8 @@ Tensor combine(const Tensor& visible, const std::optional<Tensor>& mask) {
   return mask->masked_fill(~visible, -INFINITY);
 }
 
-/// Returns the options of a call over a bank. key_starts and key_lengths count (token, path)
-/// columns. The caller adds the mask.
+/// Returns the options of a call over a bank, in which key_starts and key_lengths count (token,
+/// path) columns. The caller adds the mask.
 AttentionOptions bank_options(const AttentionOptions& options, int64_t paths) {
   AttentionOptions result = options;
   result.causal(false).window(std::nullopt).mask(std::nullopt);
@@ -138,7 +138,8 @@ struct Partial {
   Tensor lse;  // [B, M, H]
 };
 
-/// Calls attention_forward and returns its first two results.
+/// Returns out and lse1 of attention_forward. Both have gradients, whereas the operator's lse1 has
+/// none.
 Partial partial_attention(const HeadTensors& h) {
   static const c10::OperatorHandle op =
       c10::Dispatcher::singleton().findSchemaOrThrow("diffattn::attention_forward", "");
@@ -183,7 +184,8 @@ Tensor merged(const Tensor& q, const Tensors& ks, const Tensors& vs,
   for (size_t j = 0; j < ks.size(); ++j) {
     const Partial part = partial_attention(single_map(q, ks[j], vs[j], options));
     outs.push_back(part.out);
-    // A row that sees no key in one path sees none in any path: equal weights of zeros.
+    // A row that sees no key in one path sees none in any. Its o_j are all 0, so it needs only
+    // finite weights.
     lses.push_back(part.lse.masked_fill(part.lse == -INFINITY, 0.0));
   }
   const Tensor weights = torch::stack(lses).softmax(0).unsqueeze(-1);  // [paths, B, M, H, 1]
@@ -218,7 +220,7 @@ Tensor bank_attention(BankSchedule schedule, const Tensor& q, const Tensors& ks,
   if (ks.size() == 1) return attend(Route::kFused, single_map(q, ks[0], vs[0], options));
   if (schedule == BankSchedule::kFlash2) return merged(q, ks, vs, options);
   if (!options.cu_seqlens_q()) return unpacked(schedule, q, ks, vs, options);
-  // We compute one sequence after another; by_path[j][b] is sequence b of path j.
+  // We compute packed sequences one by one. by_path[j][b] is sequence b of path j.
   std::vector<std::vector<HeadTensors>> by_path;
   for (size_t j = 0; j < ks.size(); ++j) {
     by_path.push_back(sequences(single_map(q, ks[j], vs[j], options)));

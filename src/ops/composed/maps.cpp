@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Both maps in memory, from ATen operators.
+// Computes both maps in memory with ATen operators.
 
 #include <algorithm>
 #include <cmath>
@@ -36,7 +36,7 @@ Tensor heads_first(const Tensor& t, int64_t heads) {
 /// [B] -> [B, 1, 1, 1]
 Tensor per_batch(const Tensor& index) { return index.to(torch::kLong).view({-1, 1, 1, 1}); }
 
-/// Returns which columns each row sees, [B or 1, H or 1, M, N].
+/// Returns the visible columns of each row, bool [B or 1, H or 1, M, N].
 Tensor visible_of(const ProblemArguments& a) {
   const int64_t seq_q = a.q1.size(1), seq_k = a.k1.size(1);
   const auto options = a.q1.options().dtype(torch::kLong);
@@ -62,8 +62,8 @@ Tensor lambda_of(const ProblemArguments& a) {
   return lambda.view({1, -1, 1, 1});
 }
 
-/// Returns one map and its lse. A row that sees no column gets finite scores first, so that neither
-/// it nor its gradient is NaN, and becomes zero afterwards.
+/// Returns one map and its lse. A row that sees no column gets finite scores for the softmax, so
+/// that neither the row nor its gradient is NaN. Its map is then set to 0 and its lse to -inf.
 std::pair<Tensor, Tensor> softmax(const Tensor& scores, const Tensor& visible) {
   const Tensor sees_none = ~visible.any(-1, /*keepdim=*/true);
   const Tensor masked = scores.masked_fill(~visible, -INFINITY).masked_fill(sees_none, 0.0);
@@ -137,7 +137,8 @@ ForwardResult batch_rows(const AttentionArguments& a) {
   if (a.norm_eps) {
     out = o * torch::rsqrt(o.square().mean(-1, /*keepdim=*/true) + *a.norm_eps);
     if (a.norm_weight) out = out * a.norm_weight->to(o.scalar_type());
-    out = out.masked_fill(~maps.visible.any(-1, /*keepdim=*/true), 0.0);  // 0 / sqrt(0 + 0)
+    // With eps = 0, a row that sees no column would be 0 / sqrt(0).
+    out = out.masked_fill(~maps.visible.any(-1, /*keepdim=*/true), 0.0);
   }
   out = out * a.out_scale;
   return {out.transpose(1, 2), maps.lse1, maps.lse2, o.transpose(1, 2), o2.transpose(1, 2)};
@@ -154,7 +155,7 @@ Tensor batch_stats(const ProblemArguments& a, double sparse_threshold) {
   };
   const Tensor sees_any = visible.any(-1);
   const Tensor sum = magnitude.sum(-1);
-  // -sum a log a, a = |A| / S: log S - sum |A| log |A| / S, with 0 log 0 = 0
+  // With a = |A| / S, -sum a log a is log S - sum |A| log |A| / S, where 0 log 0 = 0.
   const Tensor safe = magnitude.masked_fill(magnitude == 0, 1.0);
   const Tensor safe_sum = sum.masked_fill(sum == 0, 1.0);
   const Tensor entropy = safe_sum.log() - (magnitude * safe.log()).sum(-1) / safe_sum;
@@ -248,7 +249,7 @@ Tensor map_cells(const ProblemArguments& a, int64_t b, const MapGrid& grid) {
               std::max<int64_t>(0, grid.row_end - whole.size(-2))});
   const Tensor part = whole.index(
       {Ellipsis, Slice(grid.row_begin, grid.row_end), Slice(grid.col_begin, grid.col_end)});
-  // Each cell shows its entry of largest magnitude. We reduce columns first, then rows.
+  // Each cell holds its entry of largest magnitude. We reduce columns first, then rows.
   const auto extremes = [](const Tensor& t, int64_t cells) {  // along the last axis
     const int64_t extent = t.size(-1);
     std::vector<Tensor> found;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients. Forward and backward are separate operators, so that torch.compile and profilers see
-// both; this file only connects them.
+// Autograd. Forward and backward are separate operators, so that torch.compile and profilers see
+// both. This file only connects them.
 
 #include <functional>
 
@@ -40,7 +40,7 @@ OptionalTensor optional(const Tensor& tensor) {
 
 Tensor or_undefined(const OptionalTensor& tensor) { return tensor.value_or(Tensor()); }
 
-/// Returns a gradient in the type of its argument, or an undefined tensor if it is not wanted.
+/// Returns `computed` in the type of its argument, or an undefined tensor if it is not wanted.
 Tensor gradient(bool wanted, const Tensor& computed, const Tensor& argument) {
   return wanted ? computed.to(argument.scalar_type()) : Tensor();
 }
@@ -66,8 +66,8 @@ void load_options(AutogradContext* ctx, ProblemArguments& a) {
   a.window = ctx->saved_data["window"].toOptional<int64_t>();
 }
 
-/// Returns which of the first saved arguments want a gradient. Absent arguments have no edge in the
-/// graph.
+/// Returns one flag for each of the first saved arguments: true if autograd needs its gradient.
+/// Absent arguments have no edge in the graph.
 template <class Flags>
 Flags wanted_gradients(AutogradContext* ctx, const variable_list& saved) {
   Flags wanted{};
@@ -77,8 +77,8 @@ Flags wanted_gradients(AutogradContext* ctx, const variable_list& saved) {
   return wanted;
 }
 
-/// Returns the result of the forward that saved the checkpoint. Computes out and o if it lacks
-/// them.
+/// Returns the result of the forward that saved the checkpoint. Computes out and o if the
+/// checkpoint lacks them.
 ForwardResult restored_forward(const AttentionArguments& a, const AttentionCheckpoint& saved) {
   const Tensor lse1 = saved.lse1.detach(), lse2 = saved.lse2.detach(), o2 = saved.o2.detach();
   if (saved.out.defined()) return {saved.out.detach(), lse1, lse2, saved.o.detach(), o2};
@@ -88,8 +88,8 @@ ForwardResult restored_forward(const AttentionArguments& a, const AttentionCheck
 
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
-  /// The differentiable arguments come first, one by one, because autograd finds tensors only
-  /// there.
+  /// The differentiable arguments are separate parameters, because autograd does not find tensors
+  /// inside `a`.
   static variable_list forward(AutogradContext* ctx, const Variable& q1, const Variable& q2,
                                const Variable& k1, const Variable& k2, const Variable& v,
                                const Variable& lambda, const OptionalTensor& norm_weight,
@@ -165,7 +165,7 @@ class StatsFunction : public torch::autograd::Function<StatsFunction> {
   }
 };
 
-/// A graph node whose backward throws, because gradients of gradients do not exist.
+/// A graph node whose backward throws, because attention has no second derivative.
 class NoSecondDerivative : public torch::autograd::Function<NoSecondDerivative> {
  public:
   static variable_list forward(AutogradContext*, at::TensorList,
@@ -248,7 +248,7 @@ BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& a, S
           .dmask = r[5]};
 }
 
-// recompute, decode and map have no gradients: their results never require one.
+// recompute, decode and map are not differentiable: their results never require a gradient.
 RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return call::attention_recompute(a, lse1, lse2);
@@ -264,15 +264,15 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
   return call::attention_map(a, grid);
 }
 
-/// `attention` is `attention_forward` without lse1, lse2, o and o2.
+/// Returns the first result of `attention_forward`, without lse1, lse2, o and o2.
 Tensor attention(const AttentionArguments& a) {
   return call::attention_forward(a, /*save_outputs=*/false).out;
 }
 
 }  // namespace
 
-/// Without o and o2 the fused CUDA backward would compute them a second time. The answer depends
-/// only on properties that fake tensors have too.
+/// True for the fused CUDA backward, which would otherwise compute o and o2 a second time. Reads
+/// only properties that fake tensors have too.
 bool backward_reads_outputs(const AttentionArguments& a) {
   return cuda_fused() != nullptr && a.q1.is_cuda() && a.q1.scalar_type() != torch::kFloat64;
 }

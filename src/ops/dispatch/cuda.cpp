@@ -5,8 +5,8 @@
 #include "diffattn/kernels/backend.h"
 #include "ops/composed/composed.h"
 #include "ops/dispatch/cuda_fused.h"
-#include "ops/glue/checks.h"
 #include "ops/dispatch/entry.h"
+#include "ops/glue/checks.h"
 #include "ops/glue/problem_views.h"
 
 namespace diffattn::ops::on_cuda {

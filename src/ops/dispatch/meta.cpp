@@ -2,9 +2,9 @@
 //
 // The operators on meta and fake tensors: they check the arguments and return shapes without data.
 
+#include "ops/dispatch/entry.h"
 #include "ops/glue/allocate.h"
 #include "ops/glue/checks.h"
-#include "ops/dispatch/entry.h"
 
 namespace diffattn::ops::on_meta {
 namespace {

@@ -7,9 +7,9 @@
 #include "diffattn/kernels/error.h"
 #include "ops/dispatch/attention_checkpoint.h"
 #include "ops/dispatch/cuda_fused.h"
+#include "ops/dispatch/entry.h"
 #include "ops/glue/allocate.h"
 #include "ops/glue/checks.h"
-#include "ops/dispatch/entry.h"
 
 namespace diffattn {
 namespace {

@@ -187,7 +187,7 @@ void check(const AttentionArguments& a) {
   check(static_cast<const ProblemArguments&>(a));
   check_activation("v", a.v, a.q1, a.packed());
   if (!same(a.v.sym_sizes().slice(0, a.v.dim() - 1), a.k1.sym_sizes().slice(0, a.k1.dim() - 1))) {
-    throw_argument_error("v", "the axes before the last as in k1, shape " + shape(a.k1),
+    throw_argument_error("v", "all axes but the last as in k1, shape " + shape(a.k1),
                          "shape " + shape(a.v));
   }
   check_finite("norm_eps", a.norm_eps);
@@ -215,7 +215,8 @@ void check_lse(const Tensor& lse1, const Tensor& lse2, const AttentionArguments&
     check_device(name, lse, a.q1);
     check_shape(name, lse, sizes, "(one number per head and row)");
     if (lse.scalar_type() == type) return;
-    throw_argument_error(name, text(type) + ", as the forward gives it", text(lse.scalar_type()));
+    throw_argument_error(name, text(type) + ", as attention_forward returns it",
+                         text(lse.scalar_type()));
   };
   check_one("lse1", lse1);
   check_one("lse2", lse2);

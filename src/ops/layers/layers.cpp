@@ -76,7 +76,7 @@ class FusedRmsNorm : public torch::autograd::Function<FusedRmsNorm> {
   }
 };
 
-/// Returns silu(gate) up of contiguous tensors.
+/// Returns silu(gate) * up. Both tensors must be contiguous.
 Tensor gated(const Tensor& gate, const Tensor& up) {
   const Tensor y = torch::empty_like(gate);
   if (gate.device().is_cuda()) {
@@ -131,14 +131,14 @@ Tensor rotated_by_torch(const Tensor& heads, const Tensor& cos, const Tensor& si
   const Tensor c = cos.unsqueeze(-2), s = sin.unsqueeze(-2);  // the same for every head
   const auto [a, b] = rotated_pairs(heads, o);
   auto [out_a, out_b] = rotated_pairs(out, o);
-  // The arithmetic has the type of the table, with one rounding at the end.
+  // The arithmetic has the type of cos and sin, with one rounding at the end.
   at::addcmul_out(out_a, a * c, b, s, -o.direction);
   at::addcmul_out(out_b, b * c, a, s, o.direction);
   if (o.width < heads.size(-1)) out.slice(-1, o.width).copy_(heads.slice(-1, o.width));
   return out;
 }
 
-/// True if one stride leads from any token of [B, N, H, D] to the next.
+/// True if all tokens of [B, N, H, D] are the same number of elements apart, across sequences too.
 bool has_token_stride(const Tensor& heads) {
   return heads.stride(-1) == 1 && (heads.dim() == 3 || heads.size(0) == 1 ||
                                    heads.stride(0) == heads.size(1) * heads.stride(1));
@@ -189,8 +189,9 @@ void check_rotation(const Tensor& heads, const Tensor& cos, const Tensor& sin,
               o.width);
   TORCH_CHECK(cos.sizes() == sin.sizes() && cos.scalar_type() == sin.scalar_type() &&
                   cos.device() == heads.device() && sin.device() == heads.device(),
-              "rotate: cos and sin: expected one shape, one type and ", heads.device(), ", got ",
-              cos.sizes(), " and ", sin.sizes());
+              "rotate: cos and sin: expected the same shape and type, on ", heads.device(),
+              ", got ", cos.sizes(), " ", cos.scalar_type(), " on ", cos.device(), " and ",
+              sin.sizes(), " ", sin.scalar_type(), " on ", sin.device());
   const auto rows = cos.sizes().slice(0, cos.dim() > 0 ? cos.dim() - 1 : 0);
   const bool shared = heads.dim() == 4 && rows == heads.sizes().slice(1, 1);
   TORCH_CHECK(cos.dim() > 0 && cos.size(-1) == o.width / 2 &&
@@ -199,7 +200,7 @@ void check_rotation(const Tensor& heads, const Tensor& cos, const Tensor& sin,
               heads.sizes(), ", got ", cos.sizes());
 }
 
-/// The gradient is a rotation by the negative angle, so only the table is saved for it.
+/// Rotates heads. The backward pass rotates by the negative angle, so it needs only cos and sin.
 class Rotation : public torch::autograd::Function<Rotation> {
  public:
   static Tensor forward(LayerContext* ctx, const Tensor& heads, const Tensor& cos,
@@ -253,7 +254,7 @@ Tensor rotate(const Tensor& heads, const Tensor& cos, const Tensor& sin,
   return Rotation::apply(heads, cos, sin, options);
 }
 
-// For Python: rotates whole heads, in pairs (i, i + D / 2).
+// The operator for Python rotates whole heads, in pairs (i, i + D / 2).
 TORCH_LIBRARY_FRAGMENT(diffattn, m) {
   m.def("rotate(Tensor heads, Tensor cos, Tensor sin) -> Tensor",
         [](const Tensor& heads, const Tensor& cos, const Tensor& sin) {

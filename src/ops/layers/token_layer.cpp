@@ -36,7 +36,7 @@ cpu::FewRowsMatrix matrix(const LinearMap& map, float* y, const float* add = nul
           .outputs = map.weight.size(0)};
 }
 
-/// The buffers of one call, in one allocation.
+/// The buffers of one call, taken from one allocation.
 class Scratch {
  public:
   explicit Scratch(int64_t floats)
@@ -49,7 +49,7 @@ class Scratch {
   float* next_;
 };
 
-/// One call. Shapes in the comments are per row of the batch.
+/// One call of token_layer: `rows` tokens, one for each sequence of the batch.
 struct Run {
   const TokenLayer& layer;
   const TokenPast& past;
@@ -105,7 +105,7 @@ struct Run {
                    .eps = static_cast<float>(layer.norm_eps)});
   }
 
-  /// Rotates heads [count, D] of row b by the angles of its token.
+  /// Rotates heads x [count, D] of row b by the angles of its token.
   void rotate(const float* x, int64_t count, int64_t b, float* y) const {
     if (!past.cos.defined()) {
       std::copy(x, x + count * a.head_dim, y);
@@ -216,8 +216,9 @@ Tensor token_layer(const Tensor& x, const TokenLayer& layer, const TokenPast& pa
   TORCH_CHECK(
       !past.cos.defined() || ((past.cos.numel() == half || past.cos.numel() == x.size(0) * half) &&
                               past.cos.sizes() == past.sin.sizes()),
-      "token_layer: cos and sin: expected a row of ", half, " for all or each of ", x.size(0),
-      " tokens, got ", past.cos.sizes(), " and ", past.sin.sizes());
+      "token_layer: cos and sin: expected a row of ", half,
+      " for all tokens or one for each of the ", x.size(0), ", got ", past.cos.sizes(), " and ",
+      past.sin.sizes());
   const Tensor y = torch::empty(x.sizes(), x.options());
   Run{.layer = layer, .past = past, .rows = x.size(0), .width = x.size(2)}.run(
       x.const_data_ptr<float>(), y.mutable_data_ptr<float>());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The backward over all heads. The blocks of query rows of one kv head add to the same dk and dv.
-// To run in parallel, they are dealt out to slabs, whose number depends on the shape alone. A slab
-// is a copy of dk and dv; it takes its blocks in order, and at the end the slabs are added in
-// order. So results do not depend on the number of threads.
+// To run them in parallel, the code gives each block to one of several slabs, private copies of dk
+// and dv. The number of slabs depends on the shape alone. The blocks of a slab run in order, and at
+// the end the slabs are added in order. So results do not depend on the number of threads.
 
 #include <algorithm>
 #include <cstring>
@@ -24,7 +24,7 @@ int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 struct BackwardRun {
   const BackwardParams& params;
   const TileCode& code;
-  /// If not null, the incoming gradient is that of the row statistics instead of dout.
+  /// Gradient of the row statistics [B, M, H, kStatCount]; null if the incoming gradient is dout.
   const View<const void>* dstats = nullptr;
   const bool wants_o = params.epilogue.norm || params.dnorm_weight != nullptr;
   const PackPlan plan{.problem = params,
@@ -78,14 +78,15 @@ struct BackwardRun {
   int64_t strips(const Head& head) const {
     return ceil_div(plan.panels(head) * code.columns, code.rows);
   }
-  /// Returns the floats of an [N, width] gradient in tiles.
+  /// Returns the number of floats of an [N, width] gradient stored in tiles.
   int64_t tiles(const Head& head, int64_t width) const {
     return strips(head) * code.rows * ceil_div(width, code.columns) * code.columns;
   }
   int64_t slab_floats(const Head& head) const {
     return 2 * tiles(head, params.head_dim) + tiles(head, params.value_dim) + flag_floats(head);
   }
-  /// Returns the floats behind the tiles that hold one flag per strip (BackwardBlock::begun).
+  /// Returns the number of floats after the tiles that hold one flag per strip
+  /// (BackwardBlock::begun).
   int64_t flag_floats(const Head& head) const { return ceil_div(strips(head), 64) * 16; }
   uint8_t* flags(const Head& head, float* slab) const {
     return reinterpret_cast<uint8_t*>(slab + slab_floats(head) - flag_floats(head));
@@ -142,7 +143,7 @@ struct BackwardRun {
     }
   }
 
-  /// Runs rows [first, end) of the head. Without `slab`, it only adds to dmask.
+  /// Runs rows [first, end) of the head. Without `slab`, computes dmask only.
   void run_block(const Head& head, const PackedKeys& keys, int64_t first, int64_t end, float* slab,
                  double* gains, void* memory) {
     Row rows[kMaxBlockRows];
@@ -243,8 +244,8 @@ struct BackwardRun {
     });
   }
 
-  /// Computes a dmask in which several rows share an element. Runs over the rows of this head a
-  /// second time, for dmask alone, so that only one task at a time adds to an element.
+  /// Computes dmask if several rows share an element of it. Runs the rows of this head a second
+  /// time, for dmask alone, so that no two tasks add to the same element at the same time.
   void add_shared_dmask(const Head& head, const PackedKeys& keys) {
     const int64_t seq_q = head.seq.seq_q;
     const int64_t tasks = ceil_div(seq_q, block_rows);

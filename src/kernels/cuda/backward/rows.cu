@@ -5,13 +5,14 @@
 //
 //   dO     = rstd (g - O rstd^2 mean(g * O))      [Dv]; the second term only with norm
 //   delta2 = dO.o2,  delta1 = dO.O + lambda delta2
-//   minus_dlambda = dO.o2
+//   minus_dlambda = dO.o2                         with dO before its rounding
 //   dnorm_weight = sum over rows of out_scale * dout * O * rstd
 //
 // dnorm_weight is summed per warp in registers, per block in shared memory, and over blocks by a
 // second kernel, each in a fixed order. All arithmetic is in float; the store rounds dO to T.
 // delta1 and delta2 use the rounded dO, because the products with v and k use it too. minus_dlambda
-// uses the unrounded dO: under a norm dO is nearly orthogonal to O, and the terms of dO.o2 cancel.
+// uses the unrounded dO: with a norm, dO is nearly orthogonal to O, and the terms of dO.o2 cancel.
+// Rows with a very large lse get a scaled dO and lambda instead (row_softmax.cuh).
 
 #include "kernels/cuda/backward/row_arguments.cuh"
 #include "kernels/cuda/backward/whole_rows.cuh"
@@ -24,8 +25,8 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kMaxWidth = 256;
 
-/// Columns lane, lane + 32, ... of a saved row. The constructor only issues loads and `value` uses
-/// them, so that all loads of a row are in flight together.
+/// Columns lane, lane + 32, ... of a saved row. The constructor only issues the loads, and `value`
+/// uses them, so that all loads of a row are in flight together.
 template <class U, int kPerLane>
 struct SavedColumns {
   U values[kPerLane];

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The maps p1, p2 and A = p1 - lambda p2 as a grid of cells. Each cell shows its entry of largest
-// magnitude, with its sign. Three kernels, with blocks of 256 threads:
+// Downsamples the maps p1, p2 and A = p1 - lambda p2 to a grid of cells. Each cell holds its entry
+// of largest magnitude, with its sign. Three kernels, with blocks of 256 threads:
 //
-//   (1) map_softmax_kernel: m, l of both maps, to the workspace; a block has 32 rows
-//   (2) map_cells_kernel: the largest code of each cell; a block has 32 rows x kColumns columns. It
+//   (1) map_softmax_kernel: m, l of both maps, to the workspace; 32 rows per block
+//   (2) map_cells_kernel: the largest code of each cell; 32 rows x kColumns columns per block. It
 //       combines each tile of 32 columns in shared memory and merges the result into global memory
 //   (3) map_numbers_kernel: codes to numbers; one thread per cell
 //
-// A code is a float rotated left by one bit: magnitude bits first, then the sign. Integer order of
-// codes is the order of magnitudes, with NaN as the largest; of equal magnitudes, the negative
-// entry has the larger code. atomicMax gives the same result in any order.
+// A code is a float rotated left by one bit: magnitude bits first, then the sign. Codes compare as
+// integers like magnitudes, with NaN as the largest. Of two entries with equal magnitude, the
+// negative one has the larger code. atomicMax gives the same result in any order.
 
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/cuda.h"
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(simt::kThreads)
   }
 }
 
-/// Step (2) of one block.
+/// Step (2) for one block.
 template <class T>
 struct Cells {
   const MapArguments<T>& args;
@@ -101,14 +101,14 @@ struct Cells {
     for (int n0 = begin; n0 < end; n0 += kBlock) add_tile(n0, end_row, row, lambda);
   }
 
-  /// (2) for those of columns [n0, n0 + 32) that are in the grid.
+  /// Computes (2) for the columns of [n0, n0 + 32) that are in the grid.
   __device__ void add_tile(int n0, int end_row, const PairSoftmax (&row)[2],
                            const float (&lambda)[2]) const {
     for (int i = threadIdx.x; i < kMaps * kBlock * kCellPitch; i += simt::kThreads) {
       cells_smem[i] = 0;
     }
     simt::Scores s1, s2;
-    maps.scores(/*keys_own=*/false, h, m0, n0, s1, s2);  // its barriers also publish cells_smem
+    maps.scores(/*keys_own=*/false, h, m0, n0, s1, s2);  // its barriers also cover cells_smem
     const int row_cell = args.rows.cell(m0);
     const int column_cell = args.columns.cell(max(n0, args.columns.begin));
 #pragma unroll

@@ -3,10 +3,10 @@
 // simt backward: float arithmetic without tensor cores, for problems that neither tf32 nor sm80
 // supports. Two passes, each with a fixed order of summation and no atomics:
 //
-//   over queries: a block owns 32 rows of a (batch entry, head), visits the keys they may see, and
-//                 computes dq1, dq2 and the row factors (see row_factor)
-//   over keys:    a block owns 32 keys of a (batch entry, kv head), visits the rows of all heads of
-//                 the group that may see them, and computes dk1, dk2, dv
+//   over queries: a block owns 32 rows of a (batch entry, head), visits the keys that they may see,
+//                 and computes dq1, dq2 and the row factors (see row_factor)
+//   over keys:    a block owns 32 keys of a (batch entry, kv head), visits the rows that may see
+//                 them in all heads of the kv head, and computes dk1, dk2, dv
 //
 // Each step multiplies the 32 owned rows (of q or of k) with 32 rows of the other tensor:
 //   (1) s1 = q1.k1, s2 = q2.k2, dp = dO.v                            [32, 32]
@@ -61,27 +61,27 @@ BackwardArguments<T> backward_arguments(const BackwardParams& params,
           .dv = rows_of<T>(params.dv)};
 }
 
-/// Returns p = min(exp2(scale s + bias - lse), 1). Without a bias, one FMA subtracts lse before the
-/// product is rounded.
+/// Returns p = min(exp2(scale s + bias - lse), 1). Without a bias, one FMA subtracts lse from the
+/// unrounded product.
 __device__ inline float probability(float s, float scale, float bias, float lse) {
   if (bias == 0.0f) return ptx::probability(fmaf(s, scale, -lse));
   return ptx::probability(fmaf(s, scale, bias) - lse);
 }
 
-/// Returns the row factor, which makes the row's p sum to 1, given their present sum. The sum
-/// is not exactly 1, because lse is rounded to one float: one ulp of an lse of 300 is 3e-5, and all
-/// p of the row have that relative error.
+/// Returns the row factor 1 / sum, where `sum` is the sum of the row's p. The sum is not exactly 1,
+/// because lse is rounded to one float: one ulp of an lse of 300 is 3e-5, and all p of the row have
+/// that relative error.
 ///
-/// Returns 1 for a row that sees no column, and for rows whose p do not sum to 1 on purpose (see
-/// row_softmax.cuh). Their |lse| exceeds kEnoughDigits in natural units, 1.44 kEnoughDigits in base
-/// 2. `lse1` is map 1's row maximum in base 2 there, which is less by log2 of the number of keys;
-/// hence 1.4.
+/// Returns 1 for a row that sees no column, and for rows whose p intentionally do not sum to 1: for
+/// these, row_softmax.cuh replaces lse by the row maximum. It does so if |lse| exceeds
+/// kEnoughDigits, which is 1.44 kEnoughDigits in base 2. The row maximum may lie below lse by log2
+/// of the number of keys, so this function compares with 1.4 kEnoughDigits.
 __device__ inline float row_factor(float sum, float lse1, const Shape& shape) {
   if (shape.mask.kind == MaskKind::kAdditive && fabsf(lse1) > 1.4f * kEnoughDigits) return 1.0f;
   return sum > 0.0f ? 1.0f / sum : 1.0f;
 }
 
-/// Probabilities and gradients of one (query m, key n); all 0 if m may not see n.
+/// Probabilities and gradients of one (query m, key n); all 0 if n is hidden from m.
 struct PairGradient {
   float p1, p2;       // not yet multiplied by the row factors
   float a, ds1, ds2;  // p1 - lambda p2, and the gradients of both scores
@@ -113,8 +113,8 @@ struct Backward {
               seq.end_key - n0, width, pitch);
   }
 
-  /// (1) for one pair of tensors. With `keys_own` the block owns keys: rows of s are keys and
-  /// columns are queries.
+  /// Computes (1) for one pair of tensors. If `keys_own`, the block owns keys: rows of s are keys
+  /// and columns are queries.
   __device__ void dots(Scores& s, bool keys_own, const Rows<const T>& queries,
                        const Rows<const T>& keys, int h, int m0, int n0, int width) {
     __syncthreads();  // all threads have read the previous tiles
@@ -124,8 +124,8 @@ struct Backward {
     dot_rows(s, x_smem, y_smem, width, pitch);
   }
 
-  /// (1) and (2) for a whole tile, to a_smem, ds1_smem and ds2_smem. Leaves dO (keys_own) or v in
-  /// y_smem.
+  /// Computes (1) and (2) for a tile and writes a_smem, ds1_smem and ds2_smem. Leaves dO (keys_own)
+  /// or v in y_smem.
   __device__ void gradients(bool keys_own, int h, int m0, int n0) {
     const HeadMask mask{args.shape, seq, b, h};
     Scores s1, s2, dp;
@@ -225,8 +225,8 @@ struct Backward {
     store(args.dq2, dq2_reg, scale2, seq.q_begin, m0, seq.seq_q, h, width);
   }
 
-  /// Computes the factors of rows ty and ty + 16, stores them for the pass over keys, and returns
-  /// the factors of their dq.
+  /// Computes the row factors of rows ty and ty + 16 and stores them for the pass over keys.
+  /// Returns scale times the factor, for dq1 and dq2.
   __device__ void finish_row_factors(int h, int m0, float (&scale1)[2], float (&scale2)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // simt forward: float arithmetic without tensor cores, for problems that neither tf32 nor sm80
-// supports. A block of 256 threads computes 32 rows of one (batch entry, head). Each thread works
-// on both maps; tile.cuh says which rows and columns it owns:
+// supports. A block of 256 threads computes 32 rows of one (batch entry, head). Each thread
+// computes the rows and columns that tile.cuh assigns to it, for both maps:
 //
 //   for each key tile that any row may see:
 //     (1) s1 = q1 k1^T, s2 = q2 k2^T, times scale log2(e), + mask       [32, 32]
@@ -57,12 +57,12 @@ ForwardArguments<T> forward_arguments(const ForwardParams& params, const ExactOu
           .o2_exact = rows_of<float>(exact.o2)};
 }
 
-/// Magnitude (2^20) from which we do not correct a score's rounding error. There one ulp is 1/8 or
-/// more, and the correction of an infinite score would be NaN.
+/// Magnitude (2^20) from which on the kernels do not correct a score's rounding error. One ulp is
+/// then 1/8 or more, and the correction of an infinite score would be NaN.
 inline constexpr float kLargeScore = 1048576.0f;
 
-/// Softmax state of one map for rows ty and ty + 16: row maximum m (base 2) and row sum l, which
-/// covers this thread's columns until the loop ends.
+/// Softmax state of one map for rows ty and ty + 16: row maximum m (base 2) and row sum l. Until
+/// the loop ends, l covers this thread's columns only.
 struct Softmax {
   float m[2] = {-INFINITY, -INFINITY};
   float l[2] = {0.0f, 0.0f};
@@ -119,9 +119,9 @@ struct Forward {
               seq.first_key - n0, seq.end_key - n0, width, pitch);
   }
 
-  /// (1) for one map. `rest` receives the rounding error of each score. A score of 16 is off by up
-  /// to 1e-6, and its probability by the same relative error. After the row maximum is subtracted,
-  /// the score is small, and adding `rest` restores the lost digits.
+  /// Computes (1) for one map. `rest` receives the rounding error of each score. Rounding changes a
+  /// score of 16 by up to 1e-6, and its probability by the same relative amount. After step (2) has
+  /// subtracted the row maximum, the score is small, and adding `rest` restores the lost digits.
   __device__ void scores(Scores& s, Scores& rest, const Rows<const T>& q, const Rows<const T>& k,
                          int n0, float scale) {
     const int width = args.shape.head_dim;
@@ -145,7 +145,7 @@ struct Forward {
     }
   }
 
-  /// (2) for one map: replaces the scores by p.
+  /// Computes (2) for one map: replaces the scores by p.
   __device__ static void update(Softmax& state, Scores& s, const Scores& rest, Wide& o) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

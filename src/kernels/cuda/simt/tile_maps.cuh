@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Score tiles of both maps, [32 queries, 32 keys] in float, for the kernels that need the maps
-// themselves (stats/, map/). Those make several passes over the maps; each pass recomputes
+// themselves (stats/, map/). These kernels make several passes over the maps. Each pass recomputes
 //
 //   s = scale log2(e) q.k + mask,  p = exp2(s - m) / l
 //
-// from q and k, so that no map is ever stored. A block has 256 threads. For bfloat16 and float16
-// each of its 8 warps computes a 16 x 8 part of the products with mma.sync; for float32 each thread
-// computes four dot products.
+// from q and k, so that no map is ever stored. A block has 256 threads. For bfloat16 and float16,
+// each of its 8 warps computes a 16 x 8 part of the products with mma.sync. For float32, each
+// thread computes four dot products.
 #pragma once
 
 #include <cfloat>
@@ -74,7 +74,8 @@ struct TileMaps {
     return tile_floats(width) + 2 * kBlock * kScorePitch;
   }
 
-  /// Columns that any of the 32 rows from m0 may see before any mask; begin is a multiple of 32.
+  /// Columns that any of the 32 rows from m0 on may see, ignoring the mask tensor. begin is a
+  /// multiple of 32.
   struct Range {
     int begin, end;
   };
@@ -92,9 +93,9 @@ struct TileMaps {
               seq.end_key - n0, width, pitch);
   }
 
-  /// Computes this thread's scores of queries [m0, m0 + 32) and keys [n0, n0 + 32) in base 2 with
-  /// the mask. Queries are rows of the tile, or columns if `keys_own`. A score is -inf if the query
-  /// may not see the key, even if the product is NaN. Every pass gets the same bits.
+  /// Computes this thread's scores s (see the top) of queries [m0, m0 + 32) and keys [n0, n0 + 32).
+  /// Queries are the rows of the tile, or the columns if `keys_own`. A score is -inf if the key is
+  /// hidden from the query, even if the product is NaN. Every pass gets the same bits.
   __device__ void scores(bool keys_own, int h, int m0, int n0, Scores& s1, Scores& s2) const {
     if constexpr (sizeof(T) == 2) {
       matrix_products(keys_own, h, m0, n0);
@@ -166,7 +167,7 @@ struct TileMaps {
     }
   };
 
-  /// Replaces -inf by -FLT_MAX: a score that overflowed is still visible. NaN stays NaN.
+  /// Replaces -inf by -FLT_MAX, because a score that overflowed is still visible. NaN stays NaN.
   __device__ static float not_lowest(float s) { return s == -INFINITY ? -FLT_MAX : s; }
 
   static constexpr int kPanel = 64;  // columns of one 16-bit tile in shared memory

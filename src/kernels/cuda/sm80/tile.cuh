@@ -30,12 +30,12 @@ struct TileLayout {
   static_assert(kCols % 32 == 0);
   static constexpr int kChunks = kCols / kChunk;
 
-  // Slots that the swizzle permutes. Rows whose length is an odd multiple of 64 bytes start at two
-  // different banks in turn, so swizzling four slots by every second row is enough.
+  // Number of slots that the swizzle permutes. Rows whose length is an odd multiple of 64 bytes
+  // start alternately at two different banks. Four slots, permuted by row / 2, are then enough.
   static constexpr int kSlots = kChunks % 8 == 0 ? 8 : 4;
 
-  /// Returns the byte offset of chunk `fixed + odd` of a row; `fixed` is even and known at compile
-  /// time, `odd` is 0 or 1. Only fixed % kSlots takes part in the swizzle; the rest of `fixed`
+  /// Returns the byte offset of chunk `fixed + odd` of a row. `fixed` is even and known at compile
+  /// time, `odd` is 0 or 1. The swizzle permutes only fixed % kSlots, so the rest of `fixed`
   /// becomes an immediate offset of the load instruction.
   __device__ static uint32_t offset(int row, int fixed, int odd) {
     const int swizzle = kSlots == 8 ? row & 7 : (row >> 1) & 3;
@@ -45,9 +45,9 @@ struct TileLayout {
   __device__ static uint32_t offset(int row, int chunk) {
     return offset(row, chunk & ~1, chunk & 1);
   }
-  /// Returns the address of chunk `fixed + odd` of a row, given the address `first` of its chunk
-  /// `odd`; `fixed` is even and known at compile time. Tiles are aligned to 128 bytes, so XOR on
-  /// the address is the whole swizzle, and one register serves all chunks of a row.
+  /// Returns the address of chunk `fixed + odd` of a row, given the address `first` of chunk `odd`.
+  /// `fixed` is even and known at compile time. Tiles are aligned to 128 bytes, so XOR on the
+  /// address does the whole swizzle, and one register serves all chunks of a row.
   __device__ static uint32_t along(uint32_t first, int fixed) {
     return (first ^ (fixed % kSlots * 16)) + fixed / kSlots * kSlots * 16;
   }
@@ -65,8 +65,8 @@ struct TileSource {
 };
 
 /// Fills one chunk of a tile: zeros if not `inside`, else the row's remaining `cols` > 0 elements,
-/// padded with zeros. Uses cp.async if `aligned`. `any` is a valid address for copies that read
-/// nothing.
+/// padded with zeros. Uses cp.async if `aligned`. `any`: a valid address to pass with copies that
+/// read nothing.
 template <class T>
 __device__ inline void load_chunk(uint32_t smem, const T* from, bool inside, int cols, bool aligned,
                                   const T* any) {
@@ -94,8 +94,9 @@ __device__ inline void load_tile(T* tile, const TileSource<T>& source) {
   }
 }
 
-/// Does the same with fewer registers, for code that rarely runs: the loop is not unrolled, and it
-/// reads threadIdx.x again so that the compiler keeps no derived addresses in registers.
+/// Fills a tile like load_tile, but with fewer registers, for code that rarely runs. The loop is
+/// not unrolled, and it reads threadIdx.x again so that the compiler keeps no derived addresses in
+/// registers.
 template <int kRows, int kCols, int kThreads, class T>
 __device__ inline void load_tile_rolled(T* tile, const TileSource<T>& source) {
   constexpr int kChunks = kCols / kChunk;
@@ -109,7 +110,8 @@ __device__ inline void load_tile_rolled(T* tile, const TileSource<T>& source) {
   }
 }
 
-/// acc [16 kM, kN] += A B^T, with A [16 kM, kK] = rows from `a_row` of tile a and B [kN, kK] = b.
+/// Computes acc [16 kM, kN] += A B^T. A [16 kM, kK]: the rows of tile `a` from `a_row` on. B
+/// [kN, kK]: tile `b`.
 template <int kM, int kN, int kK, class T>
 __device__ inline void multiply_transposed(Accumulator<kM, kN / 8>& acc, const T* a, int a_row,
                                            const T* b) {
@@ -152,7 +154,7 @@ __device__ inline void round_to_operand(uint32_t (&a)[kN8 / 2][4], const float (
   }
 }
 
-/// acc [16 kM, kN] += A B, with A [16 kM, kK] in registers and B [kK, kN] in a tile.
+/// Computes acc [16 kM, kN] += A B, with A [16 kM, kK] in registers and B [kK, kN] in a tile.
 template <int kM, int kN, int kK, class T>
 __device__ inline void multiply(Accumulator<kM, kN / 8>& acc, const uint32_t (&a)[kM][kK / 16][4],
                                 const T* b) {
@@ -174,9 +176,10 @@ __device__ inline void multiply(Accumulator<kM, kN / 8>& acc, const uint32_t (&a
   }
 }
 
-/// Computes `multiply` but skips zero entries of A. Callers use it where B holds an infinity or a
-/// NaN in a row that some rows of A may not see: there A is 0, and 0 * inf would be NaN. It is slow
-/// and rarely runs. It must be inlined, because a call would move the accumulators to local memory.
+/// Computes the same product as `multiply`, but skips zero entries of A. Callers use it if a row of
+/// B that is hidden from some rows of A holds an infinity or a NaN: there A is 0, and 0 * inf would
+/// be NaN. It is slow and rarely runs. It must be inlined, because a call would move the
+/// accumulators to local memory.
 template <int kM, int kN, int kK, class T>
 __device__ inline void multiply_skipping_zeros(Accumulator<kM, kN / 8>& acc,
                                                const uint32_t (&a)[kM][kK / 16][4], const T* b) {
@@ -189,7 +192,7 @@ __device__ inline void multiply_skipping_zeros(Accumulator<kM, kN / 8>& acc,
       uint32_t low = 0, high = 0;  // packed pairs of A with (g, n) and with (g + 8, n)
 #pragma unroll
       for (int k8 = 0; k8 < kK / 8; ++k8) {
-        // Selects by mask, because registers cannot be indexed at run time.
+        // Select by mask, because registers cannot be indexed at run time.
         const uint32_t chosen = k8 == n / 8 ? 0xffffffffu : 0u;
         low |= a[i][k8 / 2][k8 % 2 * 2] & chosen;
         high |= a[i][k8 / 2][k8 % 2 * 2 + 1] & chosen;

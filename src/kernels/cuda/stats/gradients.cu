@@ -4,14 +4,14 @@
 // per block (thread layout in simt/tile.cuh), each with a fixed order of summation:
 //
 //   stats_rows_kernel: a block owns 32 rows of a (batch entry, head) and makes four passes over the
-//   keys they may see
+//   keys that they may see
 //     (1) m, l of both maps
 //     (2) S = sum |A|, entropy, first visible column, column of the maximum
 //     (3) dp of every entry;  mean = sum p dp and the row's dlambda, to the workspace
 //     (4) ds = p (dp - mean);  dq += scale ds k
-//   stats_keys_kernel: a block owns 32 keys of a (batch entry, kv head) and visits the rows of the
-//   group's heads that may see them
-//     (5) ds from the workspace;  dk += scale ds^T q
+//   stats_keys_kernel: a block owns 32 keys of a (batch entry, kv head) and visits the rows that
+//   may see them in all heads of the kv head
+//     (5) ds as in (4), with the rows' state from the workspace;  dk += scale ds^T q
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/stats/workspace.cuh"
@@ -80,7 +80,7 @@ struct Gradients {
     store(args.dq2, dq2_reg, args.scale2, maps.seq.q_begin, m0, maps.seq.seq_q, h);
   }
 
-  /// (1) to (3) for rows m0 + ty + 16 i: fills `row` and the workspace.
+  /// Computes (1) to (3) for rows m0 + ty + 16 i. Fills `row` and the workspace.
   __device__ void prepare(int h, int m0, RowGradient (&row)[2]) const {
     simt::RowSoftmax p1[2], p2[2];
     maps.softmax(h, m0, p1, p2);  // (1)
@@ -148,13 +148,13 @@ struct Gradients {
     store(args.dk2, dk2_reg, args.scale2, maps.seq.k_begin, n0, maps.seq.seq_k, g);
   }
 
-  /// (5) for queries [m0, m0 + 32).
+  /// Computes (5) for queries [m0, m0 + 32).
   __device__ void add_queries(int h, int m0, int n0, Wide& dk1_reg, Wide& dk2_reg) const {
     if (threadIdx.x < kBlock && m0 + threadIdx.x < maps.seq.seq_q) {
       rows_smem[threadIdx.x] = *args.rows.at(b, maps.seq.q_begin + m0 + threadIdx.x, h);
     }
     Scores s1, s2;
-    maps.scores(/*keys_own=*/true, h, m0, n0, s1, s2);  // its barriers also publish rows_smem
+    maps.scores(/*keys_own=*/true, h, m0, n0, s1, s2);  // its barriers also cover rows_smem
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -170,7 +170,7 @@ struct Gradients {
     accumulate(dk2_reg, ds2_smem, maps.x_smem, width, pitch);
   }
 
-  /// Replaces the scores of column n of a row by their gradients, or by 0 if the row may not see n.
+  /// Replaces the scores of column n of a row by their gradients, or by 0 if n is hidden.
   __device__ static void to_gradient(const RowGradient& row, int n, float& s1, float& s2) {
     ScoreGradient ds{0.0f, 0.0f};
     if (s1 != -INFINITY) ds = score_gradient(row, n, s1, s2);

@@ -3,10 +3,10 @@
 // tf32 backward (float32) for head_dim up to 64 and value_dim up to 128. Two passes, each with a
 // fixed order of summation and no atomics:
 //
-//   over queries: a block owns 128 rows of a (batch entry, head), visits the keys they may see, and
-//                 computes dq1, dq2 and the row factors
-//   over keys:    a block owns 128 keys of a (batch entry, kv head), visits the rows of the group's
-//                 heads that may see them, and computes dk1, dk2, dv
+//   over queries: a block owns 128 rows of a (batch entry, head), visits the keys that they may
+//                 see, and computes dq1, dq2 and the row factors
+//   over keys:    a block owns 128 keys of a (batch entry, kv head), visits the rows that may see
+//                 them in all heads of the kv head, and computes dk1, dk2, dv
 //
 // Each of the 8 warps owns 16 of the 128 rows. A step multiplies them with 32 rows of the other
 // tensor:
@@ -16,9 +16,9 @@
 //   (3) dq1 += ds1 k1, dq2 += ds2 k2        over queries
 //       dv += (p1 - lambda p2)^T dO, dk1 += ds1^T q1, dk2 += ds2^T q2        over keys
 //
-// The pass over queries sums p of each row. The sum differs from 1 by the rounding error of lse;
-// the row factors 1 / sum correct it in dq at the end and in the pass over keys (see
-// simt::row_factor). If a result is not finite, the block runs again with kCareful, see tile.cuh.
+// The pass over queries sums p of each row. The sum differs from 1 by the rounding error of lse.
+// The row factors 1 / sum correct this error in dq at the end, and in the pass over keys (see
+// simt::row_factor). If a result is not finite, the block runs again with kCareful (see tile.cuh).
 
 #include "kernels/cuda/tf32/backward.cuh"
 #include "kernels/cuda/tf32/launch.h"
@@ -26,14 +26,14 @@
 namespace diffattn::cuda::tf32 {
 namespace {
 
-/// Tiles of the queries (q1, q2, dO) or of the keys (k1, k2, v).
+/// Tiles of the queries (x1 = q1, x2 = q2, wide = dO) or of the keys (k1, k2, v).
 template <int kRows, int kD, int kDv>
 struct alignas(16) Side {
   float x1[kRows * kPitch<kD>], x2[kRows * kPitch<kD>];
   float wide[kRows * kPitch<kDv>];
 };
 
-/// Shared memory of a block: its own rows, and two stages of the other tensor's.
+/// Shared memory of a block: its own rows, and two stages of rows of the other side.
 template <int kD, int kDv>
 struct BackwardSmem {
   Side<kBlockRows, kD, kDv> own;
@@ -79,7 +79,8 @@ struct Backward {
               seq.end_key - n0, aligned.keys);
   }
 
-  /// (1). In the pass over keys (kKeys), rows of the tiles are keys and columns are queries.
+  /// Computes (1). In the pass over keys (kKeys), rows of the tiles are keys and columns are
+  /// queries.
   template <bool kKeys>
   __device__ void dots(const Side<kColumns, kD, kDv>& side, Tile& s1, Tile& s2, Tile& dp) {
     dot<kD, kKeys>(s1, smem.own.x1, side.x1, args.shape.head_dim);
@@ -143,7 +144,7 @@ struct Backward {
     load_stats_of_columns(stage.stats, args, block, h, m0);
   }
 
-  /// True if any of queries [m0, m0 + 32) may see any of this warp's keys before any mask.
+  /// True if any of queries [m0, m0 + 32) may see a key of this warp, ignoring the mask tensor.
   __device__ bool are_keys_seen(int m0) const {
     const int first = max(warp_row, seq.first_key), end = min(warp_row + kOwnRows, seq.end_key);
     return first < end && m0 + kColumns > seq.first_row(first) && m0 < seq.end_row(end - 1);
@@ -216,7 +217,7 @@ struct Backward {
     store<kD>(args.dq2, dq2, scales.dq2, seq.q_begin, seq.seq_q, d, aligned.dqueries);
   }
 
-  /// True if any of this warp's rows may see any of keys [n0, n0 + 32) before any mask.
+  /// True if any row of this warp may see any of keys [n0, n0 + 32), ignoring the mask tensor.
   __device__ bool are_queries_seeing(int n0) const {
     const int last_row = min(warp_row + kOwnRows, seq.seq_q) - 1;
     return last_row >= warp_row && n0 < seq.end_visible(last_row) &&
@@ -271,8 +272,7 @@ __device__ inline void run(const BackwardArguments<float>& args, const Aligned& 
   kKeys ? backward.run_keys() : backward.run_queries();
 }
 
-/// Runs the block again with kCareful. Not inlined, because inlining would cost the kernel
-/// registers.
+/// Runs the block again with kCareful. Inlining it would cost the kernel registers.
 template <int kD, int kDv, bool kKeys>
 __device__ __noinline__ void run_careful(const BackwardArguments<float>& args,
                                          const Aligned& aligned, BackwardSmem<kD, kDv>& smem,

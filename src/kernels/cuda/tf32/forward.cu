@@ -9,8 +9,8 @@
 //     (3) o1 += p1 v, o2 += p2 v                                        [16, kDv] per warp
 //   (4) lse = m ln 2 + log l;  O = o1 / l1 - lambda o2 / l2;  out = epilogue(O)
 //
-// If Dv > 128, the block repeats all of this for each 128 columns of v and applies the epilogue
-// after the last ones. If a result is not finite, the block runs again with kCareful, see tile.cuh.
+// If Dv > 128, the block repeats all of this for each 128 columns of v and applies the epilogue at
+// the end. If a result is not finite, the block runs again with kCareful (see tile.cuh).
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/quad_reduce.cuh"
@@ -23,13 +23,13 @@ namespace {
 
 using simt::ForwardArguments;
 
-/// Groups of tensors whose rows all start at multiples of 16 bytes.
+/// True for each group of tensors whose rows all start at multiples of 16 bytes.
 struct Aligned {
   bool q, k, v;  // q1, q2; k1, k2; v
 };
 
-/// Shared memory of a block; kDv columns of v at a time. k1 and k2 have two stages, and v has two
-/// if they fit.
+/// Shared memory of a block, with kDv columns of v at a time. k1 and k2 have two stages, and so has
+/// v if they fit.
 template <int kD, int kDv>
 struct alignas(16) ForwardSmem {
   static constexpr bool kOneV = kD > 64;
@@ -79,8 +79,8 @@ struct Forward {
     }
   }
 
-  /// Runs (1) to (3) over all key tiles. The next k1 and k2 load while these are in use. The next v
-  /// loads with them, or with kOneV, a tile's v loads during its steps (1) and (2).
+  /// Computes (1) to (3) over all key tiles. The next tile of k1, k2 and v loads while this one is
+  /// in use. If kOneV, v of a tile loads during (1) and (2) of the same tile instead.
   __device__ void run_keys(int column0) {
     constexpr bool kOneV = Smem::kOneV;
     const int begin = max(0, seq.first_visible(block.row)) / kColumns * kColumns;
@@ -141,14 +141,14 @@ struct Forward {
         v, key_source(args.v, n0, column0, args.shape.value_dim - column0, aligned.v));
   }
 
-  /// True if any row of this warp may see any key of the tile before any mask.
+  /// True if any row of this warp may see any key of the tile, ignoring the mask tensor.
   __device__ bool is_seen(int n0) const {
     const int last_row = min(warp_row + kOwnRows, seq.seq_q) - 1;
     return last_row >= warp_row && n0 < seq.end_visible(last_row) &&
            n0 + kColumns > seq.first_visible(warp_row);
   }
 
-  /// (1) and (2): s receives p.
+  /// Computes (1) and (2). s receives p.
   __device__ void weigh(const typename Smem::Keys& keys, int n0, Tile (&s)[2]) {
     dot(s[0], smem.q1, keys.k1);
     dot(s[1], smem.q2, keys.k2);
@@ -178,7 +178,8 @@ struct Forward {
       m_finite[i] = m_new == -INFINITY ? 0.0f : m_new;
       factor[i] = ptx::exp2(m[map][i] - m_finite[i]);
       m[map][i] = m_new;
-      // __fmul_rn is never contracted to an FMA, so kCareful gives the same bits.
+      // The compiler never contracts __fmul_rn to an FMA, so both values of kCareful give the same
+      // bits.
       l[map][i] = __fmul_rn(l[map][i], factor[i]);
     }
     if (!__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) return;
@@ -189,9 +190,9 @@ struct Forward {
     }
   }
 
-  /// (2) for a wholly visible tile: s becomes p. One FMA scales s and subtracts the row maximum.
-  /// Rounding the product first would cost a score of 16 up to 1e-6, and its probability the same
-  /// relative error.
+  /// Computes (2) for a fully visible tile: s becomes p. One FMA scales s and subtracts the row
+  /// maximum. Rounding the product first would change a score of 16 by up to 1e-6, and its
+  /// probability by the same relative amount.
   __device__ void update(int map, Tile& s, float scale) {
     float tile_max[2] = {-INFINITY, -INFINITY}, m_finite[2];
 #pragma unroll
@@ -210,8 +211,8 @@ struct Forward {
     }
   }
 
-  /// (2) for a masked tile of both maps. Corrects the rounding of scores like
-  /// simt::Forward::scores.
+  /// Computes (2) for both maps of a masked tile. Corrects the rounding of scores, as
+  /// simt::Forward::scores does.
   __device__ void update_masked(const HeadMask& mask, Tile (&s)[2], int n0) {
     Tile bias;
 #pragma unroll
@@ -254,7 +255,8 @@ struct Forward {
     return ptx::exp2(score - m_finite + rest);
   }
 
-  /// (4): writes O and o2 to shared memory; each warp then finishes its rows one by one.
+  /// Computes (4): writes O and o2 to shared memory, from which each warp finishes its rows one by
+  /// one.
   __device__ void finish(int column0) {
     constexpr int kOPitch = kPitch<kDv>;
     float* const o_smem = smem.q1;  // [128, kOPitch]
@@ -301,7 +303,7 @@ struct Forward {
     }
   }
 
-  /// l1 of a row, in the padding of its row of O.
+  /// Returns l1 of a row, which is stored in the padding of its row of O.
   __device__ float& l_smem(int row) { return smem.q1[(row - block.row) * kPitch<kDv> + kDv]; }
 
   __device__ void store_row(int row, int column0, const float* o_row, const float* o2_row) {
@@ -328,8 +330,7 @@ struct Forward {
   }
 };
 
-/// Runs the block again with kCareful. Not inlined, because inlining would cost the kernel
-/// registers.
+/// Runs the block again with kCareful. Inlining it would cost the kernel registers.
 template <int kD, int kDv>
 __device__ __noinline__ void run_careful(const ForwardArguments<float>& args,
                                          const Aligned& aligned, ForwardSmem<kD, kDv>& smem,

@@ -3,15 +3,15 @@
 // Float32 matrix products with tf32 mma instructions. A float is split into two tf32 numbers of 11
 // bits, x = big + small, and three instructions give one product of almost float's precision:
 //
-//   x y = small big + big small + big big          (the omitted small small is at most 2^-22 of it)
+//   x y = small big + big small + big big          the omitted small small is at most 2^-22 x y
 //
-// The tensor cores truncate their sums instead of rounding them, and the error of a long sum grows
-// in one direction. Therefore each mma chain starts at 0, sums 16 or 32 products, and is then added
-// to the accumulator in float.
+// The tensor cores truncate their sums instead of rounding them, so the error of a long sum grows
+// in one direction. Therefore each chain of mma instructions starts at 0 and sums 16 or 32
+// products. A float addition then adds it to the accumulator.
 //
 // Values that cannot be split (infinities, NaN, numbers beyond 2^114) become NaN in both parts. If
 // a block's results are not finite, the block runs again with kCareful. Then `recompute_nan_dots`
-// recomputes NaN scores by plain dot products, `clear_unsplit` removes such values from the tiles,
+// recomputes NaN scores by plain dot products. `clear_unsplit` removes such values from the tiles,
 // and `add_unsplit` adds them only to the rows that have a weight for them. Rows that do not see
 // such values get the same bits as without them. In the backward, a ds beyond 2^114 stays NaN, but
 // only in its own row.
@@ -35,8 +35,9 @@ inline constexpr int kBlockRows = kWarps * kOwnRows;
 inline constexpr int kColumns = 32;  // columns of a tile of scores
 inline constexpr int kColumns8 = kColumns / 8;
 
-/// Floats from one row to the next in a tile of kWidth columns. The extra 4 shift adjacent rows by
-/// 4 banks, so that the 8 rows of an ldmatrix, and the loads of add_weighted, hit different banks.
+/// Floats from one row to the next in a tile of kWidth columns. The extra 4 floats shift adjacent
+/// rows by 4 banks. The 8 rows of an ldmatrix, and the loads of add_weighted, then fall into
+/// different banks.
 template <int kWidth>
 inline constexpr int kPitch = kWidth + 4;
 
@@ -48,9 +49,9 @@ bool has_rows_of_4(const View<U>& view) {
 }
 
 /// True if these kernels support the problem on the current device with `smem_bytes` of shared
-/// memory per block. Each product loses the last one or two bits of float32. A score of many terms
-/// loses as many by rounding anyway; a score of few terms (head_dim < 16) would be worse than plain
-/// float32.
+/// memory per block. Each product loses the last one or two bits of float32. A sum of many terms
+/// loses as many by rounding anyway, but a sum of few terms (head_dim < 16) would be less accurate
+/// than plain float32.
 inline bool takes(const Problem& problem, size_t smem_bytes) {
   constexpr int kAmpere = 80, kFewestTerms = 16;
   return problem.dtype == Dtype::kFloat32 && problem.head_dim >= kFewestTerms &&
@@ -68,9 +69,9 @@ struct TileSource {
   bool aligned;       // rows start at multiples of 16 bytes
 };
 
-/// Returns the (batch entry, head, tile) of a block. Consecutive blocks take the same tile of all
-/// heads. The longest tiles of a causal problem start first, so that short ones fill the tail;
-/// `from_last` says that these are the last tiles.
+/// Returns the (batch entry, head, tile) of a block. Consecutive blocks compute the same tile of
+/// all heads. Under a causal mask, the tiles with most work should start first, so that short ones
+/// fill the tail. `from_last`: these are the last tiles, so count down.
 __device__ inline WorkTile work_tile_of(int64_t block, int batch, int heads, int tiles,
                                         bool from_last) {
   WorkTile work(block % (batch * heads), heads, 1);
@@ -135,7 +136,8 @@ struct Split {
 /// True if x can be split without overflow; false for a NaN.
 __device__ inline bool splits(float x) { return fabsf(x) < 0x1p114f; }
 
-/// c += a b. The small parts come first, because truncation costs them least while c is small.
+/// Computes c += a b. Adds the small products first: c is then still small, and truncation of the
+/// sum loses less of them.
 __device__ inline void multiply(float (&c)[4], const Split<4>& a, const Split<2>& b) {
   ptx::mma_m16n8k8_tf32(c, a.small, b.big);
   ptx::mma_m16n8k8_tf32(c, a.big, b.small);
@@ -156,10 +158,11 @@ __device__ inline void add(float (&x)[kCount][4], const float (&y)[kCount][4]) {
   }
 }
 
-/// s = x y^T for this warp's 16 rows of x and 8 kN8 rows of y, over `width` columns; the tiles are
-/// 0 beyond. `x` and `y` are this lane's addresses, see row_address and column_address. The small
-/// parts have their own accumulator, where truncation does not matter. The sums of the big parts
-/// start at 0 every kChain steps. With kTransposed, s has the same bits as y x^T without it.
+/// Computes s = x y^T for this warp's 16 rows of x and 8 kN8 rows of y, over `width` columns. The
+/// tiles are 0 from column `width` on. `x` and `y` are this lane's addresses (see row_address and
+/// column_address). The small products have their own accumulator, where truncation does not
+/// matter. The sums of the big products start at 0 every kChain steps. kTransposed: gives the same
+/// bits as a call with x and y swapped and without kTransposed.
 template <int kWidth, bool kTransposed = false, int kN8>
 __device__ inline void dot_rows(float (&s)[kN8][4], uint32_t x, uint32_t y, int width) {
   constexpr int kChain = 2;
@@ -193,7 +196,7 @@ __device__ inline void dot_rows(float (&s)[kN8][4], uint32_t x, uint32_t y, int 
 }
 
 /// Recomputes the NaN entries of s = x y^T by plain dot products. x and y are the tiles that
-/// dot_rows read.
+/// dot_rows has read.
 template <int kWidth, int kN8>
 __device__ inline void recompute_nan_dots(float (&s)[kN8][4], const float* x, const float* y,
                                           int width) {
@@ -249,8 +252,8 @@ __device__ inline void clear_unsplit(float* tile) {
   }
 }
 
-/// acc += p y over the entries of y that cannot be split, in the layout of add_weighted. Skips
-/// zeros of p, because p is 0 where a row may not see a column.
+/// Computes acc += p y over the entries of y that cannot be split, in the layout of add_weighted.
+/// Skips zeros of p, because p is 0 where a column is hidden from a row.
 template <int kMaps, int kWidth, int kRowPitch = kPitch<kWidth>, int kN8>
 __device__ inline void add_unsplit(float (&acc)[kMaps][kWidth / 8][4],
                                    const float (&p)[kMaps][kN8][4], const float* y, int width) {
@@ -294,8 +297,8 @@ __device__ inline void add_unsplit(float (&acc)[kMaps][kWidth / 8][4],
   }
 }
 
-/// acc += p y for kMaps maps at once, with p [16, 8 kN8] in the layout of dot_rows and y
-/// [8 kN8, kWidth]; y is 0 from column `width` on. Let g = lane / 4, t = lane % 4 and L = kLoaded.
+/// Computes acc += p y for kMaps maps at once, with p [16, 8 kN8] in the layout of dot_rows and y
+/// [8 kN8, kWidth]. y is 0 from column `width` on. Let g = lane / 4, t = lane % 4 and L = kLoaded.
 ///
 /// Both index orders are permuted. Rows t and t + 4 of a B fragment take rows 2t and 2t + 1 of each
 /// 8 rows of y, so that C fragments of p serve as A operands without an exchange. Column g of

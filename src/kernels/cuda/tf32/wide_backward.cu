@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tf32 backward (float32) for head_dim over 64 or value_dim over 128. The accumulators of dk1, dk2
-// and dv do not fit the registers together, so there are three passes, without atomics:
+// tf32 backward (float32) for head_dim above 64 or value_dim above 128. The accumulators of dk1,
+// dk2 and dv do not fit into the registers together, so there are three passes, without atomics:
 //
 //   kQueries: a block owns 64 query rows and computes dq1, dq2 and the row factors (backward.cu)
 //   kValues:  a block owns 128 keys and computes dv
 //   kKeys:    a block owns 64 keys and computes dk1, dk2
 //
-// Rows of a score tile are the block's own rows, columns are 32 rows of the other tensor per step.
-// In kValues each of the 8 warps computes 16 rows x 32 columns. In kQueries and kKeys each warp
-// computes 16 rows x 16 columns; at the end two warps add their sums of the same rows.
+// The rows of a score tile are the block's own rows. Its 32 columns are keys in kQueries, and
+// queries in the other passes. In kValues, each of the 8 warps computes 16 rows x 32 columns. In
+// kQueries and kKeys, each warp computes 16 rows x 16 columns, and at the end two warps add their
+// sums of the same rows.
 //
-// A step reads two tiles of its columns: `x` (q1, q2 or k1, k2) and `wide` (dO or v). It needs one
-// before the other, so that each tile loads while the other is in use:
+// A step reads two tiles of its columns: `x` (q1, q2 or k1, k2) and `wide` (dO or v). It uses them
+// one after the other, so each tile can load while the other is in use:
 //   kValues:          p1 - lambda p2 from x;  dv += (p1 - lambda p2) dO from wide
 //   kQueries, kKeys:  dp from wide;  s1, s2, ds1, ds2 from x;  sums += ds x
 //
-// If a result is not finite, the block runs again with kCareful, see tile.cuh.
+// If a result is not finite, the block runs again with kCareful (see tile.cuh).
 
 #include <algorithm>
 
@@ -41,7 +42,7 @@ struct alignas(16) SmemOf {
   float own_wide[kPass == Pass::kValues ? 4 : kRows * kPitch<kDv>];
   float x1[kColumns * kPitch<kD>], x2[kColumns * kPitch<kD>];
   float wide[kColumns * kPitch<kDv>];
-  ColumnStats stats;  // if columns are queries; loads with x
+  ColumnStats stats;  // used if columns are queries; loads with x
 };
 
 template <Pass kPass, bool kCareful>
@@ -65,7 +66,7 @@ struct Wide {
   const int column0 = threadIdx.x / 32 / kGroups * kN8 * 8;  // this warp's first column of the 32
   const int warp_row = block.row + group * kOwnRows;
 
-  /// The 32 columns of a step: queries from c on of head h, or keys from c on.
+  /// The 32 columns of a step: queries of head h from c on, or keys from c on.
   struct Step {
     int h, c;
   };
@@ -167,7 +168,7 @@ struct Wide {
     }
   }
 
-  /// True if any query of this warp's tile may see any key of it before any mask.
+  /// True if any query of this warp's tile may see any key of it, ignoring the mask tensor.
   __device__ bool is_seen(int c) const {
     const int begin = c + column0, end = begin + 8 * kN8;
     if (kOwnsKeys) {
@@ -188,7 +189,8 @@ struct Wide {
     if (kCareful) recompute_nan_dots<kWidth>(s[0], rows, columns, width);
   }
 
-  /// Computes what needs only the first tile: the weights of kValues, or dp.
+  /// Computes the part of a step that needs only the first tile: the weights in kValues, dp in the
+  /// other passes.
   __device__ void begin_step(const Step& step, const RowStats (&rows)[2], RowSums& row_sums,
                              Tile& s1, Tile& s2, Tile& dp) const {
     if (kPass == Pass::kValues) {
@@ -224,7 +226,7 @@ struct Wide {
     }
   }
 
-  /// Adds the weighted rows of the columns to the sums. All warps must call it, because kCareful
+  /// Adds weights times the rows of x or wide to the sums. All warps must call it, because kCareful
   /// has barriers.
   __device__ void add_sums(Sum (&sums)[2], bool seen, const Tile& ds1, const Tile& ds2,
                            const Tile& p) {
@@ -287,7 +289,8 @@ struct Wide {
   }
 
   /// Adds the sums of the two warps that own the same rows. The warp with the upper 16 columns
-  /// passes its sums through shared memory and gets false; the other one adds them and gets true.
+  /// passes its sums through shared memory and returns false. The other one adds them and returns
+  /// true.
   __device__ bool add_other_columns(Sum (&sums)[2], RowSums& row_sums) {
     constexpr int kFloats = kSum + 4;  // floats per lane
     static_assert(kGroups * 32 * kFloats <= 2 * kRows * kPitch<kD>, "they go to own1 and own2");
@@ -317,8 +320,7 @@ struct Wide {
   }
 };
 
-/// Runs the block again with kCareful. Not inlined, because inlining would cost the kernel
-/// registers.
+/// Runs the block again with kCareful. Inlining it would cost the kernel registers.
 template <Pass kPass>
 __device__ __noinline__ void run_careful(const BackwardArguments<float>& args,
                                          const Aligned& aligned, SmemOf<kPass>& smem,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fused sm80 backward: all gradients in one pass over the keys. The sums of dq are atomic, so their
-// order varies from run to run; the deterministic backward uses keys.cuh and queries.cuh. A block
-// owns kBlockN keys of one (batch entry, kv head) and visits the rows of all heads of the group:
+// Fused sm80 backward: all gradients in one pass over the keys. Blocks add to dq atomically, so the
+// order of these sums varies from run to run. The deterministic backward uses keys.cuh and
+// queries.cuh. A block owns kBlockN keys of one (batch entry, kv head) and visits the query rows of
+// all heads of the kv head ("the group"):
 //
 //   (1) load k1, k2, v once
 //   for each head of the group, for each query tile that sees any of these keys:
@@ -14,10 +15,10 @@
 //     (7) dv += a^T dO,  dk1 += ds1^T q1,  dk2 += ds2^T q2
 //   (8) store dv, scale dk1, scale2 dk2
 //
-// Two passes would compute s1, s2 and dp twice: 28 D instead of 20 D operations per (query, key) if
-// Dv = 2 D. Shared-memory reads limit the speed, so each warp has a large part of every product:
-// 32 queries x 32 keys in (2) to (5); 32 queries x kDqCols columns of one map's dq in (6); 32 keys,
-// half of dv's columns and one map's dk in (7). Sums are in float, operands in T.
+// Two passes would compute s1, s2 and dp twice: 28 D instead of 20 D FLOP per (query, key) pair if
+// Dv = 2 D. Shared-memory reads limit the speed, so each warp computes a large part of every
+// product: 32 queries x 32 keys in (2) to (5); 32 queries x kDqCols columns of one map's dq in (6);
+// 32 keys of one map's dk and of half of dv's columns in (7). Sums are in float, operands in T.
 #pragma once
 
 #include <type_traits>
@@ -71,8 +72,8 @@ struct BackwardFused {
   const Sequence& seq = bounds.seq;
   const int n0 = work.tile * kBlockN;
   const int lane = threadIdx.x % kWarpSize;
-  const int half = threadIdx.x / kWarpSize % 2;    // (2)-(6): 32 queries; (7): half of dv, one dk
-  const int part = threadIdx.x / (2 * kWarpSize);  // (2)-(5), (7): 32 keys; (6): columns of dq
+  const int half = threadIdx.x / kWarpSize % 2;    // which 32 queries; (7): half of dv, one dk
+  const int part = threadIdx.x / (2 * kWarpSize);  // which 32 keys; (6): columns of dq
 
   T* const k_smem = reinterpret_cast<T*>(smem);        // [2, kBlockN, kD]
   T* const v_smem = k_smem + 2 * Config::kKElements;   // [kBlockN, kValue]
@@ -139,7 +140,7 @@ struct BackwardFused {
   __device__ float* stats_smem(int stage) const {
     return reinterpret_cast<float*>(d_o_smem(stage) + kBlockM * kValue);
   }
-  /// Tiles [kBlockM, kBlockN] that the warps exchange: ds1 (0), ds2 (1), a (2).
+  /// Returns a tile [kBlockM, kBlockN] that the warps exchange: ds1 (0), ds2 (1) or a (2).
   __device__ T* exchange_smem(int which) const {
     return reinterpret_cast<T*>(stages_smem + kStages * Config::kStageBytes) +
            which * Config::kDsElements;
@@ -217,7 +218,8 @@ struct BackwardFused {
     add_keys(stage, skip_zeros);            // (7)
   }
 
-  /// (2) to (5). `seen` is the visibility word of the warp's row number `lane` and its 32 keys.
+  /// Computes (2) to (5). `seen`: the visibility word of the warp's row number `lane` for the
+  /// warp's 32 keys.
   template <bool kMasked>
   __device__ void make_gradients(int stage, int h, int m0, uint32_t seen) const {
     const T* const q = q_smem(stage);
@@ -247,7 +249,7 @@ struct BackwardFused {
     store_gradients<T, kMasked>(p1, p2, dp, stat, store_row);
   }
 
-  /// This warp's biases, in the memory that later holds a, ds1 and ds2.
+  /// Returns this warp's biases, in the memory that later holds a, ds1 and ds2.
   static_assert(Config::kWarps * 32 * kBiasPitch * 4 <= 3 * Config::kDsElements * 2);
   __device__ float* bias_smem() const {
     return reinterpret_cast<float*>(exchange_smem(0)) + (part * 2 + half) * 32 * kBiasPitch;
@@ -278,7 +280,8 @@ struct BackwardFused {
     }
   }
 
-  /// (6). With `skip_zeros` it skips zeros of ds, because hidden keys may be infinite or NaN.
+  /// Computes (6). If `skip_zeros`, it skips zeros of ds, because hidden keys may be infinite or
+  /// NaN.
   __device__ void add_queries(int h, int m0, bool skip_zeros) const {
     const int map = part * kDqCols / kD, column = part * kDqCols % kD;
     const T* const ds = exchange_smem(map);
@@ -304,7 +307,8 @@ struct BackwardFused {
     }
   }
 
-  /// (7). With `skip_zeros` it skips zeros of a and ds, because hidden rows may be infinite or NaN.
+  /// Computes (7). If `skip_zeros`, it skips zeros of a and ds, because rows that do not see a key
+  /// may hold an infinity or NaN.
   __device__ void add_keys(int stage, bool skip_zeros) {
     const T* const a = exchange_smem(2);
     const T* const ds = exchange_smem(half);
@@ -350,7 +354,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                           int group) {
   extern __shared__ __align__(128) char smem[];
   __shared__ FusedBounds bounds;
-  // Blocks start with tile 0: under a causal mask most rows see the first keys.
+  // The grid starts with tile 0: under a causal mask, the most rows see the first keys.
   const WorkTile work = grouped_work_tile(static_cast<int>(blockIdx.x), args.shape.batch,
                                           args.shape.kv_heads, tiles, group);
   if (threadIdx.x == 0) bounds.set<Config>(args.shape, work);

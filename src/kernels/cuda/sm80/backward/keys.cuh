@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Deterministic sm80 backward, pass over keys: dk1, dk2 and dv. A block owns kBlockN keys of one
-// (batch entry, kv head) and visits the rows of all heads of the group in a fixed order, so that
-// sums need no atomics:
+// (batch entry, kv head). It visits the query rows of all heads of the kv head ("the group") in a
+// fixed order, so that sums need no atomics:
 //
 //   (1) load k1, k2, v once
 //   for each head of the group, for each query tile that sees any of these keys:
@@ -13,9 +13,9 @@
 //     (6) dk1 += ds1 q1,  dk2 += ds2 q2
 //   (7) store dv, scale dk1, scale2 dk2
 //
-// Each warp owns 16 keys, and its p and ds stay in its registers as operands of the next product.
-// Sums are in float, operands in T. With wide heads, one launch computes dv
-// (Config::kOutputs = kDv) and a second one dk.
+// Each warp owns 16 keys. Its p and ds stay in its registers as operands of the next product. Sums
+// are in float, operands in T. For wide heads, one launch computes dv (Config::kOutputs = kDv) and
+// a second one dk.
 #pragma once
 
 #include "kernels/cuda/mask.cuh"
@@ -172,7 +172,7 @@ struct BackwardKeys {
         const float p1 = s1[0][j][e], p2 = s2[0][j][e], x = dp[0][j][e];
         const float ds1 = p1 * (x - stats[2 * kBlockM + column]);
         const float ds2 = -stats[4 * kBlockM + column] * p2 * (x - stats[3 * kBlockM + column]);
-        // A hidden column may have dp = NaN, and 0 * NaN is NaN.
+        // A hidden entry may have dp = NaN, and 0 * NaN is NaN.
         s1[0][j][e] = all_visible || p1 != 0.0f ? ds1 : 0.0f;
         s2[0][j][e] = all_visible || p2 != 0.0f ? ds2 : 0.0f;
       });
@@ -192,8 +192,8 @@ struct BackwardKeys {
     }
   }
 
-  /// Replaces the scores of both maps by p = min(exp2(scale log2(e) s + mask - lse), 1). Huge
-  /// scores can exceed their rounded lse; the bound keeps p from exploding.
+  /// Replaces the scores of both maps by p = min(exp2(scale log2(e) s + mask - lse), 1). A very
+  /// large score can exceed its rounded lse by much; the bound of 1 limits the error.
   __device__ void probabilities(float (&s1)[kBlockM / 8][4], float (&s2)[kBlockM / 8][4],
                                 const float* stats, const HeadMask& mask, int m0,
                                 bool all_visible) const {
@@ -203,7 +203,7 @@ struct BackwardKeys {
     });
     const bool biased = args.shape.mask.kind == MaskKind::kAdditive;
     if (!all_visible && !biased) {
-      // Each lane computes the visibility word of one query; its low 16 bits are the warp's keys.
+      // Each lane computes the visibility word of one query. Its low 16 bits are the warp's keys.
       static_assert(kBlockM == 32);
       const uint32_t word = seen_word(mask, m0 + lane, n0 + warp_row);
 #pragma unroll
@@ -230,7 +230,7 @@ struct BackwardKeys {
     });
   }
 
-  /// sum [16, kCols] += x [16, kBlockM] b [kBlockM, kCols], with x rounded to T.
+  /// Computes sum [16, kCols] += x [16, kBlockM] b [kBlockM, kCols], with x rounded to T.
   template <int kCols>
   __device__ void add_product(Accumulator<1, kCols / 8>& sum, const float (&x)[kBlockM / 8][4],
                               const T* b, bool skip_zeros) const {
@@ -260,7 +260,7 @@ template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 2)
     backward_keys_kernel(const __grid_constant__ BackwardArguments<T> args, int tiles) {
   extern __shared__ __align__(128) char smem[];
-  // Blocks start with tile 0: under a causal mask most rows see the first keys.
+  // The grid starts with tile 0: under a causal mask, the most rows see the first keys.
   BackwardKeys<T, Config>{args, smem, WorkTile(blockIdx.x, args.shape.kv_heads, tiles)}.run();
 }
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fused sm80 backward for plain problems: no mask tensor, rows of exactly the tile's width that are
-// aligned for 16-byte loads and stores, and a GPU with 193 KiB of shared memory per block (Hopper).
-// It computes steps (1) to (8) of fused.cuh with 256 threads, kBlockM = 64 queries and
+// Fused sm80 backward for plain problems: no mask tensor, and rows of exactly the tile's width that
+// are aligned for 16-byte loads and stores. It needs a GPU with 193 KiB of shared memory per block
+// (Hopper). It computes steps (1) to (8) of fused.cuh with 256 threads, kBlockM = 64 queries and
 // kBlockN = 128 keys. Shared-memory reads and the instructions between products limit the speed:
 //
-//   * A warp has 32 queries x 32 keys in (2) to (5), 32 queries x half of one map's columns of dq
-//     in (6), and 64 keys x kD columns of [dv, dk1, dk2] in (7).
+//   * A warp computes 32 queries x 32 keys in (2) to (5), 32 queries x half of one map's columns of
+//     dq in (6), and 64 keys x kD columns of [dv, dk1, dk2] in (7).
 //   * dO is split into two column halves, so that q1, q2 and dO form four equal tiles [64, kD].
-//   * 128 accumulators and three score tiles of 32 registers leave none for addresses. Pointers and
-//     counters live in per-thread slots of shared memory, and each step recomputes its addresses.
+//   * 128 accumulators and three score tiles of 32 registers leave no registers for addresses.
+//     Pointers and counters live in per-thread slots of shared memory, and each step recomputes its
+//     addresses.
 //   * The atomic additions to dq come last in a step, because loads from shared memory would queue
 //     behind them.
 //   * Blocks are persistent: they take key tiles from a counter, the longest first, and store one
@@ -88,20 +89,20 @@ struct BackwardPlain {
 
   Accumulator<kFragments, kD / 8> sums_reg;  // [64 keys, kD] of dv, dk1 or dk2
 
-  /// The warp's parts of a step's products. Each use reads threadIdx.x again, so that the compiler
-  /// keeps no derived values in registers.
+  /// Indices of the warp's parts of a step's products. Each use reads threadIdx.x again, so that
+  /// the compiler keeps no derived values in registers.
   struct Part {
     const unsigned thread = ptx::reread_thread();
     const int lane = static_cast<int>(thread % kWarpSize);
-    const int rows = static_cast<int>(thread / kWarpSize % 2);    // (2)-(6): 32 queries
-    const int keys = static_cast<int>(thread / (2 * kWarpSize));  // 32 keys; (6): half a map's dq
+    const int rows = static_cast<int>(thread / kWarpSize % 2);    // (2)-(6): which 32 queries
+    const int keys = static_cast<int>(thread / (2 * kWarpSize));  // (2)-(5): which 32 keys
     const int block = static_cast<int>(thread / kWarpSize % 4);   // (7): dv, dv, dk1 or dk2
-    const int half = static_cast<int>(thread / (4 * kWarpSize));  // (7): 64 keys
+    const int half = static_cast<int>(thread / (4 * kWarpSize));  // (7): which 64 keys
   };
 
   /// Per-thread slots of 8 bytes in shared memory. kQ1, kQ2, kDO, kStats: source of the next
   /// stage's copies. kDq: target of the next sums of dq. kPosition: current (head, row). kStep:
-  /// (step number, nonzero if k1 or k2 holds an infinity or NaN).
+  /// (step number, flag), where the flag is nonzero if k1 or k2 holds an infinity or NaN.
   enum Slot : int { kQ1, kQ2, kDO, kStats, kDq, kPosition, kStep };
   static_assert(kStep + 1 == Config::kThreadSlots);
   template <class U>
@@ -307,7 +308,8 @@ struct BackwardPlain {
     }
   }
 
-  /// (2) to (5). `seen` is the visibility word of the warp's row number `lane` and its 32 keys.
+  /// Computes (2) to (5). `seen`: the visibility word of the warp's row number `lane` for the
+  /// warp's 32 keys.
   template <bool kMasked>
   __device__ void make_gradients(uint32_t seen) const {
     const Part part;
@@ -317,7 +319,7 @@ struct BackwardPlain {
       return ptx::load_float(stat + (which * kBlockM + i * 16 + r * 8) * 4);
     };
     const auto matrices =
-        ptx::MatrixStore::of(part.lane, [&](int row, int matrix) {  // rows 8 apart swizzle alike
+        ptx::MatrixStore::of(part.lane, [&](int row, int matrix) {  // rows 8 apart: same swizzle
           return smem + kExchangeAt +
                  TileLayout<kBlockN>::offset(part.rows * 32 + row, part.keys * 4 + matrix);
         });
@@ -346,7 +348,8 @@ struct BackwardPlain {
     to_probabilities(s);
   }
 
-  /// (6). With `skip_zeros` it skips zeros of ds, because hidden keys may be infinite or NaN.
+  /// Computes (6). If `skip_zeros`, it skips zeros of ds, because hidden keys may be infinite or
+  /// NaN. part.keys selects the map and half of its columns.
   __device__ void add_queries(const WorkItem& item, bool skip_zeros) const {
     const Part part;
     const int map = part.keys / 2, column = part.keys % 2 * kDqCols;
@@ -373,8 +376,8 @@ struct BackwardPlain {
     }
   }
 
-  /// (7). Column blocks 0 and 1 are dv += a^T dO, one half of dO's columns each; blocks 2 and 3 are
-  /// dk1 += ds1^T q1 and dk2 += ds2^T q2. With `skip_zeros` it skips zeros of a and ds.
+  /// Computes (7). Column blocks 0 and 1 are dv += a^T dO, one half of dO's columns each. Blocks 2
+  /// and 3 are dk1 += ds1^T q1 and dk2 += ds2^T q2. If `skip_zeros`, it skips zeros of a and ds.
   __device__ void add_keys(bool skip_zeros) {
     const Part part;
     const uint32_t from = stage(load_pair(kStep).x);

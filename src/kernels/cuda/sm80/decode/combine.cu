@@ -6,8 +6,8 @@
 //   lse = m ln 2 + log l;  O = o1 / l1 - lambda o2 / l2;  out = epilogue(O)
 //
 // One block per row (b, m, h): warps 0-7 merge map 1, warps 8-15 map 2. Warp w of a map sums o of
-// splits w, w + 8, w + 16, ...; warp 0 of the block then adds the warps' sums in a fixed order and
-// finishes the row. Latency dominates, so a warp issues all loads of 32 splits before it uses the
+// splits w, w + 8, w + 16, ... Warp 0 of the block then adds the warps' sums in a fixed order and
+// finishes the row. Latency dominates, so a warp issues its loads for 32 splits before it uses the
 // first one.
 
 #include "kernels/cuda/epilogue.cuh"
@@ -56,14 +56,14 @@ struct Combine {
   __device__ void run() {
     const bool exists = m < seq.seq_q;
     const int64_t row = seq.q_begin + m;
-    // decode_kernel triggers this launch after its own wait, so data from earlier kernels (lambda,
-    // the norm weight) may be read before the wait below. gain lies in shared memory to save
-    // registers: a block must fit beside two blocks of decode_kernel.
+    // decode_kernel triggers this launch after its own wait. So this kernel may read results of
+    // earlier kernels (lambda, the norm weight) before the wait below. gain is in shared memory to
+    // save registers: a block must fit on an SM beside two blocks of decode_kernel.
     const float lambda = exists ? *args.lambda.at(b, row, h) : 0.0f;
     const int c = static_cast<int>(threadIdx.x);
     if (c < width) smem.gain[c] = args.epilogue.gain(c);
-    // Every block waits, even one without a row, so that the end of this kernel implies the end of
-    // decode_kernel. The blocks of the next kernel start now and wait for the end of this one.
+    // Every block waits, even one without a row, so that this kernel ends only after decode_kernel.
+    // The blocks of the next kernel may start now; they wait for the end of this one.
     ptx::wait_for_previous_kernel();
     ptx::launch_dependents();
     if (!exists) return;
@@ -72,8 +72,8 @@ struct Combine {
     if (threadIdx.x < kWarpSize) finish(row, lambda);
   }
 
-  /// Sums this warp's splits of its map and writes o, l and the row maximum to shared memory. Every
-  /// warp of a map computes the same l and row maximum over all splits.
+  /// Sums o of this warp's splits and writes o, l and the row maximum to shared memory. Every warp
+  /// of a map computes the same l and row maximum, over all splits.
   __device__ void add_parts() {
     const Partials& partials = args.partials;
     const int64_t slot0 = partials.slot(map, 0, b, m, h);
@@ -126,10 +126,10 @@ struct Combine {
     for (int i = 0; i < kQuads; ++i) {
       smem.o[map][warp][i][lane] = make_float4(o[i][0], o[i][1], o[i][2], o[i][3]);
     }
-    if (lane == 0) smem.l[map] = sum, smem.top[map] = top;  // all warps of the map write the same
+    if (lane == 0) smem.l[map] = sum, smem.top[map] = top;  // same values in all warps of the map
   }
 
-  /// Finishes the row with warp 0.
+  /// Finishes the row. Only warp 0 calls it.
   __device__ void finish(int64_t row, float lambda_or_garbage) {
     const float l1 = smem.l[0], l2 = smem.l[1];
     // A row that sees no column has o = 0; an infinite lambda would turn it into NaN.

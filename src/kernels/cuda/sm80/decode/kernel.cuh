@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Split-key decode (mma.sync): forward of a few query rows against many keys. The cost is reading
-// k1, k2 and v. Therefore a block reads them once for all (row, head) pairs that share them, up to
-// kRows of them, and the keys are split over blocks and warps.
+// Split-key decode (mma.sync): forward of a few query rows against many keys. The time goes into
+// reading k1, k2 and v. Therefore a block reads them once for up to kRows (row, head) pairs that
+// share them, and the keys are split over blocks and warps.
 //
-// A block has the packed rows r = (m, head of the group) of one (batch entry, kv head) and
+// A block computes packed rows r = (m, head of the group) of one (batch entry, kv head) against
 // split_keys keys. A 16-row fragment holds 8 packed rows: rows 0-7 are map 1, rows 8-15 the same
-// packed rows of map 2, so that one fragment of v serves both maps. Each warp w takes every
+// packed rows of map 2, so that one fragment of v serves both maps. Each warp w processes every
 // kWarps-th tile of 16 keys:
 //
 //   for each of the warp's key tiles, while its next tiles load:
@@ -75,7 +75,7 @@ struct Decode {
     for (int stage = 0; stage < kStages - 1; ++stage) load_stage(stage, first + stage * kStep, end);
     softmax.reset();
     if (args.q_whole) {
-      // These loads need no conversion, so the warp waits for q at its first use and not here.
+      // These loads need no conversion, so the warp does not wait for q before its first use.
       load_q([](const T* q, int c) { return *reinterpret_cast<const uint32_t*>(q + c); });
     } else {
       load_q([this](const T* q, int c) {
@@ -102,8 +102,8 @@ struct Decode {
   __device__ int query_of(int row) const { return row / group; }
   __device__ int head_of(int row) const { return kv_head * group + row % group; }
 
-  /// Loads q into registers; rows from end_row on become 0. `two(q, c)` returns elements c, c + 1
-  /// of row q, packed.
+  /// Loads q into registers, with 0 for rows from end_row on. `two(q, c)` returns elements c and
+  /// c + 1 of row q, packed.
   template <class Two>
   __device__ void load_q(const Two& two) {
 #pragma unroll
@@ -142,8 +142,8 @@ struct Decode {
     ptx::commit_copies();
   }
 
-  /// Copies rows [n0, n0 + 16), which must all exist, to tile [16, kCols]. A lane keeps its chunk
-  /// of each 64 columns and takes every fourth row. The swizzle then has only two values, and all
+  /// Copies rows [n0, n0 + 16), which must all exist, to tile [16, kCols]. A lane copies the same
+  /// chunk of every 64 columns in every fourth row. The swizzle then has only two values, and all
   /// other offsets are compile-time constants.
   template <int kCols>
   __device__ void load_whole_rows(T* tile, const Rows<const T>& rows, int n0) const {
@@ -173,7 +173,7 @@ struct Decode {
     const T* const any = rows.at(b, seq.k_begin + n0, kv_head);
     const uint32_t tile_smem = ptx::smem_address(tile);
     const int chunk = lane % kChunks;
-    // Not unrolled, because the offsets of all rows would not fit the registers.
+    // Not unrolled, because the offsets of all rows would not fit into the registers.
     const T* from = any + lane / kChunks * rows.seq_stride + chunk * kChunk;
 #pragma unroll 1
     for (int i = 0; i < kKeys; i += kRowsAtOnce, from += kRowsAtOnce * rows.seq_stride) {
@@ -209,7 +209,7 @@ struct Decode {
     }
   }
 
-  /// s += [q1; 0] k1^T (map 0) or [0; q2] k2^T (map 1) over the 16 keys of a tile.
+  /// Computes s += [q1; 0] k1^T (map 0) or s += [0; q2] k2^T (map 1) over the 16 keys of a tile.
   __device__ void scores(Accumulator<kM, 2>& s, int map, const T* k_smem) const {
     const uint32_t tile = ptx::smem_address(k_smem);
 #pragma unroll
@@ -228,8 +228,8 @@ struct Decode {
     }
   }
 
-  /// Scales the scores to base 2 and masks them. Entries 0-1 of a fragment are map 1; entries 2-3
-  /// are map 2, which this function takes from s2.
+  /// Multiplies the scores by scale * log2(e) and masks them. Entries 0-1 of a fragment are map 1.
+  /// Entries 2-3 are map 2, which this function reads from s2.
   __device__ void scale_and_mask(Accumulator<kM, 2>& s, const Accumulator<kM, 2>& s2, int n0,
                                  bool all_visible) const {
 #pragma unroll
@@ -282,8 +282,8 @@ struct Decode {
     }
   }
 
-  /// Merges the warps' states and stores them. No loads remain to hide its latency, so a warp works
-  /// on two rows at once and a lane on four columns.
+  /// Merges the warps' states and stores them. No other work is left to hide its latency, so a warp
+  /// works on two rows at once and a lane on four columns.
   __device__ void merge() {
     const int pitch = args.partials.pitch;  // v's padding columns are 0, so o's are 0 as well
 #pragma unroll 2
@@ -322,10 +322,10 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
     decode_kernel(const __grid_constant__ DecodeArguments<T> args, int row_tiles, int splits) {
   extern __shared__ __align__(128) char smem[];
   ptx::wait_for_previous_kernel();
-  // Only after the wait: combine_kernel may then read what the kernels before this one wrote.
+  // Only after the wait, so that combine_kernel may read results of the kernels before this one.
   ptx::launch_dependents();
-  // Consecutive blocks take the row tiles of the same keys, which the second block finds in L2. The
-  // next blocks take the next kv head, whose keys are adjacent in memory.
+  // Consecutive blocks compute the row tiles of the same keys, so that all but the first find them
+  // in L2. The next blocks compute the next kv head, whose keys are adjacent in memory.
   const int heads = args.shape.kv_heads, index = static_cast<int>(blockIdx.x / row_tiles);
   const int row0 = static_cast<int>(blockIdx.x % row_tiles) * Config::kRows;
   Decode<T, Config>{args,          smem, index / (heads * splits),

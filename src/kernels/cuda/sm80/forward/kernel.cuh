@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sm80 forward (mma.sync) for Dv over 128; pair.cuh computes the others.
+// sm80 forward (mma.sync) for Dv above 128. pair.cuh handles smaller Dv.
 //
 //   out = epilogue(softmax(scale q1 k1^T + mask) v - lambda softmax(scale2 q2 k2^T + mask) v)
 //
@@ -10,15 +10,15 @@
 //   (1) load q1, q2 and the first tile of k1, k2, v
 //   for each key tile that any row may see, while the next tile loads:
 //     (2) s = q k^T                                    [kBlockM, kBlockN], float
-//     (3) s = scale log2(e) s + mask, or -inf where the row may not see the column
+//     (3) s = scale log2(e) s + mask, or -inf where the column is hidden from the row
 //     (4) rescale m, l, o;  p = exp2(s - m)            online softmax, base 2
 //     (5) o += p v                                     p rounded to T, o in float
 //   (6) lse = m ln 2 + log l;  map 2's warps pass o2 = o / l to map 1's through shared memory
 //   (7) O = o1 / l1 - lambda o2;  out = epilogue(O)    rounded once
 //
-// A column that a row may not see never affects it, even if it holds NaN. Step (3) overwrites the
-// column's score. Loads write padding as 0. If a partly visible tile of v holds an infinity or NaN,
-// step (5) skips the entries of p that are 0.
+// A hidden column never affects a row, even if it holds NaN. Step (3) overwrites the column's
+// score. Loads write padding as 0. If a partly visible tile of v holds an infinity or NaN, step (5)
+// skips the entries of p that are 0.
 #pragma once
 
 #include "kernels/cuda/epilogue.cuh"
@@ -125,8 +125,8 @@ struct Forward {
     Accumulator<kM, kBlockN / 8> s_reg = {};
     multiply_transposed<kM, kBlockN, kD>(s_reg, q_smem + map * Config::kQElements, warp_row,
                                          k_smem);  // (2)
-    // For a wholly visible tile, exp2 applies the scale. A scale <= 0 must come first, because the
-    // row maximum of s would not be that of scale s.
+    // In a fully visible tile, softmax.update applies the scale inside the exponent. A scale <= 0
+    // must come before it, because the largest s of a row is then not the largest scale * s.
     const bool scale_late = all_visible && scale > 0.0f;
     if (!scale_late) scale_and_mask(s_reg, n0);               // (3)
     softmax.update(s_reg, scale_late ? scale : 1.0f, o_reg);  // (4)
@@ -139,7 +139,7 @@ struct Forward {
     }
   }
 
-  /// Scales the scores to base 2 and sets hidden ones to -inf.
+  /// Multiplies the scores by scale * log2(e) and sets hidden ones to -inf.
   __device__ void scale_and_mask(Accumulator<kM, kBlockN / 8>& s, int n0) const {
     if (args.shape.mask.kind == MaskKind::kAdditive) return scale_and_add(s, n0);
     static_assert(kM == 1);

@@ -6,25 +6,26 @@
 //
 // One block computes kBlockM = 64 rows of one (batch entry, head). Warps 0-1 compute map 1 and
 // warps 2-3 map 2, each 32 rows, so that one ldmatrix.x4 of k or v feeds four mma instructions. Two
-// cp.async stages of kBlockN keys alternate; scores exist for one part of kPart keys at a time:
+// cp.async stages of kBlockN keys alternate. The registers hold the scores of one "part" of a tile,
+// kPart keys, at a time:
 //
 //   (1) load q1, q2 and the first stage of k1, k2, v
 //   for each key tile that any row may see, while the next tile loads, for each part:
 //     (2) s = q k^T                                    [32, kPart] per warp, float
-//     (3) p = exp2(scale log2(e) s - m)                m: maximum over the row's first part
+//     (3) p = exp2(scale log2(e) s - m)                m: first the row maximum of the first part
 //     (4) o += p v, l += sum p                         p rounded to T, o and l in float
-//     (5) after the tile, if sum p > kRescaleSum: raise m and rescale l, o
+//     (5) after the tile, if a thread's sum p > kRescaleSum: raise m and rescale l, o
 //   (6) lse = m ln 2 + log l;  the warps of the two maps exchange half of their rows
 //   (7) O = o1 / l1 - lambda o2;  out = epilogue(O)    rounded once
 //
-// Each scheduler has only two warps, which issue in order, so instructions and shared-memory reads
-// between the matrix products cost time. Therefore quick_stage does not compute row maxima. If the
-// sum of p over one tile reaches kOverflowSum, the block starts again with careful_stage, which
-// computes the maximum of every part. careful_stage also handles additive masks, scales <= 0 and
-// partly visible tiles before every row of the warp has an m.
+// Each warp scheduler has only two warps, which issue in order, so instructions and shared-memory
+// reads between the matrix products cost time. Therefore quick_stage does not compute row maxima.
+// If a thread's sum of p over one tile reaches kOverflowSum, the block starts again with
+// careful_stage, which computes the maximum of every part. careful_stage also handles additive
+// masks, scales <= 0, and partly visible tiles while some row of the warp has no m yet.
 //
-// A column that a row may not see never affects it. quick_stage multiplies its v by p = 0; if a
-// hidden infinity or NaN made O non-finite, the block starts again and skips zeros of p.
+// A hidden column never affects a row. quick_stage multiplies its v by p = 0. If a hidden infinity
+// or NaN makes O non-finite, the block starts again and skips zeros of p.
 #pragma once
 
 #include "kernels/cuda/mask.cuh"
@@ -43,9 +44,9 @@ namespace diffattn::cuda::sm80 {
 struct PairBounds {
   Sequence seq;
   int begin, end;            // keys that any row sees; begin is a multiple of kBlockN
-  int full_begin, full_end;  // every row sees every key of a tile within; empty under a mask
+  int full_begin, full_end;  // keys that every row sees; empty with a mask tensor
   bool quick;                // quick_stage is allowed: no additive mask and both scales > 0
-  int unchecked_begin, unchecked_end;  // tiles within load without bounds checks
+  int unchecked_begin, unchecked_end;  // keys that load without bounds checks, in whole tiles
 
   template <class Config, class T>
   __device__ void set(const ForwardArguments<T>& args, const WorkTile& work) {
@@ -74,7 +75,7 @@ struct PairForward {
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kPart = Config::kPart, kThreads = Config::kThreads;
   static constexpr int kParts = kBlockN / kPart;
-  static constexpr float kRescaleSum = 1024.0f;  // sum of p over a tile above which m rises
+  static constexpr float kRescaleSum = 1024.0f;  // a thread's sum of p over a tile that raises m
   static constexpr float kOverflowSum = 3e4f;    // sum above which p may overflow float16 (65504)
 
   using State = PairState<kDv>;
@@ -116,8 +117,8 @@ struct PairForward {
     finish_pair<T, Config>(args, smem, work, seq, state);  // (6) (7)
   }
 
-  /// Returns the slot that holds this thread's pointer into k1 (0), k2 (1) or v (2): the first
-  /// chunk that it copies of a tile at key 0.
+  /// Returns this thread's pointer into k1 (0), k2 (1) or v (2), which is stored in shared memory.
+  /// It points to the first chunk that the thread would copy of a tile at key 0.
   __device__ const T*& from(int which) const {
     return reinterpret_cast<const T**>(smem + Config::kLoopBytes)[which * kThreads + threadIdx.x];
   }
@@ -213,11 +214,11 @@ struct PairForward {
 
   __device__ bool has_words() const { return args.shape.mask.kind == MaskKind::kBoolean; }
   __device__ HeadMask mask() const { return {args.shape, seq, work.b, work.h}; }
-  /// Visibility words of the current tile, [kBlockM, kParts]; only under a boolean mask.
+  /// Returns the visibility words of the current tile, [kBlockM, kParts]; only with a boolean mask.
   __device__ uint32_t* words_smem() const {
     return reinterpret_cast<uint32_t*>(smem + Config::kSmemBytes);
   }
-  /// The mask bytes from which a thread computes visibility word `word` of a stage.
+  /// Returns the mask bytes from which a thread computes visibility word `word` of a stage.
   __device__ char* slot_smem(int stage, int word) const {
     return smem + Config::kSmemBytes + Config::kWordBytes + stage * Config::kSlotBytes / 2 +
            word * MaskBytes::kSlot;
@@ -246,13 +247,13 @@ struct PairForward {
     return __any_sync(0xffffffffu, words_smem()[(warp_row + lane) * kParts + part] != 0) != 0;
   }
 
-  /// (2) for one part.
+  /// Computes (2) for one part.
   __device__ void scores(Scores& s, int stage, int part) const {
     multiply_transposed<2, kPart, kD>(s, q_smem + map * Config::kQElements, warp_row,
                                       k_smem(stage) + map * Config::kKElements + part * kPart * kD);
   }
 
-  /// (4) for 16 keys: o += p v, with the p of two 16-row fragments.
+  /// Computes (4) for 16 keys: o += p v, with p of two 16-row fragments.
   __device__ void add_values(const uint32_t (&p)[2][4], int stage, int key) {
     using Layout = TileLayout<kDv>;
     const uint32_t values =
@@ -269,7 +270,7 @@ struct PairForward {
     }
   }
 
-  /// (3) for keys [16 k, 16 k + 16) of a part. Adds the unrounded p to `sum`.
+  /// Computes (3) for keys [16 k, 16 k + 16) of a part. Adds the unrounded p to `sum`.
   __device__ void exponentials(uint32_t (&p)[2][4], const Scores& s, int k, float (&sum)[2][2],
                                float scale) const {
 #pragma unroll
@@ -289,11 +290,11 @@ struct PairForward {
     }
   }
 
-  /// Processes a tile with the current m. With kPartly, some row may not see all of its keys.
+  /// Processes a tile with the current m. kPartly: some row may see only a part of the keys.
   template <bool kPartly>
   __device__ void quick_stage(int stage, int n0) {
     float sum[2][2] = {};
-#pragma unroll 1  // the scores of two parts would not fit the registers
+#pragma unroll 1  // the scores of two parts would not fit into the registers
     for (int part = 0; part < kParts; ++part) {
       if (kPartly && has_words() && !any_seen(part)) continue;
       Scores s = {};
@@ -341,8 +342,8 @@ struct PairForward {
     state.raise(s, factor);
   }
 
-  /// Processes a tile with a row maximum for every part. With `skip_zeros` (v holds an infinity or
-  /// NaN) it skips the zeros of p.
+  /// Processes a tile and updates the row maxima at every part. If `skip_zeros` (v holds an
+  /// infinity or NaN), it skips the zeros of p.
   __device__ void careful_stage(int stage, int n0, bool skip_zeros) {
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
@@ -379,12 +380,12 @@ struct PairForward {
     }
   }
 
-  /// Row `row` of the biases of a part, [kBlockM, kBiasPitch]; only under an additive mask.
+  /// Returns row `row` of the biases of a part, [kBlockM, kBiasPitch]; only with an additive mask.
   __device__ float* bias_smem(int row) const {
     return reinterpret_cast<float*>(smem + Config::kSmemBytes) + row * kBiasPitch;
   }
-  /// Loads the biases of a part. All warps must call it: each loads 16 rows, and the warps of both
-  /// maps read them.
+  /// Loads the biases of a part. All warps must call it, because each loads 16 rows and the warps
+  /// of both maps read them.
   __device__ void load_biases(int n0) const {
     const int row = ptx::reread_thread() / kWarpSize * 16;
     __syncthreads();  // all warps have read the previous biases
@@ -392,7 +393,7 @@ struct PairForward {
     __syncthreads();  // the biases are complete
   }
 
-  /// Scales the scores to base 2.
+  /// Multiplies the scores by scale * log2(e).
   __device__ void scale(Scores& s) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

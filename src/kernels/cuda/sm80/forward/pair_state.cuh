@@ -15,17 +15,17 @@
 
 namespace diffattn::cuda::sm80 {
 
-/// Softmax state in base 2 of a warp's 32 rows. A thread holds rows g and g + 8 of both 16-row
-/// fragments, g = lane / 4.
+/// Softmax state of a warp's 32 rows, with exponents in base 2. A thread holds rows g and g + 8 of
+/// both 16-row fragments, g = lane / 4.
 template <int kDv>
 struct PairState {
   float o[2][kDv / 8][4];  // [32, kDv], not yet divided by l
-  // m: row maxima, which may lag. l: row sums; until `finish` over this thread's columns only.
+  // m: approximate row maxima. l: row sums; until `finish`, over this thread's columns only.
   float m[2][2], l[2][2];
   bool lacks_max;  // some row of the warp has no m yet
 
-  /// Initialises the state of rows [row0, row0 + 32). Rows from `rows` on do not exist; they get
-  /// m = 0, so that they never set lacks_max.
+  /// Initialises the state of rows [row0, row0 + 32). Rows from index `rows` on do not exist; they
+  /// get m = 0, so that they do not set lacks_max.
   __device__ void reset(int row0, int rows) {
     lacks_max = true;
     for (int i = 0; i < 2; ++i) {
@@ -41,7 +41,7 @@ struct PairState {
   }
 
   /// Raises m to the maximum of the scores, and rescales l and o, if some row of the warp exceeds
-  /// its m by more than kSlack. `factor` > 0 converts scores to base 2. Without a rescale
+  /// its m by more than kSlack. `factor` > 0 converts scores to base-2 exponents. Without a rescale
   /// p <= 2^kSlack, which float and 16-bit types represent with the same relative precision as
   /// p <= 1.
   template <int kN8>
@@ -69,7 +69,8 @@ struct PairState {
     lacks_max = __any_sync(0xffffffffu, none) != 0;
   }
 
-  /// Raises m by log2 of the row's largest thread sum of p over one tile, and rescales l and o.
+  /// Raises m by log2 of the largest `sum` of the row's four threads, and rescales l and o. `sum`:
+  /// p summed over this thread's columns of one tile.
   __device__ void raise_by_sums(const float (&sum)[2][2]) {
     float top[2][2];
 #pragma unroll

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The main kernel of the backward for D = 64, Dv = 64 or 128: all work that grows with M N. It
-// reads q1, q2, dO, k1, k2, v and the row statistics (stats.cuh). It writes dk1, dk2
+// The main kernel of the backward for D = 64, Dv = 64 or 128. It does all work proportional to
+// M N. It reads q1, q2, dO, k1, k2, v and the row statistics (stats.cuh). It writes dk1, dk2
 // [B, N, Hkv, D], dv [B, N, Hkv, Dv] and float sums of dq1, dq2, which finish.cu scales and rounds.
 //
 // One block owns a tile of 128 keys of one (batch entry, kv head); each of its two warpgroups owns
-// 64 of them. The block loops over the items, which are the units (64 query rows of one head) that
-// see any of its keys, for all heads of the kv head. With lse2' = lse2 - log |lambda|:
+// 64 of them. The block loops over items: the units (64 query rows of one head), in all heads of
+// the kv head, with a row that sees any of these keys. With lse2' = lse2 - log |lambda|:
 //
 //   (1) s1 = k1 q1^T - lse1 / scale, s2 = k2 q2^T - lse2' / scale2      [keys, queries]
 //   (2) p1 = exp(scale s1), p2' = |lambda| p2 = exp(scale2 s2)          rounded to T
@@ -17,25 +17,26 @@
 //   (7) dq1 += ds1^T k1 by warpgroup 0, dq2 += ds2^T k2 by warpgroup 1  ds through shared memory
 //   then (8) store dv, scale dk1, scale2 dk2
 //
-// Accumulators are float. Bulk reductions add dq to the sums in global memory, in any order or, if
-// kDeterministic, from the last key tile to the first: a tile adds to a unit after the tile of the
-// next 128 keys has done so.
+// Accumulators are float. Bulk reductions add dq to the sums in global memory in any order. If
+// kDeterministic, they add from the last key tile to the first: a tile adds to a unit after the
+// next key tile has done so.
 //
 // An iteration of a warpgroup issues these wgmma groups; the dots mark its own arithmetic:
 //
 //   s1 | s2 . dp . dv . dk1 . dk2  dq(previous unit)  s1(next unit) | ...
 //
-// It computes exp(s1) while s2 runs, exp(s2) while dp runs, and ds1, ds2 while dv and dk1 run. dq
-// lags one unit behind, so the warpgroups, which exchange ds through shared memory, may be half an
-// iteration apart. Two named barriers (`turn_wait`, `turn_pass`) keep them so: while one warpgroup
-// computes (2) to (5), the other only has products in flight. Lanes of warpgroup 1, which runs
-// behind, issue the TMA loads, so the stages are free when they do.
+// It computes exp(s1) while s2 runs, exp(s2) while dp runs, and ds1, ds2 while dv and dk1 run. The
+// warpgroups exchange ds through shared memory. dq lags one unit behind, so that they may run half
+// an iteration apart. Two named barriers (`turn_wait`, `turn_pass`) keep them apart: while one
+// warpgroup computes (2) to (5), the other only has products in flight. Warpgroup 1 runs second, so
+// its lanes issue the TMA loads: by then the stages are free.
 //
 // Three rules keep ptxas from serialising the products (warnings C7512 and C7514):
-//   - No product into an accumulator that the loop reads crosses the back edge: each iteration ends
-//     with a wait for s1.
+//   - No product into an accumulator that the loop reads crosses the loop's back edge: each
+//     iteration ends with a wait for s1.
 //   - Waits come early to free a product's registers: see those before dq and s1.
-//   - Values that are cheap to recompute are not kept: descriptors (`opaque`), uniform values.
+//   - Values that are cheap to recompute do not stay in registers: descriptors (`opaque`), uniform
+//     values.
 #pragma once
 
 #include "kernels/cuda/sm90/backward/fragments.cuh"
@@ -87,8 +88,8 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
 
   // --- dq
 
-  /// Writes a warp's 16 rows of dq in fragment order into its own part of shared memory, from which
-  /// `flush_dq` adds them to the sums. First waits until the previous reduction has read that
+  /// Writes the warp's 16 rows of dq, in fragment order, into its own part of shared memory, from
+  /// which `flush_dq` adds them to the sums. First waits until the previous reduction has read that
   /// memory. kDeterministic: waits until that reduction is complete, and reports it in dq_done.
   /// The caller must call fence_async_proxy and __syncwarp between stage_dq and flush_dq.
   __device__ void stage_dq(const float (&dq)[32], int& pending) const {
@@ -112,8 +113,8 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// Issues the bulk reduction of item `it`, whose dq is staged. Lane 0 calls it. kDeterministic:
-  /// first waits until the tile of the next keys has added to the unit.
+  /// Issues the bulk reduction of the staged dq of item `it`. Lane 0 calls it. kDeterministic:
+  /// first waits until the next key tile (tile + 1) has added to the unit.
   __device__ void flush_dq(int it, int& pending) const {
     const int item = ptx::load_smem_int(smem + C::kItemAt + 4 * (it & (C::kItems - 1)));
     const int unit = item & 0xfffff;
@@ -144,8 +145,8 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     ptx::barrier_arrive(barriers + barrier + 8 * stage);
   }
 
-  /// Starts the loads of k, v and the first two items. `load_head` and `load_unit` become those of
-  /// the third item.
+  /// Starts the loads of k, v and the first two items. Advances `load_head` and `load_unit` to the
+  /// third item.
   __device__ void load_first(bool loader, int& load_head, int& load_unit) const {
     if (loader) {
       this->load_item(0, 0, start);
@@ -166,8 +167,8 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     ptx::pin(s1);
   }
 
-  /// Step (2) for one map: masks s and exponentiates it. `partial`: some row may not see some key;
-  /// always true with a mask tensor.
+  /// Computes (2) for one map: masks s and exponentiates it. `partial`: true if a key of the
+  /// warpgroup is hidden from a row of the unit, and always with a mask tensor.
   __device__ void to_probabilities(float (&s)[32], uint32_t (&p)[16], float c, bool partial,
                                    int unit, int it, BiasStream<B>& biases) const {
     if constexpr (kBiased) {
@@ -179,7 +180,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// The loop over items: steps (1) to (7).
+  /// Runs the loop over items: steps (1) to (7).
   __device__ void accumulate() {
     const bool loader = w == 1 && lane == 0;
     int load_head = 0, load_unit = start;
@@ -241,7 +242,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       const uint32_t ds = ds_lane + stage * 2 * C::kDsBytes;
       store_ds(ds, p1);
       grad_scores<T>(p2, dp, diff, sign);
-      if (it + w < items) turn_pass();  // warpgroup 0 waits for no turn after its last unit
+      if (it + w < items) turn_pass();  // not to warpgroup 0 after its last item
       store_ds(ds + C::kDsBytes, p2);
       ptx::fence_async_proxy();
       __syncwarp();
@@ -256,7 +257,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       ptx::wgmma_wait<2>();  // dv is complete and frees the registers of p
       ptx::pin(p);
 
-      // (7) of the previous unit. The first iteration reads stale ds and drops the result.
+      // (7) of the previous item. The first iteration reads stale ds and ignores the result.
       if (it >= 1) wait(C::kDsFull, other, (it - 1) >> 1);
       ptx::discard(dq);
       ptx::wgmma_fence();
@@ -265,7 +266,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
       ptx::pin(p1);
       ptx::pin(p2);
       arrive(C::kEmpty, stage);  // by every thread, since every thread reads statistics
-      // (1) of the next unit. The last iteration reads stale data and drops the result.
+      // (1) of the next item. The last iteration reads stale data and ignores the result.
       if (it + 1 < items) wait(C::kFull, other, (it + 1) >> 1);
       ptx::discard(s1);
       ptx::wgmma_fence();
@@ -288,7 +289,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     finish_dq(pending);
   }
 
-  /// Computes dq of the last unit and issues the outstanding reductions.
+  /// Computes dq of the last item and issues the outstanding reductions.
   __device__ void finish_dq(int& pending) {
     const int last = items - 1;
     wait(C::kDsFull, last & 1, last >> 1);
@@ -318,7 +319,7 @@ struct Backward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// Step (8).
+  /// Computes (8).
   __device__ void store() const {
     const int key = 64 * w + 16 * warp;
     const int n = tile * C::kBlockN + key;

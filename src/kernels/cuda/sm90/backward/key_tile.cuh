@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts that kernel.cuh and wide/kernel.cuh share: which keys a block owns, its TMA loads, the
-// mask, and the store of dk and dv.
+// The parts that kernel.cuh and wide/kernel.cuh share: the assignment of key tiles to blocks, the
+// TMA loads, the mask, and the store of dk and dv.
 #pragma once
 
 #include <cuda.h>
@@ -25,7 +25,7 @@ struct BackwardArguments {
   Shape shape;
   TileNumbers tiles;
   TileNumbers units;
-  int tile_count, unit_count;  // tile numbers of a kv head, unit numbers of a head
+  int tile_count, unit_count;  // tile indices of a kv head, unit indices of a head
   int heads_in_cache;          // kv heads whose data fit into the L2 cache
   const char* stats;           // [H, unit_count, kStatBytes]
   float* dq_sums;              // [H, unit_count, 2 maps, 4 warps, D / 8, 32 lanes, 4]
@@ -55,20 +55,21 @@ struct KeyTile {
 
   int b = 0, kv_head = 0, tile = 0, group = 1;
   int q_begin = 0, k_begin = 0, seq_k = 0, first_unit = 0;
-  int begin = 0, end = 0, start = 0;  // units of a head that see a key, and the first to process
+  int begin = 0, end = 0, start = 0;  // units of a head that see the tile; the first to process
   int full_begin = 0, full_end = 0;   // units whose rows all see every key of the warpgroup
   int tile_full_begin = 0, tile_full_end = 0;  // units whose rows all see every key of the tile
   int diagonal_row = 0;              // causal: rows before it do not see the tile's first key
-  int next_begin = 0, next_end = 0;  // units that the tile of the next keys adds to
-  int items = 0;                     // units of all heads of the kv head
+  int next_begin = 0, next_end = 0;  // units that the next key tile adds to
+  int items = 0;                     // units that see the tile, of all heads of the kv head
 
-  // --- Which tile
+  // --- Assignment of tiles
 
   /// Finds this block's tile and the units that see it. Returns false if the tile has no keys.
   ///
-  /// Blocks are ordered by group of kv heads, then by tile, then by head. Under a causal mask more
-  /// rows see the earlier tiles, so the longest tiles run first. kDeterministic: the last tile
-  /// comes first. Each tile then waits for one that started earlier and is ahead at every unit.
+  /// Blocks are ordered by group of kv heads, then by tile, then by head. Under a causal mask, more
+  /// rows see the earlier tiles, so the tiles with most work run first. kDeterministic: the last
+  /// tile runs first. Each tile then waits only for one that started before it and is ahead of it
+  /// at every unit.
   __device__ bool find_tile() {
     const Shape& shape = args.shape;
     const bool packed = args.tiles.cu_seqlens != nullptr;
@@ -132,7 +133,7 @@ struct KeyTile {
     return static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<unsigned>(x)));
   }
 
-  // --- Loads, issued by lane 0 of each warp of warpgroup 1
+  // --- Loads. Lane 0 of each warp of warpgroup 1 issues its part
 
   __device__ void load_keys() const {
     const uint32_t full = barriers + C::kKvFull;
@@ -180,8 +181,8 @@ struct KeyTile {
 
   // --- The mask
 
-  /// Writes -inf to scores whose row may not see the key. If a score is not finite, it requests the
-  /// repair: a hidden NaN or infinity times p = 0 or ds = 0 is NaN.
+  /// Writes -inf to the scores of hidden keys. Requests the repair if any score is not finite: the
+  /// products would multiply a hidden NaN or infinity by p = 0 or ds = 0, which gives NaN.
   __device__ void mask(float (&s)[32], int unit, int it = 0) const {
     flag_non_finite(s);
     if (kTakesWords && args.words.data != nullptr) return mask_unseen(s, unit, it);
@@ -199,8 +200,8 @@ struct KeyTile {
                [&](int r, int) { return first + 8 * r < begin_key || first + 8 * r >= end_key; });
   }
 
-  /// Masks by the words of a boolean mask, which include the causal bounds. `it` selects the head,
-  /// which may have a mask of its own.
+  /// Applies the words of a boolean mask, which include the causal bounds. `it` selects the head,
+  /// since heads may have different masks.
   __device__ void mask_unseen(float (&s)[32], int unit, int it) const {
     const int h = head_of(it);
     const uint2* const first =
@@ -231,7 +232,8 @@ struct KeyTile {
     return kv_head * group + h;
   }
 
-  /// Additive mask: returns this lane's piece 0 for item `it`, which is unit `unit` of its head.
+  /// Returns the address of this lane's first piece of an additive mask (bias_pieces.cuh) for item
+  /// `it`, which is unit `unit` of its head.
   __device__ const uint4* biases_of(int unit, int it) const {
     const MaskBiases& all = args.biases;
     const int block = (tile * C::kBlockN + C::kKeyShift * w) / MaskBiases::kRows + warp;

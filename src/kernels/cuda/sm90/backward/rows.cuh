@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pass over rows, the first kernel of the backward. One block of 256 threads handles a unit of
-// 64 query rows of one head and computes, as backward/rows.cu does:
+// The row pass, the first kernel of the backward. One block of 256 threads handles a unit of 64
+// query rows of one head and computes, as backward/rows.cu does:
 //
-//   dO     = rstd (g - O rstd^2 mean(g o O)),  g = out_scale weight o dout     [B, M, H, Dv]
+//   dO     = rstd (g - O rstd^2 mean(g * O)),  g = out_scale * weight * dout   [B, M, H, Dv]
 //   delta2 = dO.o2,  delta1 = dO.O + lambda delta2                             [B, M, H]
 //
 // It also writes the unit's statistics for the main kernel (stats.cuh), clears the unit's sums of
-// dq, and sums the unit's parts of dnorm_weight and dlambda. kValue / 8 threads share a row, 8
-// columns each. Three cases that the main kernel cannot handle set `needs_repair`, which makes the
-// repair kernels recompute all gradients: |lse| above kMaxLse, values that are not finite, and both
-// signs of lambda in one unit.
+// dq, and sums dnorm_weight and dlambda over the unit. kValue / 8 threads share a row, 8 columns
+// each. The main kernel cannot handle |lse| above kMaxLse, values that are not finite, or both
+// signs of lambda in one unit. In these cases the row pass sets `needs_repair`, and the repair
+// kernels recompute all gradients.
 #pragma once
 
 #include "kernels/cuda/backward/rows.cuh"
@@ -21,8 +21,8 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// Largest |lse| of the main kernel. Up to it, splitting lse into three bf16 loses less than the
-/// rounding of lse itself.
+/// Largest |lse| that the main kernel handles. Up to it, splitting lse into three bf16 loses less
+/// than the rounding of lse itself.
 inline constexpr float kMaxLse = 1e4f;
 /// Replaces lse / scale in rows whose probabilities must be 0. Also bounds |delta| and |lambda|.
 inline constexpr float kHuge = 1e30f;
@@ -40,7 +40,7 @@ struct UnitArguments {
   Rows<const float> lse1, lse2, lambda;  // [B, M, H]
   HeadEpilogue epilogue;
   float scale, scale2;
-  bool keep_dout;  // dO equals dout and is not written
+  bool keep_dout;  // dO equals dout, so d_o is not written
   Rows<T> d_o;     // [B, M, H, Dv]
   RowState state;
   char* stats;           // [H, unit_count, kStatBytes]
@@ -99,7 +99,7 @@ struct PrepareUnit {
   const int column = threadIdx.x % kLanes * 8;
   float dweight[8] = {};
 
-  /// What a thread reads of a row. It issues all loads before it uses any of them.
+  /// A thread's inputs of one row. The thread issues all loads before it uses any of them.
   struct RowInput {
     int row;
     bool exists;
@@ -138,7 +138,7 @@ struct PrepareUnit {
     if (threadIdx.x < kDqWriters) args.dq_done[number * kDqWriters + threadIdx.x] = 0;
   }
 
-  /// Returns the sum over the threads of a row. All of them get the same bits.
+  /// Returns the sum over the threads of a row, the same bits in all of them.
   __device__ static float row_sum(float x) {
     for (int offset = kLanes / 2; offset > 0; offset /= 2) {
       x += __shfl_xor_sync(0xffffffffu, x, offset);
@@ -226,8 +226,8 @@ struct PrepareUnit {
     return exact_part;
   }
 
-  /// Requests the repair if a row that sees no key holds a q or dout that is not finite: the main
-  /// kernel multiplies such a row by p = 0 and ds = 0.
+  /// Requests the repair if a row that sees no key has a q or dout that is not finite: the main
+  /// kernel would multiply it by p = 0 or ds = 0, which gives NaN.
   __device__ void check_dead_row(int64_t l) const {
     float zero = 0.0f;
     for (int c = column / 8; c < args.shape.head_dim; c += kLanes) {
@@ -252,8 +252,8 @@ struct PrepareUnit {
     if (exists) *args.state.minus_dlambda.at(b, l, h) = deltas.minus_dlambda[row];
   }
 
-  /// Returns and stores the unit's sign: -1 if no lambda is negative, else 1. Requests the repair
-  /// if the unit has lambdas of both signs.
+  /// Returns and stores -sign(lambda), the factor of p2' in the unit: -1 if no lambda is negative,
+  /// else 1. Requests the repair if the unit has lambdas of both signs.
   __device__ float find_sign() const {
     bool negative = false, positive = false;
 #pragma unroll

@@ -15,7 +15,8 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// Boolean mask: the words of a tile for a thread's rows g and g + 8. A 1 is a visible column.
+/// Words of a boolean mask: the bits of one tile for a thread's rows g and g + 8, where
+/// g = lane / 4. A set bit marks a visible column.
 struct TileWords {
   uint4 row[2];
 
@@ -38,10 +39,10 @@ struct TileWords {
   }
 };
 
-/// Additive mask: a thread's biases of one tile, -inf for columns that a row does not see.
+/// A thread's biases of one tile, for an additive mask: -inf for columns that a row does not see.
 template <class B, int kKeys>
 struct TileBiases {
-  static constexpr bool kBase2 = sizeof(B) == 4;  // floats are multiplied by log2(e), others not
+  static constexpr bool kBase2 = sizeof(B) == 4;  // float biases include the factor log2(e)
   static constexpr int kPieces = kKeys / 2 / BiasPiece<B>::kNumbers;
   BiasPiece<B> pieces[kPieces];
 
@@ -72,9 +73,9 @@ struct NoMaskTile {
   static constexpr bool kBase2 = false;
 };
 
-/// kLower: columns at the start may be hidden from some rows (window or key_starts). MaskTile:
-/// TileWords for a boolean mask, TileBiases for an additive one, NoMaskTile without a mask tensor.
-/// Words and biases include the causal bounds.
+/// A consumer's work item. kLower: columns at the start may be hidden from some rows (window or
+/// key_starts). MaskTile: TileWords for a boolean mask, TileBiases for an additive one, NoMaskTile
+/// without a mask tensor. Words and biases include the causal bounds.
 template <class T, class Config, bool kLower, class MaskTile = NoMaskTile>
 struct ConsumerItem {
   static constexpr int kN = Config::kBlockN;
@@ -93,7 +94,7 @@ struct ConsumerItem {
   int pipe = 0;         // tile j of `range` has pipeline number pipe + j
   uint32_t q_smem = 0;  // this item's q, [map][64, D]
   std::conditional_t<kBiases, MaskTile, NoMaskTile> biases;  // of the current tile, for both maps
-  const uint4* next_biases = nullptr;                        // of the next tile, in global memory
+  const uint4* next_biases = nullptr;  // biases of the next tile, in global memory
 
   /// Waits for item `count` and enters it. Returns false if there are no more items.
   __device__ __forceinline__ bool open() {
@@ -144,7 +145,7 @@ struct ConsumerItem {
     pipe += max(0, tiles);
   }
 
-  /// Additive mask: starts loading the biases of the item's first tile, or of the next tile.
+  /// Start to load the biases of the item's first tile, or of the next tile.
   __device__ __forceinline__ void load_first_biases() {
     if constexpr (kBiases) {
       const int4 coordinates = ptx::load_smem_int4(item(count));
@@ -162,7 +163,7 @@ struct ConsumerItem {
     }
   }
 
-  /// What `mask` needs for tile j: words of a boolean mask or the rows' column limits.
+  /// Input of `mask` for a tile: the words of a boolean mask, or the column limits of the rows.
   using Limits =
       std::conditional_t<kWords || kBiases, std::conditional_t<kWords, MaskTile, NoMaskTile>,
                          RowLimits<kLower>>;
@@ -220,7 +221,7 @@ struct ConsumerItem {
     return ptx::load_smem_int(item(count)) + 16 * row_block(count) + lane / 4 + 8 * r;
   }
   __device__ __forceinline__ int warp() const { return 4 * consumer + threadIdx.x / 32 % 4; }
-  /// Returns which 16 of the 128 rows of item `number` this warp has.
+  /// Returns the index of this warp's block of 16 rows in item `number`, from 0 to 7.
   __device__ __forceinline__ int row_block(int number) const {
     return 4 * consumer_half(consumer, number) + threadIdx.x / 32 % 4;
   }
@@ -237,8 +238,8 @@ struct ConsumerItem {
   __device__ __forceinline__ const float* gains() const {
     return reinterpret_cast<const float*>(memory() + Config::kGains);
   }
-  /// Returns the pointer whose shared-memory address is `smem`. It is a constant; a member would
-  /// take two registers.
+  /// Returns shared memory as a pointer. It is a constant, whereas a member would take two
+  /// registers.
   __device__ static __forceinline__ char* memory() {
     extern __shared__ __align__(1024) char memory[];
     return memory;
@@ -300,7 +301,7 @@ struct ForwardProducts {
     ptx::wgmma_commit();
   }
 
-  /// Uses the first 16 kSteps keys of the tile; p is 0 for the others.
+  /// Adds p v over the first 16 kSteps keys of the tile. p is 0 for the other keys.
   template <int kSteps = kN / 16>
   __device__ static __forceinline__ void issue_output(float (&o)[kDv / 2],
                                                       const uint32_t (&p)[kN / 4], uint32_t smem,

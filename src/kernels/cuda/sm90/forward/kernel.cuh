@@ -6,16 +6,16 @@
 //
 // q1, q2 [B, M, H, D]; k1, k2 [B, N, Hkv, D]; v [B, N, Hkv, Dv]; O, out [B, M, H, Dv].
 //
-// The grid has one persistent block per multiprocessor. A block takes work items of 128 query rows
-// of one head. Its three warpgroups:
-//   0     producer: thread 0 issues all TMA loads (loader.cuh), thread 32 takes the work items
-//         (schedule.cuh)
+// The grid has one persistent block per multiprocessor. A block processes work items of 128 query
+// rows of one head. Its three warpgroups:
+//   0     producer: thread 0 issues all TMA loads (loader.cuh), thread 32 runs the scheduler of
+//         work items (schedule.cuh)
 //   1, 2  consumers: 64 query rows each, both maps, so that one load of v serves both maps and
 //         O1 - lambda O2 needs no exchange
 //
-// Steps of a consumer, over the key tiles j that any of its rows sees. During the softmax step of
-// a line (softmax.cuh) the tensor cores run the line's second product and the products of the other
-// consumer.
+// Steps of a consumer, over the key tiles j that any of its rows sees. During the softmax step on
+// the right (softmax.cuh), the tensor cores run the second product on its left and the products of
+// the other consumer.
 //   (1) s1(0) = q1 k1^T                                   (2) p1 = softmax step of s1(0)
 //   (3) s2(j) = q2 k2^T and o1 += p1 v(j)                 (4) p2 = softmax step of s2(j)
 //   (5) s1(j + 1) = q1 k1^T and o2 += p2 v(j)             (6) p1 = softmax step of s1(j + 1)
@@ -24,8 +24,8 @@
 // (5) and (6) compute s1 and p1 of the next item's first tile if q has two buffers; (7) follows.
 //
 // Tiles in which some row does not see some column run in loops of their own, because the mask
-// would spill registers in a common loop. Tile numbers count through all items of a block and give
-// the pipeline stage and the mbarrier parity of K and V.
+// would spill registers in a common loop. The pipeline number of a tile counts the tiles of all
+// items of a block. It determines the pipeline stage and the mbarrier parity of K and V.
 #pragma once
 
 #include "kernels/cuda/ptx/wgmma.cuh"
@@ -47,13 +47,14 @@ struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
   static_assert(kEarly || !kPlain);
   // These assertions exclude deadlock with the loader. A consumer waits for the next item's q while
   // it holds k of its last tile, and skips the next item's leading tiles while it holds v of that
-  // tile. If kN >= 64, the two halves of an item differ by at most one tile at either end; if
-  // kN > 64, no leading tile is skipped.
+  // tile. If kN >= 64, the tile ranges of the two consumers differ by at most one tile at either
+  // end. If kN > 64, neither consumer skips a leading tile.
   static_assert(!kEarly || kN >= kConsumerRows);
   static_assert(!(kEarly && kLower) || kN > kConsumerRows || Config::kStages > 2);
   // Late rescaling: a P whose sum exceeds kSumBound still enters its tile's products, and
   // `rescale_late` rescales between two tiles. float16 cannot hold such a P. Additive masks rescale
-  // in `track_large_max`. Boolean masks and windows at D = 128 have no registers left for it.
+  // in `track_large_max`. Boolean masks have no registers left for it, and neither has kLower at
+  // D = 128.
   static constexpr bool kLateRescale = __is_same(T, bfloat16) && !Base::kWords && !Base::kBiases &&
                                        !(kLower && Config::kHeadDim == 128);
 
@@ -80,7 +81,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
     if (lane == 0) ptx::wait_stores_read();  // TMA must read shared memory before the block ends
   }
 
-  /// Steps (1) and (2).
+  /// Computes (1) and (2).
   __device__ __forceinline__ void first_scores() {
     this->wait_k(0);
     issue_scores<0>(0);
@@ -112,7 +113,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
     }
   }
 
-  /// Steps (3) to (6) over all tiles, except the last o2 += p2 v. Returns the pipeline number of
+  /// Computes (3) to (6) over all tiles, except the last o2 += p2 v. Returns the pipeline number of
   /// the last tile.
   __device__ __forceinline__ int attend() {
     for (int i = 0; i < kDv / 2; ++i) o1[i] = o2[i] = 0.0f;
@@ -179,7 +180,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
     finish_item(lambda);
   }
 
-  /// Step (7) for item count - 1.
+  /// Computes (7) for item count - 1.
   __device__ __forceinline__ void finish_item(const float (&lambda)[2]) {
     const WarpRows rows = this->rows(count - 1);
     finish_rows<T, kDv, Config::kOutStages>(args, rows, this->stages(), this->gains(), count - 1,
@@ -187,7 +188,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
     this->release_item(count - 1);
   }
 
-  /// Steps (3) to (6) for tile j. `first_full_tile`: see `softmax_step`.
+  /// Computes (3) to (6) for tile j. `first_full_tile`: see `softmax_step`.
   template <bool kMasked>
   __device__ __forceinline__ void step(int j, bool first_full_tile) {
     first_half<kMasked>(j, first_full_tile);
@@ -195,7 +196,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
     if (kLateRescale && rescale_pending) rescale_late();
   }
 
-  /// Steps (3) and (4). kLast: tile j is the item's last one.
+  /// Computes (3) and (4). kLast: tile j is the item's last one.
   template <bool kMasked, bool kLast = false>
   __device__ __forceinline__ void first_half(int j, bool first_full_tile) {
     if constexpr (!kLateRescale) this->wait_v(j);
@@ -218,7 +219,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
     round_rows<T>(p, s);
   }
 
-  /// Steps (5) and (6).
+  /// Computes (5) and (6).
   template <bool kMasked>
   __device__ __forceinline__ void second_half(int j) {
     if constexpr (!kLateRescale) this->wait_k(j + 1);
@@ -242,11 +243,11 @@ struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
   __device__ __forceinline__ void issue_output(int j) {
     Products::issue_output(output<kMap>(), p, smem, this->stage(j));
   }
-  /// `issue_output` for an item's last tile, of which the rows see at most `columns` columns. Omits
-  /// the thirds of the tile that no row sees.
+  /// Issues the output product of an item's last tile, of which the rows see at most `columns`
+  /// columns. Multiplies only the first 16 kThird or 32 kThird keys if no row sees more.
   template <int kMap>
   __device__ __forceinline__ void issue_last(int j, int columns) {
-    constexpr int kThird = kN / 48;  // in steps of 16 keys
+    constexpr int kThird = kN / 48;  // at most a third of the tile, in steps of 16 keys
     if (columns <= 16 * kThird) {
       Products::template issue_output<kThird>(output<kMap>(), p, smem, this->stage(j));
     } else if (columns <= 32 * kThird) {
@@ -258,13 +259,13 @@ struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
 
   static constexpr int kNoBarrier = -1;
 
-  /// Turns the scores of tile j into P, not yet rounded. `first_full_tile`: the item's first tile,
-  /// of which every row sees every column.
+  /// Turns the scores of tile j into P, not yet rounded. `first_full_tile`: true if j is the item's
+  /// first tile and every row sees every column of it.
   ///
-  /// kLateRescale: also waits for `next_tile` at `next_barriers`, which the next products read. It
-  /// tests that mbarrier before the exponentials and uses the answer after them, in one branch
-  /// together with the rare large sums. The tensor cores wait for the chain of instructions between
-  /// two products, and every further branch or wait would lengthen it.
+  /// kLateRescale: also waits for tile `next_tile` of the mbarriers `next_barriers`, which the next
+  /// products read. It tests that mbarrier before the exponentials and branches after them, once
+  /// for both rare cases: a tile that has not arrived, and a large sum. The next products cannot
+  /// start before these instructions end, so every further branch or wait would delay them.
   template <int kMap, bool kMasked>
   __device__ __forceinline__ void softmax_step(int j, bool first_full_tile, const Limits& limits,
                                                int next_barriers, int next_tile) {
@@ -297,9 +298,9 @@ struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
     }
   }
 
-  /// Late rescaling between two tiles: raises the approximate maximum of rows with large sums and
-  /// rescales their o1, o2 and P1 of the next tile. It tests every row's own sum, because
-  /// `rescale_pending` may stem from the previous item.
+  /// Raises the approximate maximum of rows with large sums, and rescales their o1, o2 and P1 of
+  /// the next tile. Tests every row's own sum, because `rescale_pending` may stem from the previous
+  /// item.
   __device__ __forceinline__ void rescale_late() {
     rescale_pending = false;
     float factor[2];
@@ -314,7 +315,7 @@ struct Consumer : ConsumerItem<T, Config, kLower, MaskTile> {
     }
   }
 
-  /// `softmax_step` under an additive mask. Returns true if the caller must multiply the map's
+  /// Does `softmax_step` under an additive mask. Returns true if the caller must multiply the map's
   /// output by `factor`.
   template <int kMap>
   __device__ __forceinline__ bool biased_step(SoftmaxState& state, float c, float (&factor)[2]) {

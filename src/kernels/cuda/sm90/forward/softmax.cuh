@@ -2,14 +2,14 @@
 //
 // Softmax without a running row maximum, which would cost 12 % of the time at D = 64 on an H200.
 // Each row subtracts an approximate maximum, `approx_max`, taken from its first visible scores. P,
-// its sum and O then share a common factor. The final division removes it, and floating point keeps
-// their relative precision meanwhile.
+// its sum and O then share a common factor, which the final division removes. Such a factor does
+// not change the relative precision of floating-point numbers.
 //
 // The approximate maximum rises only when a thread's sum exceeds kSumBound; additive masks are an
 // exception (`track_large_max`). `exponentiate` tests the sum of a tile and rescales P, the sums
-// and O before the tile's product with v. With late rescaling (kLateRescale in kernel.cuh)
+// and O before the tile's product with v. With late rescaling (kLateRescale in kernel.cuh),
 // `rescale_large_sums` tests the sum so far and rescales after that product. One tile alone may
-// still overflow: a sum of P reaches 2^126, or P v reaches 2^128. finish.cuh then marks the rows,
+// still overflow, if a sum of P reaches 2^126 or P v reaches 2^128. finish.cuh then marks the rows,
 // and the repair kernel recomputes them.
 #pragma once
 
@@ -21,12 +21,12 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// Largest sum of a thread before we rescale P. float16 overflows at 2^16.
+/// Largest sum over a thread's columns before we rescale P. float16 overflows at 2^16.
 template <class T>
 inline constexpr float kSumBound = __is_same(T, float16) ? 0x1p15f : 0x1p30f;
 
-/// True if exp2 of a row's scores cannot overflow or underflow T without subtracting the maximum
-/// `top`, which is in base 2. float16 underflows below 2^-24.
+/// True if a row with the maximum score `top` (a base-2 exponent) needs no subtraction: its P
+/// neither overflows T nor underflows to 0 near the maximum. float16 underflows below 2^-24.
 template <class T>
 __device__ __forceinline__ bool near_zero(float top) {
   return __is_same(T, float16) ? top > -2.0f && top < 10.0f : top > -40.0f && top < 20.0f;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void multiply_rows(float (&r)[kN], const float (&fact
 }
 
 /// One map's softmax state for a thread's rows g and g + 8, g = lane / 4. The four lanes that share
-/// these rows are a quad. Scores and `approx_max` times c = scale log2(e) are exponents in base 2.
+/// these rows are a quad. A score or `approx_max` times c = scale log2(e) is a base-2 exponent.
 struct SoftmaxState {
   float approx_max[2];  // approximate row maximum; -inf until the row has seen a column
   float sum[2];         // of exp2((s - approx_max) c) over this thread's columns
@@ -50,7 +50,7 @@ struct SoftmaxState {
     sum[0] = sum[1] = 0.0f;
   }
 
-  /// Sets the approximate maximum of rows that see the whole first tile: the largest score of
+  /// Sets the approximate maximum of rows that see the whole first tile to their largest score in
   /// columns 0, 1, 8, 9, 16, 17, 24 and 25, which the first lane of each quad holds.
   template <int kN>
   __device__ __forceinline__ void init_max(const float (&s)[kN]) {
@@ -62,8 +62,8 @@ struct SoftmaxState {
     approx_max[1] = __shfl_sync(0xffffffffu, top[1], first_lane);
   }
 
-  /// Sets the approximate maximum of rows that have seen no column before this tile: their largest
-  /// score in it.
+  /// Sets the approximate maximum of rows that have seen no column before this tile to their
+  /// largest score in it.
   template <int kN>
   __device__ __forceinline__ void init_missing_max(const float (&s)[kN]) {
     const bool missing = fminf(approx_max[0], approx_max[1]) == -INFINITY;
@@ -78,11 +78,12 @@ struct SoftmaxState {
     }
   }
 
-  /// `init_missing_max` under an additive mask, where a row's first scores may lie far below later
-  /// ones. An approximate maximum farther than kLargeMax from 0 follows the largest score of each
-  /// tile. It is subtracted from s here, because its product with c may have a rounding error above
-  /// 1; `origin` returns what `exponentiate` has to subtract. The approximate maximum becomes 0
-  /// where `near_zero` allows it. Returns true if O must be multiplied by `factor`.
+  /// Replaces `init_missing_max` under an additive mask, where a row's first scores may lie far
+  /// below later ones. An approximate maximum farther than kLargeMax from 0 follows the largest
+  /// score of each tile, or becomes 0 if `near_zero` allows it. The product of a large maximum with
+  /// c may have a rounding error above 1, so this function itself subtracts it from s. `origin`
+  /// receives the offset that `exponentiate` still has to subtract. Returns true if the caller must
+  /// multiply O by `factor`.
   template <class T, int kN>
   __device__ __forceinline__ bool track_large_max(float (&s)[kN], float c, float (&factor)[2],
                                                   float (&origin)[2]) {
@@ -117,9 +118,9 @@ struct SoftmaxState {
   /// scores are -inf. Returns true if it raised the approximate maximum and rescaled P and the
   /// sums: the caller must then multiply O by `factor`.
   ///
-  /// The products origin c are computed here and not stored: ptxas then orders the multiply-adds
-  /// row by row, with both constants in the operand cache. With interleaved rows the register file,
-  /// which also feeds wgmma, made the kernel 4 % slower.
+  /// The state holds `approx_max` and not its product with c. Since this function computes the
+  /// product, ptxas orders the multiply-adds row by row, with both constants in the operand cache.
+  /// With interleaved rows, the kernel was 4 % slower, because the register file also feeds wgmma.
   template <class T, bool kMissing, int kN>
   __device__ __forceinline__ bool exponentiate(float (&s)[kN], float c, float (&factor)[2],
                                                const float (&origin)[2]) {
@@ -150,8 +151,8 @@ struct SoftmaxState {
     return !__any_sync(0xffffffffu, approx_max[0] != 0.0f || approx_max[1] != 0.0f);
   }
 
-  /// `exponentiate` for rows whose `approx_max` is 0: replaces s by exp2(s scale + bias), with the
-  /// biases in base 2.
+  /// Does `exponentiate` for rows whose `approx_max` is 0: replaces s by exp2(s scale + bias). The
+  /// biases include the factor log2(e).
   template <class T, class Biases, int kN>
   __device__ __forceinline__ bool exponentiate_biased(float (&s)[kN], Biases& biases, float scale,
                                                       float (&factor)[2]) {
@@ -165,7 +166,8 @@ struct SoftmaxState {
     return add_sums<T>(s, 1.0f, factor, tile_sum);
   }
 
-  /// Adds `tile_sum` to the sums and rescales if it exceeds kSumBound. Returns as `exponentiate`.
+  /// Adds `tile_sum` to the sums and rescales if it exceeds kSumBound. Sets `factor` and returns as
+  /// `exponentiate` does.
   template <class T, int kN>
   __device__ __forceinline__ bool add_sums(float (&s)[kN], float c, float (&factor)[2],
                                            const float (&tile_sum)[2]) {
@@ -180,8 +182,8 @@ struct SoftmaxState {
   }
 
   /// Raises row r's approximate maximum by log2(size), rounded down to an integer, and rescales its
-  /// sum. Returns the factor. From size = 2^127 on the factor is NaN, so that an overflow stays
-  /// visible.
+  /// sum. Returns the factor. If size >= 2^127, the factor is NaN, so that finish.cuh detects the
+  /// overflow.
   __device__ __forceinline__ float raise_max(int r, float c, float size) {
     const int bits = __float_as_int(fmaxf(size, 1.0f));
     const int exponent = (bits >> 23) - 127;
@@ -197,8 +199,8 @@ struct SoftmaxState {
     return !(fmaxf(sum[0], sum[1]) < kSumBound<T>);
   }
   /// Raises the approximate maximum of each row in which a thread's sum exceeds kSumBound, and of
-  /// no other row, so that a row's bits depend on its own sums alone. `factor`: as in
-  /// `exponentiate`.
+  /// no other row, so that a row's bits depend on its own sums alone. The caller must multiply O by
+  /// `factor`.
   template <class T>
   __device__ __forceinline__ void rescale_large_sums(float c, float (&factor)[2]) {
 #pragma unroll

@@ -2,30 +2,32 @@
 //
 // The main kernel of the backward for D = 128, Dv = 128 or 256. Inputs, outputs, items and symbols
 // are those of ../kernel.cuh. A cluster of two blocks owns a tile of 128 keys. Block c (0 or 1)
-// computes map c + 1, whose tensors have the index c below. It also computes dp and dv, which
-// belong to no map, for the 64 keys from 64 c on. Its warpgroup w computes for each item:
+// computes map c + 1; below, q, k, lse, scale, p and ds without a number belong to that map. The
+// block also computes dp and dv, which both maps share, for the 64 keys from 64 c on. Its warpgroup
+// w computes for each item:
 //
-//   (1) s = k_c q_c^T - lse_c / scale_c              64 keys from 64 w on, 64 queries
-//   (2) p = exp(scale_c s)                           as (1)
+//   (1) s = k q^T - lse / scale                      64 keys from 64 w on, 64 queries
+//   (2) p = exp(scale s)                             as (1); p is p1 or p2'
 //   (3) dp = v dO^T - delta1                         64 keys from 64 c on, 32 queries from 32 w on
 //   (x) The blocks exchange p and dp: a block needs p of both maps for its keys of dv, and dp of
 //       all 128 keys for its ds.
 //   (4) dv += (p1 - sign(lambda) p2') dO             64 keys from 64 c on, half w of the columns
-//   (5) ds = p (dp - delta_c)                        as (1); map 2 times -sign(lambda)
-//   (6) dk_c += ds q_c                               as (1)
-//   (7) dq_c += ds^T k_c                             all 128 keys, half w of the columns
+//   (5) ds = p dp, or for map 2                      as (1)
+//       ds = -sign(lambda) p (dp + delta1 - delta2)
+//   (6) dk += ds q                                   as (1)
+//   (7) dq += ds^T k                                 all 128 keys, half w of the columns
 //
-// No product is computed twice, and dq is summed over 128 keys before 16-byte reductions from
-// registers add it to the sums in global memory. A block that computed both maps would have
-// registers for dk1, dk2 and dv of 64 keys only, and would need twice the reductions.
+// No product is computed twice. A block sums dq over its 128 keys in registers and adds the result
+// to global memory with 16-byte reductions. If one block computed both maps, its registers would
+// hold dk1, dk2 and dv of only 64 keys, and dq would need twice as many reductions.
 //
 // An iteration of a warpgroup issues these wgmma groups; the dots mark its own arithmetic:
 //
-//   dq dv . dp(next) dk . s(after next) . (exchange) . | ...
+//   dq dv . dp(next) dk . s(after next) . | ...
 //
-// It adds dq to the sums while dv runs, computes exp(s(next)) while dp(next) and dk run, and
-// exchanges p and dp while dk and s(after next) run. Lanes of three warps of warpgroup 1 issue the
-// TMA loads.
+// At the first dot, it adds dq to the sums while dv runs. At the second, it computes exp(s(next))
+// while dp(next) and dk run. At the third, it exchanges p and dp while dk and s(after next) run.
+// Lane 0 of three warps of warpgroup 1 issues the TMA loads.
 #pragma once
 
 #include "kernels/cuda/sm90/backward/key_tile.cuh"
@@ -62,7 +64,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     for (float& x : dk) x = 0.0f;
     if (items > 0) accumulate();
     const int n = static_cast<int>(ptx::opaque(tile)) * C::kBlockN + 16 * warp;
-    const uint32_t buffer = smem + C::kQAt + (4 * w + warp) * 4096;  // q is no longer in use
+    const uint32_t buffer = smem + C::kQAt + (4 * w + warp) * 4096;  // the stages of q are free
     this->store_rows(args.dv, dv, n + 64 * map, C::kValueDim / 2 * w, 1.0f, buffer, 2048);
     this->store_rows(map == 0 ? args.dk1 : args.dk2, dk, n + 64 * w, 0,
                      map == 0 ? args.scale : args.scale2, buffer, 2048);
@@ -90,10 +92,10 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     BackwardProducts<T, C>::store_picks(smem, static_cast<int>(threadIdx.x));
     ptx::fence_async_proxy();
     __syncthreads();      // mbarriers, picks and the word at kKeyRangeAt are written
-    ptx::cluster_sync();  // in both blocks
+    ptx::cluster_sync();  // and also in the other block
   }
 
-  // --- Loads, issued by lane 0 of three warps of warpgroup 1: 0 q, 1 dO, 2 k and v
+  // --- Loads. Lane 0 of these warps of warpgroup 1 issues them: warp 0 q, 1 dO, 2 k and v
 
   __device__ void load_keys() const {
     const uint32_t full = barriers + C::kKvFull;
@@ -139,8 +141,8 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// Returns the next item that this loader thread has to load, and advances it. The item is in
-  /// shared memory, because a register for it would be taken from every thread.
+  /// Returns the next item that this loader thread has to load, and stores the one after it. The
+  /// item is in shared memory, because a variable would take a register of every thread.
   __device__ int next_load() const {
     const uint32_t at = smem + C::kLoadAt + 4 * warp;
     const int item = ptx::load_smem_int(at);
@@ -156,8 +158,8 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     if ((item & kUnitBits) == start) item += 1 << 20;
   }
 
-  /// Releases dO of item `it`; all warps call it. Once all have, warp 1 of warpgroup 1 loads dO of
-  /// item it + 2 into the stage.
+  /// Releases dO of item `it`. All warps call it. When all have arrived, warp 1 of warpgroup 1
+  /// loads dO of item it + 2 into the stage.
   __device__ void free_d_o(int it) const {
     const uint32_t stage = it & 1, empty = barriers + C::kDoEmpty + 8 * stage;
     if (lane == 0) ptx::barrier_arrive(empty);
@@ -168,14 +170,14 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
   }
 
   /// Loads q and statistics of item it + 3 into the stage of item `it`. All warps call it after
-  /// `publish_ds`, whose barrier ensures that no warp reads the stage any more.
+  /// `publish_ds`, whose barrier ensures that every warp has finished with the stage.
   __device__ void refill_q(int it, uint32_t stage) const {
     if (w == 1 && warp == 0 && lane == 0 && it + C::kQStages < items) load_q(stage, next_load());
   }
 
   // --- The loop
 
-  /// Steps (1), (2), (3), (x) and (5) of the first item, and (1) of the second.
+  /// Computes (1), (2), (3), (x) and (5) of the first item, and (1) of the second.
   __device__ void begin_units(float (&s)[32], uint32_t (&ds)[16], uint32_t (&difference)[16]) {
     ptx::barrier_wait(barriers + C::kKvFull, 0);
     ptx::barrier_wait(barriers + C::kQFull, 0);
@@ -203,7 +205,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     publish_ds();
   }
 
-  /// The loop over items.
+  /// Runs the loop over items.
   __device__ void accumulate() {
     start_loads();
     float s[32];
@@ -221,7 +223,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
       float dp[16], dq[32];
       uint32_t p[16];
 
-      // The last iterations read stale data for the items past the end, and drop the results.
+      // The last iterations compute on stale data for items past the end and ignore the results.
       ptx::discard(dq);
       ptx::pin(difference);
       ptx::pin(dv);
@@ -264,22 +266,22 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// Returns the address of shared memory in units of 16 bytes, without the block's rank in the top
+  /// Returns the address of shared memory in units of 16 bytes, without the cluster rank in its top
   /// byte.
   __device__ uint32_t base_16() const { return (smem & 0x3ffff) >> 4; }
   /// Returns the offset in dO, in units of 16 bytes, of the columns of this warpgroup's dv.
   __device__ uint32_t dv_blocks() const { return C::kValueBlocks / 2 * w * Products::kBlock; }
 
-  /// Step (2). `exists`: the item exists.
+  /// Computes (2). `exists`: false for an item past the end.
   __device__ void probabilities(float (&s)[32], uint32_t (&p)[16], int unit, bool exists) const {
     if (exists && (unit < tile_full_begin || unit >= tile_full_end)) this->mask(s, unit);
     exp_pack<T>(s, p, map == 0 ? args.scale_log2 : args.scale2_log2);
   }
 
-  /// Steps (x), except `send_p`, and (5). Takes p of this map and dp of half of the queries.
+  /// Computes (x), except for `send_p`, and (5). Takes p of this map and dp of half of the queries.
   /// Replaces p by ds and sets `difference` to p1 - sign(lambda) p2' for the block's keys of dv.
-  /// Threads with equal threadIdx.x % 128 hold the same positions of their tiles in all four
-  /// warpgroups of the cluster, so each thread exchanges with its counterparts only.
+  /// In all four warpgroups of the cluster, threads with equal threadIdx.x % 128 hold the same
+  /// positions of their tiles. So each thread exchanges data only with its three counterparts.
   __device__ void exchange(uint32_t (&p)[16], uint32_t (&difference)[16], const float (&dp)[16],
                            int it, uint32_t stat_stage, int unit, bool exists) const {
     if (exists && (unit < tile_full_begin || unit >= tile_full_end)) this->flag_non_finite(dp);
@@ -310,15 +312,16 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
     }
   }
 
-  /// Waits for the bytes of the other block and arms the mbarrier for the next item.
+  /// Waits for the data of the other block and arms the mbarrier for the next item.
   __device__ void wait_received(uint32_t barrier, int it) const {
     ptx::barrier_wait(barriers + barrier, it & 1);
     if (threadIdx.x == 0) ptx::barrier_arrive_expect(barriers + barrier, C::kExchangeBytes);
   }
 
-  /// Computes dp - delta of both maps, with the sign of step (5). `own` is that of this block's
-  /// map; it also goes to the other warpgroup if that one has these keys. That of the other map
-  /// goes to the other block. `diff_at`: address of sign (delta1 - delta2) for the queries of dp.
+  /// Computes the factors of p in (5), for both maps. Sends the other map's factor to the other
+  /// block. Returns this map's factor in `own`; if the other warpgroup computes ds of these keys
+  /// (w != map), also stores it there. `diff_at`: address of sign * (delta1 - delta2) for the
+  /// queries of dp.
   __device__ void send_grads(uint32_t (&own)[8], const float (&dp)[16], float sign,
                              uint32_t diff_at, uint32_t thread) const {
     const uint32_t full = ptx::remote_address(barriers + C::kGradFull, map ^ 1);
@@ -408,8 +411,8 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
            ((thread / 16 % 2 ^ thread % 8) << 4);
   }
 
-  /// Waits until all threads have stored ds. All of them have then also read what the other block
-  /// sent, and thread 0 tells it so.
+  /// Waits until all threads have stored ds. By then they have also read the data of the other
+  /// block, so thread 0 arrives at that block's kExchangeEmpty.
   __device__ void publish_ds() const {
     ptx::named_barrier_sync(kBoth, C::kThreads);
     if (threadIdx.x == 0) {
@@ -418,7 +421,7 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
   }
 
   /// Adds this warp's 16 rows of dq to the sums in global memory, in fragment order.
-  /// kDeterministic: first waits until the tile of the next keys has added to the unit.
+  /// kDeterministic: first waits until the next key tile (tile + 1) has added to the unit.
   __device__ void reduce_dq(const float (&dq)[32], int head, int unit) const {
     const int number = (kv_head * group + head) * args.unit_count + first_unit + unit;
     float* const sum = args.dq_sums + ((static_cast<int64_t>(number) * 2 + map) * 4 + warp) * 2048 +

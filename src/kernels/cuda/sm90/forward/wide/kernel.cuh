@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Differential attention forward for Hopper, D = 128, Dv = 256. Equation, shapes, precision,
-// masking and the K/V pipeline are those of ../kernel.cuh. A cluster of two blocks takes work items
-// of 128 query rows of one head: block 0 computes map 1, block 1 map 2. Each block loads its own k,
-// and half of v for both blocks (multicast). The three warpgroups of a block:
-//   0     producer: thread 0 issues all TMA loads; thread 32 takes the work items in block 0, which
-//         sends them to block 1
+// masking and the K/V pipeline are those of ../kernel.cuh. A cluster of two blocks processes work
+// items of 128 query rows of one head: block 0 computes map 1, block 1 map 2. Each block loads its
+// own k, and half of v for both blocks (multicast). The three warpgroups of a block:
+//   0     producer: thread 0 issues all TMA loads; in block 0, thread 32 runs the scheduler, which
+//         sends each work item to block 1
 //   1, 2  consumers: 64 query rows each, all 256 columns of v
 //
-// Steps of a consumer, over the key tiles j that any of its rows sees. During the softmax step of
-// a line the tensor cores run the line's second product and the products of the other consumer.
+// Steps of a consumer, over the key tiles j that any of its rows sees. During the softmax step on
+// the right, the tensor cores run the second product on its left and the products of the other
+// consumer.
 //   (1) s(0) = q k^T                                  (2) p = softmax step of s(0)
 //   (3) s(j + 1) = q k^T and o += p v(j)              (4) p = softmax step of s(j + 1)
 //   (5) lse; the blocks exchange halves of their columns; each block computes 128 columns of
@@ -104,7 +105,7 @@ __device__ inline void receive_items(uint32_t smem) {
   }
 }
 
-/// A consumer warpgroup; computes the map of its block. kLower: see ConsumerItem.
+/// A consumer warpgroup, which computes the map of its block. kLower: see ConsumerItem.
 template <class T, bool kLower>
 struct WideConsumer {
   using Config = WideConfig;
@@ -113,7 +114,7 @@ struct WideConsumer {
 
   const ForwardArguments<T>& args;
   char* const memory;   // shared memory as a pointer
-  const uint32_t smem;  // and as a shared-memory address
+  const uint32_t smem;  // shared memory as an address for PTX
   const int consumer;
   const int lane = threadIdx.x % 32;
 
@@ -121,7 +122,7 @@ struct WideConsumer {
   uint32_t p[kN / 4];
   SoftmaxState state;
   int count = 0;        // number of the item, from 0
-  int pipe = 0;         // tile j, from the first one this consumer sees, has number pipe + j
+  int pipe = 0;         // pipeline number of tile 0, the first that this consumer sees
   int begin = 0;        // kLower: the first tile of the item that this consumer sees
   uint32_t q_smem = 0;  // this item's q, [64, kD]
 
@@ -152,7 +153,8 @@ struct WideConsumer {
     __syncwarp();
   }
 
-  /// Steps (1) to (4); also loads lambda of this thread's rows. `range` counts from its begin.
+  /// Computes (1) to (4) and loads lambda of this thread's rows. The tiles of `range` count from
+  /// the first one that this consumer sees.
   __device__ __forceinline__ void attend(const KeyRange& range, float (&lambda)[2]) {
     for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
     state.reset();
@@ -179,7 +181,8 @@ struct WideConsumer {
     for (; j < range.full_end - 1; ++j) step<false>(j);
 #pragma unroll 1
     for (; j < range.end - 1; ++j) step<true>(j);
-    // This warp no longer reads q, and X is free: tell the other block that it may send columns.
+    // This warp no longer reads q, and the buffer at kX is free: allow the other block to send its
+    // columns.
     if (lane == 0) {
       ptx::barrier_arrive_remote(
           ptx::remote_address(smem + Config::kXReady + 8 * consumer, ptx::cluster_rank() ^ 1));
@@ -204,7 +207,7 @@ struct WideConsumer {
     __syncwarp();
   }
 
-  /// Steps (3) and (4).
+  /// Computes (3) and (4).
   template <bool kMasked>
   __device__ __forceinline__ void step(int j) {
     wait_v(j);
@@ -244,7 +247,7 @@ struct WideConsumer {
     ptx::wgmma_commit();
   }
 
-  /// Uses the first 16 kSteps keys of the tile; p is 0 for the others.
+  /// Adds p v over the first 16 kSteps keys of the tile. p is 0 for the other keys.
   template <int kSteps = kN / 16>
   __device__ __forceinline__ void issue_output(int j) {
     const uint64_t v = ptx::smem_descriptor(
@@ -258,7 +261,8 @@ struct WideConsumer {
     ptx::wgmma_commit();
   }
 
-  /// `issue_output` for the item's last tile, of which the rows see at most `columns` columns.
+  /// Issues the output product of the item's last tile, of which the rows see at most `columns`
+  /// columns. Multiplies only the first 16 or 48 keys if no row sees more.
   __device__ __forceinline__ void issue_last(int j, int columns) {
     if (columns <= 16) {
       issue_output<1>(j);
@@ -269,8 +273,9 @@ struct WideConsumer {
     }
   }
 
-  /// Turns the scores of a tile into P, not yet rounded. `first_full_tile`: the item's first tile,
-  /// of which every row sees every column. Returns true if O must be multiplied by `factor`.
+  /// Turns the scores of a tile into P, not yet rounded. `first_full_tile`: true if it is the
+  /// item's first tile and every row sees every column of it. Returns true if the caller must
+  /// multiply O by `factor`.
   template <bool kMasked>
   __device__ __forceinline__ bool softmax_step(bool first_full_tile,
                                                const RowLimits<kLower>& limits,
