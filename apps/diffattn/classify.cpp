@@ -139,7 +139,7 @@ class Classify {
     const std::string& pooling = model_->config.classifier_pooling;
     const int64_t begin = pooling == "last" ? length - 1 : 0;
     const int64_t end = pooling == "cls" ? 1 : length;
-    // We go by blocks of rows, because a whole map is quadratic in the length.
+    // We compute the map in blocks of rows, because a whole map is quadratic in the length.
     const int64_t block = std::max<int64_t>(1, kMapEntries / (h.q1.size(2) * h.k1.size(1)));
     torch::Tensor sum = torch::zeros({h.k1.size(1)}, torch::kFloat64);
     for (int64_t row = begin; row < end; row += block) {

@@ -87,7 +87,7 @@ struct ConvertRow {
   size_t count = 0;
 };
 
-/// Adds one to the count of the row with the same texts, which it appends if there is none.
+/// Adds one to the count of the row with the same texts. Appends the row if there is none.
 void count_row(std::vector<ConvertRow>& rows, const ConvertRow& row) {
   const auto same = [&](const ConvertRow& other) {
     return other.name == row.name && other.what == row.what && other.type == row.type;
@@ -138,8 +138,8 @@ void print_conversion(const convert::Report& report, const ConvertArguments& arg
              arguments.dry_run ? "; nothing written to" : " in", arguments.target);
 }
 
-/// Throws io::Error if --attention-only or --seed do not fit the source. A dry run finds its
-/// format, which may stand in config.json only.
+/// Throws io::Error if --attention-only or --seed do not fit the source. A dry run finds the format
+/// of the source, since only config.json names it if --from is missing.
 void check_source(const ConvertArguments& arguments, convert::Options options) {
   if (!arguments.attention_only && !arguments.seed) return;
   options.dry_run = true;
@@ -205,7 +205,7 @@ VerbAction add_convert(CLI::App& app) {
                    "layout of the source (default: the one that config.json names)")
       ->check(CLI::IsMember(convert::format_names()));
   verb->add_option("--to", arguments->to,
-                   "layout of the target; motif and phi4_flash can be read only")
+                   "layout of the target; motif and phi4_flash are source layouts only")
       ->required()
       ->check(CLI::IsMember(convert::format_names()));
   verb->add_option("--gqa", arguments->pairing,

@@ -40,7 +40,7 @@ struct Unmeasured {
   uint64_t truncated = 0;      // texts that were too long
 };
 
-/// Returns the values that are not NaN by name.
+/// Returns the values by name, without those that are NaN.
 Json named_values(const train::Values& values) {
   Json result = Json::object();
   for (const auto& [name, value] : values) {

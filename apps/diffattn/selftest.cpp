@@ -7,6 +7,7 @@
 
 #include <array>
 #include <chrono>
+#include <cmath>
 
 #include "apps/diffattn/terminal/json_text.h"
 #include "apps/diffattn/verbs.h"
@@ -131,8 +132,10 @@ Errors measure_errors(const std::string& backend, const torch::Device& device,
     const auto relative = [](const Tensor& a, const Tensor& b) {
       return ((a - b).norm() / b.norm()).item<double>();
     };
-    // Comparisons with NaN are false, so NaN becomes the worst error.
-    const auto worse = [](double error, double worst) { return error <= worst ? worst : error; };
+    // NaN is the worst error, and stays it: every comparison with NaN is false.
+    const auto worse = [](double error, double worst) {
+      return error <= worst || std::isnan(worst) ? worst : error;
+    };
     errors.forward = worse(relative(got.out, truth.out), errors.forward);
     for (size_t i = 0; i < truth.gradients.size(); ++i) {
       errors.backward = worse(relative(got.gradients[i], truth.gradients[i]), errors.backward);

@@ -84,7 +84,7 @@ void print_memory(const train::MemoryEstimate& memory) {
   row("activations", memory.activations);
   row("working memory", memory.working);
   row("gradients", memory.gradients);
-  fmt::print("  The peak has gradients or activations and working memory, whichever is more.\n");
+  fmt::print("  The peak counts the larger of gradients and activations + working memory.\n");
 }
 
 /// Prints the resolved config, sizes and memory of a run without starting it.
@@ -196,7 +196,7 @@ int report_end(train::Outcome outcome, train::Run& run, const TrainingReporter& 
   return 0;
 }
 
-/// Reads the config of the run: the run file or the resumed folder's, with --set and --skip-bad.
+/// Reads the config from the run file or from the resumed folder. Applies --set and --skip-bad.
 train::RunConfig configured(const TrainOptions& options) {
   const std::string file =
       options.resume.empty() ? options.config : options.resume + "/config.toml";
@@ -210,7 +210,8 @@ train::RunConfig configured(const TrainOptions& options) {
   return config;
 }
 
-/// Goes to the newest checkpoint with --resume, and checks that there is none without it.
+/// With --resume, restores the newest checkpoint. Without it, throws train::ConfigError if the run
+/// folder already has a checkpoint.
 void resume_run(train::Run& run, train::BatchSource& source, const TrainOptions& options) {
   const bool found = run.resume(source);
   if (!options.resume.empty() && !found) {

@@ -46,12 +46,12 @@ struct AttentionOptions {
 /// floating-point argument. Second derivatives (double backward) throw.
 ///
 /// q1, q2 [B, M, H, D]; k1, k2 [B, N, Hkv, D] (may be one tensor); v [B, N, Hkv, Dv]; H is a
-/// multiple of Hkv. Strides are free except that the last one is 1; no tensor is copied. All five
+/// multiple of Hkv. The last stride must be 1, the others are free; no tensor is copied. All five
 /// have one type: float32, float64, bfloat16 or float16. Sums, softmax and the subtraction are in
-/// float32 (float64 for float64), with one rounding at the end. lambda: one number, [H] or [B, M,
-/// H] (packed: [total, H]), any floating type, any sign. Returns [B, M, H, Dv]. A row that sees no
-/// column gives 0 and zero gradients. Throws `diffattn::Error` naming the argument, what was
-/// expected and what came.
+/// float32 (float64 for float64), with one rounding at the end. lambda: one number, [H] or
+/// [B, M, H] (packed: [total, H]), any floating type, any sign. Returns [B, M, H, Dv]. A row that
+/// sees no column gives 0 and zero gradients. Throws `diffattn::Error` naming the argument, the
+/// expected value and the actual one.
 torch::Tensor attention(const torch::Tensor& q1, const torch::Tensor& q2, const torch::Tensor& k1,
                         const torch::Tensor& k2, const torch::Tensor& v,
                         const torch::Tensor& lambda, const AttentionOptions& options = {});
@@ -81,7 +81,8 @@ struct MapOptions {
   TORCH_ARG(std::optional<int64_t>, cols);     // default: one cell per column
 };
 
-/// Computes softmax1, softmax2 and their difference, [B, H, 3, rows, cols]. No gradients.
+/// Computes the maps p1 = softmax1, p2 = softmax2 and p1 - lambda p2, [B, H, 3, rows, cols]. No
+/// gradients.
 torch::Tensor attention_map(const torch::Tensor& q1, const torch::Tensor& q2,
                             const torch::Tensor& k1, const torch::Tensor& k2,
                             const torch::Tensor& lambda, const AttentionOptions& options = {},
@@ -106,7 +107,7 @@ std::string backend_for(torch::Device device, torch::ScalarType dtype);
 /// for unknown names.
 void limit_backend(const std::string& name);
 
-/// The tensors that activation checkpointing saves of an attention call. The backward pass runs the
+/// The tensors of an attention call that activation checkpointing saves. The backward pass runs the
 /// call a second time and reads them.
 enum class KeepAttention {
   /// No tensor: the second run computes everything.

@@ -15,9 +15,9 @@ torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, doub
 /// Returns silu(gate) up, for tensors of one shape and type.
 torch::Tensor swiglu(const torch::Tensor& gate, const torch::Tensor& up);
 
-/// Computes torch::linear: x [..., in], weight [out, in], bias [out] or undefined. A few rows of
-/// float32 or bfloat16 on the CPU that need no gradient run on our own kernel, which rounds only
-/// the result.
+/// Computes torch::linear: x [..., in], weight [out, in], bias [out] or undefined. Inputs of a few
+/// rows in float32 or bfloat16 on the CPU run on our own kernel if they need no gradient. That
+/// kernel rounds only the result.
 torch::Tensor linear(const torch::Tensor& x, const torch::Tensor& weight,
                      const torch::Tensor& bias = {});
 
@@ -27,9 +27,9 @@ struct RotateOptions {
   double direction = 1.0;    // -1 rotates by the negative angles
 };
 
-/// Applies the rotary embedding to heads [B, N, H, D] or [total, H, D], with tables [N, width / 2],
-/// [B, N, width / 2] or [total, width / 2] in float32 (float64). Rounds once, to the type of the
-/// heads. Tables get no gradient.
+/// Applies the rotary embedding to heads [B, N, H, D] or [total, H, D]. The tables are
+/// [N, width / 2], [B, N, width / 2] or [total, width / 2] in float32 (float64 for float64) and get
+/// no gradient. Rounds once, to the type of the heads.
 torch::Tensor rotate(const torch::Tensor& heads, const torch::Tensor& cos, const torch::Tensor& sin,
                      const RotateOptions& options);
 

@@ -73,7 +73,7 @@ std::string file_name(std::string name) {
 /// Trains every model with every seed, several in parallel.
 class Runner {
  public:
-  /// If `measured` is false, it only validates and saves nothing.
+  /// If `measured` is false, it computes only the validation loss and saves no models.
   Runner(const CompareOptions& options, const CompareEvents& events, Comparison& comparison,
          bool measured = true)
       : options_(options), events_(events), comparison_(comparison), measured_(measured) {

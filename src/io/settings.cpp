@@ -8,9 +8,9 @@
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 
-// This is the only file that includes toml++. A malformed table header such as "[,]" fails an
-// assertion of version 3.3, which then reports it as an error. Assertions are therefore off; NDEBUG
-// would turn them into assumptions of the compiler.
+// This is the only file that includes toml++. For a malformed table header such as "[,]", version
+// 3.3 fails an assertion before it reports the error, so we turn its assertions off. NDEBUG must
+// not be defined, because it would turn them into assumptions of the compiler.
 #undef NDEBUG
 #define TOML_ASSERT(expression) static_cast<void>(0)
 #define TOML_ENABLE_FORMATTERS 0
@@ -61,8 +61,8 @@ bool is_bare(std::string_view key) {
   return !key.empty() && std::ranges::all_of(key, is_bare_char);
 }
 
-/// Returns the reason in a message of toml++ without the part of the grammar, e.g. "expected '=',
-/// got '5'", with '?' for every byte that is not printable ASCII.
+/// Returns the reason in a message of toml++, e.g. "expected '=', got '5'", without the name of the
+/// grammar rule. Replaces every byte that is not printable ASCII with '?'.
 std::string reason_of(const toml::parse_error& error) {
   std::string reason = decode(error.description());
   if (const size_t colon = reason.find(": ");

@@ -84,7 +84,7 @@ struct Setter {
   }
 };
 
-/// Names what a run file must hold for a field.
+/// Returns the type of value that a run file must hold for a field.
 struct TypeName {
   const char* operator()(const IntField&) const { return "an integer"; }
   const char* operator()(const DoubleField&) const { return "a number"; }

@@ -13,6 +13,7 @@ CMAKE = os.environ["DIFFATTN_CMAKE"]
 BUILD = os.environ["DIFFATTN_BUILD"]
 COMPILER = os.environ["DIFFATTN_COMPILER"]
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples/cpp"
+CPP_PAGE = EXAMPLE.parents[1] / "docs/cpp.md"
 # Flags for the header that the project precompiled, which saves minutes if the compiler accepts it.
 PRECOMPILED = os.environ.get("DIFFATTN_PRECOMPILED", "")
 
@@ -115,9 +116,9 @@ class Installed(unittest.TestCase):
         made = run(self.folder / "main", env={"PATH": os.environ["PATH"]})
         self.assertRegex(made.stdout, r"^diffllama needle \d+\n$", made.stderr)
 
-    def test_the_example_builds_and_runs(self):
-        build = self.folder / "example"
-        result = run(CMAKE, "-S", EXAMPLE, "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}",
+    def run_example(self, source, build):
+        """Builds the example project in `source` on the installed tree and returns what it prints."""
+        result = run(CMAKE, "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}",
                      "-DCMAKE_BUILD_TYPE=Release")
         self.assertEqual(result.returncode, 0, result.stderr)
         if PRECOMPILED:
@@ -125,10 +126,27 @@ class Installed(unittest.TestCase):
                 "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG")
         result = run(CMAKE, "--build", build)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        result = run(build / "example", env={**os.environ, "OMP_NUM_THREADS": "1"})
+        result = run(build / "example", env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=build)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertIn("attention: gradient of lambda", result.stdout)
-        self.assertIn("training: loss", result.stdout)
+        return result.stdout
+
+    def test_the_example_builds_and_runs(self):
+        printed = self.run_example(EXAMPLE, self.folder / "example")
+        self.assertIn("attention: gradient of lambda", printed)
+        self.assertIn("training: loss", printed)
+
+    def test_the_training_loop_of_the_documentation_runs(self):
+        blocks = re.findall(r"```cpp\n(.*?)```", CPP_PAGE.read_text(), re.DOTALL)
+        programs = [block for block in blocks if "int main()" in block]
+        self.assertEqual(len(programs), 1)
+        source = self.folder / "documented"
+        source.mkdir()
+        shutil.copy(EXAMPLE / "CMakeLists.txt", source)
+        (source / "main.cpp").write_text(programs[0])
+        printed = self.run_example(source, self.folder / "documented_build")
+        accuracy = re.search(r"accuracy ([\d.]+)", printed)
+        self.assertTrue(accuracy, printed)
+        self.assertGreater(float(accuracy.group(1)), 0.99, printed)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ namespace {
 std::atomic<int64_t> live{0}, peak{0};
 
 /// Stores the size in front of every block, in as many bytes as its alignment.
-void* counted_allocate(std::size_t size, std::size_t alignment) {
+void* counted_allocate(size_t size, size_t alignment) {
   void* block = nullptr;
   if (posix_memalign(&block, alignment, size + alignment) != 0) throw std::bad_alloc();
   char* data = static_cast<char*>(block);
-  *reinterpret_cast<std::size_t*>(data) = size;
+  *reinterpret_cast<size_t*>(data) = size;
   const int64_t now = live += static_cast<int64_t>(size);
   int64_t most = peak.load();
   while (now > most && !peak.compare_exchange_weak(most, now)) {
@@ -31,25 +31,25 @@ void* counted_allocate(std::size_t size, std::size_t alignment) {
   return data + alignment;
 }
 
-void counted_free(void* data, std::size_t alignment) {
+void counted_free(void* data, size_t alignment) {
   if (data == nullptr) return;
   char* block = static_cast<char*>(data) - alignment;
-  live -= static_cast<int64_t>(*reinterpret_cast<std::size_t*>(block));
+  live -= static_cast<int64_t>(*reinterpret_cast<size_t*>(block));
   std::free(block);
 }
 
-constexpr std::size_t kPlain = alignof(std::max_align_t);
+constexpr size_t kPlain = alignof(std::max_align_t);
 
 }  // namespace
 
-void* operator new(std::size_t size) { return counted_allocate(size, kPlain); }
-void* operator new[](std::size_t size) { return counted_allocate(size, kPlain); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  return counted_allocate(size, static_cast<std::size_t>(alignment));
+void* operator new(size_t size) { return counted_allocate(size, kPlain); }
+void* operator new[](size_t size) { return counted_allocate(size, kPlain); }
+void* operator new(size_t size, std::align_val_t alignment) {
+  return counted_allocate(size, static_cast<size_t>(alignment));
 }
 /// std::stable_partition allocates its buffer with this operator. A sanitizer's version would not
 /// store the size in front of the block.
-void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
   try {
     return counted_allocate(size, kPlain);
   } catch (const std::bad_alloc&) {
@@ -59,13 +59,13 @@ void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
 void operator delete(void* data) noexcept { counted_free(data, kPlain); }
 void operator delete(void* data, const std::nothrow_t&) noexcept { counted_free(data, kPlain); }
 void operator delete[](void* data) noexcept { counted_free(data, kPlain); }
-void operator delete(void* data, std::size_t) noexcept { counted_free(data, kPlain); }
-void operator delete[](void* data, std::size_t) noexcept { counted_free(data, kPlain); }
+void operator delete(void* data, size_t) noexcept { counted_free(data, kPlain); }
+void operator delete[](void* data, size_t) noexcept { counted_free(data, kPlain); }
 void operator delete(void* data, std::align_val_t alignment) noexcept {
-  counted_free(data, static_cast<std::size_t>(alignment));
+  counted_free(data, static_cast<size_t>(alignment));
 }
-void operator delete(void* data, std::size_t, std::align_val_t alignment) noexcept {
-  counted_free(data, static_cast<std::size_t>(alignment));
+void operator delete(void* data, size_t, std::align_val_t alignment) noexcept {
+  counted_free(data, static_cast<size_t>(alignment));
 }
 
 namespace diffattn::testing {

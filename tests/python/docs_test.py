@@ -47,13 +47,16 @@ class Documents(unittest.TestCase):
         self.run_blocks("docs/migration.md")
 
     def test_cpp_page_names_what_the_headers_have(self):
-        text, checked = (ROOT / "docs/cpp.md").read_text(), 0
+        text, checked, listed = (ROOT / "docs/cpp.md").read_text(), 0, []
         for header, names in re.findall(r"^\| `(diffattn/[\w/]+\.h)` \| (.*?) \|", text, re.MULTILINE):
             declared = (ROOT / "include" / header).read_text()
+            listed.append(header)
             for name in re.findall(r"`(\w+)", names):
                 self.assertTrue(re.search(rf"\b{name}\b", declared), f"{header} has no {name}")
                 checked += 1
         self.assertGreater(checked, 30)
+        public = (str(path.relative_to(ROOT / "include")) for path in (ROOT / "include").rglob("*.h"))
+        self.assertEqual(sorted(listed), sorted(public))  # every public header once
 
     def test_tutorial(self):
         if importlib.util.find_spec("transformers") is None:

@@ -49,7 +49,7 @@ class App {
     return names;
   }
 
-  // The fragment of the address is user input: replaces invalid values with defaults.
+  // Replaces invalid values with defaults, because the fragment of the address is user input.
   normalise() {
     const { state, report } = this;
     const within = (value, count) =>
@@ -238,7 +238,7 @@ class App {
       this.applyTheme();
       this.changed(new Set(["theme"]));
     });
-    // Prints in the light theme.
+    // The page prints in the light theme.
     for (const [name, printing] of [
       ["beforeprint", true],
       ["afterprint", false],

@@ -31,7 +31,7 @@ function halfTable() {
   return halves;
 }
 
-// Returns the values of the 256 bytes in a q8 tile.
+// Returns the value that each of the 256 bytes stands for in a q8 tile.
 function byteTable(scale) {
   const table = new Float32Array(256);
   for (let q = -127; q < 128; ++q) table[q & 255] = (Math.sign(q) * scale * q * q) / 16129;
@@ -226,8 +226,8 @@ export class HeadMap {
     return out;
   }
 
-  // Returns a magnitude that 99.7 % of the non-zero cells of all planes do not exceed, so that a
-  // single large entry, such as an attention sink, does not make all others pale.
+  // Returns a magnitude that 99.7 % of the non-zero cells of all planes do not exceed. With the
+  // maximum instead, a single large entry (an attention sink) would make all others pale.
   typicalRange() {
     const level = Math.max(...this.levels.keys());
     const magnitudes = [];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The text. Pointing at a token shows the signed weights of the tokens that it attends to, in both
-// maps and in their difference.
+// The view of the text. Pointing at a token shows the signed weights of the tokens that it attends
+// to, in both maps and in their difference.
 
 import { cssColour, h } from "./dom.js";
 import { Legend } from "./legend.js";

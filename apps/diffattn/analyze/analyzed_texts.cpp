@@ -31,7 +31,7 @@ std::string whole_file(const std::string& path) {
   return text;
 }
 
-/// Returns the text of each token, or its id without a tokenizer and for tokens without text.
+/// Returns the text of each token, or its id if there is no tokenizer or the token has no text.
 std::vector<std::string> token_labels(const std::vector<int64_t>& ids,
                                       const std::optional<io::Tokenizer>& tokenizer) {
   std::vector<std::string> labels;
@@ -188,7 +188,7 @@ KnownText AnalyzedTexts::source_example(int64_t index) const {
   return known;
 }
 
-/// Returns the tokens of --data that the model reads at a time.
+/// Returns the largest number of tokens of --data that the model reads at a time.
 int64_t AnalyzedTexts::piece_length() const {
   return options_.seq_len > 0 ? options_.seq_len : model_.config.max_position_embeddings;
 }

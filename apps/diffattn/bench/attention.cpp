@@ -48,8 +48,8 @@ BenchSample run_route(const AttentionSettings& s, const AttentionPoint& p, const
   return sample;
 }
 
-/// Returns the routes that support the point and puts the errors of the others into `refused`. On a
-/// GPU this also warms up the clocks.
+/// Returns the routes to time. On a GPU it first runs each route once, which also warms up the
+/// clocks. It puts the errors of routes that do not support the point into `refused`.
 std::vector<const BenchRoute*> usable_routes(const AttentionSettings& s, const AttentionPoint& p,
                                              const LayerTensors& t, const AttentionOptions& options,
                                              Json& refused) {

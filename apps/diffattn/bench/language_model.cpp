@@ -52,7 +52,7 @@ void add_bench_model(CLI::App& verb, BenchModel& model) {
   verb.add_option("--layers", model.layers, "layers (default 8)")->check(size);
   verb.add_option("--heads", model.heads, "heads of the Transformer of equal size (default 6)")
       ->check(size);
-  verb.add_option("--kv-heads", model.kv_heads, "its heads of k and v (default: as --heads)")
+  verb.add_option("--kv-heads", model.kv_heads, "its number of kv heads (default: as --heads)")
       ->check(size);
   verb.add_option("--vocab", model.vocab, "tokens of the vocabulary (default 8192)")->check(size);
   verb.add_option("--dtype", model.dtype, "type of the weights (default float32)")

@@ -183,7 +183,7 @@ std::vector<ModulePoint> module_points(const ModuleSettings& s) {
     for (const auto& dtype : s.dtype) {
       for (const auto& mask : s.mask) {
         for (const auto& pass : s.pass) {
-          // The query of decode sees all keys with every mask, so one mask is enough.
+          // Decode runs without the mask, so one mask is enough.
           if (pass == "decode" && mask != s.mask.front()) continue;
           points.push_back({seq, dtype, mask, pass});
         }
@@ -259,7 +259,7 @@ VerbAction add_bench_module(CLI::App& bench) {
   verb->add_option("--embed-dim", s->embed_dim, "width of the model (default 512)")->check(size);
   verb->add_option("--heads", s->heads, "heads of the Transformer of equal size (default 8)")
       ->check(size);
-  verb->add_option("--kv-heads", s->kv_heads, "its heads of k and v (default: as --heads)")
+  verb->add_option("--kv-heads", s->kv_heads, "its number of kv heads (default: as --heads)")
       ->check(size);
   verb->add_option("--batch", s->batch, "sequences at a time (default 1)")
       ->check(integer_in(1, 65536));

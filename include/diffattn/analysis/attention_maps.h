@@ -29,7 +29,7 @@ struct ColumnRange {
   int64_t end = 0;
 };
 
-/// Returns the sum of A over those columns in one row, for every head: [H].
+/// Returns the sum of A over the given columns of one row, for every head: [H].
 std::vector<double> mass_on(const nn::HeadTensors& call, int64_t row,
                             const std::vector<ColumnRange>& columns);
 

@@ -34,8 +34,8 @@ struct ModelAttention {
 void describe(ModelAttention& model);
 
 /// Returns the tokens of one path of introspective attention, counted from 0. Path i sees i + 1
-/// keys of every token: the columns repeat with the number of the path, and the regions widen with
-/// them.
+/// keys of every token, so each token becomes i + 1 columns, labelled with the path of the key. The
+/// regions widen accordingly.
 Sequence path_sequence(Sequence tokens, int64_t path);
 
 struct HeadIndex {

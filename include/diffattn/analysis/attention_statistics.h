@@ -15,9 +15,9 @@ namespace diffattn::analysis {
 /// The arguments of the `attention` call of each layer, for one kind of attention of a model.
 using LayerCalls = std::vector<nn::HeadTensors>;
 
-/// Converts traces, one per layer, to one list of layers per call. Ordinary attention makes one
-/// call in a layer, introspective attention one per path. Throws std::invalid_argument if there are
-/// no calls or if layers differ in their number of calls.
+/// Regroups traces, one per layer: element i of the result holds call i of every layer. Ordinary
+/// attention makes one call in a layer, introspective attention one per path. Throws
+/// std::invalid_argument if there are no calls or if layers differ in their number of calls.
 std::vector<LayerCalls> calls_of(const std::vector<nn::AttentionTrace>& traces);
 
 /// Entries with |A| below this threshold count as zero for the sparsity.
@@ -57,7 +57,7 @@ class AttentionStatistics {
     std::vector<double> sums;  // one per statistic
     double rows = 0;           // rows that see at least one column
     double entries = 0;        // visible entries
-    LambdaValue lambda{};      // its mean is the sum so far
+    LambdaValue lambda{};      // `mean` holds the sum so far
     double lambdas = 0;        // number of values in that sum
   };
   struct Layer {

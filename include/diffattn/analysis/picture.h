@@ -52,9 +52,8 @@ std::string to_png(const Picture& picture, const PictureStyle& style = {});
 /// Returns an SVG document. Maps of up to 64 x 64 entries are rectangles, larger ones are images.
 std::string to_svg(const Picture& picture, const PictureStyle& style = {});
 
-/// Returns text for a terminal with that many columns. Without colours, positive weights are `#`
-/// `+`
-/// `.` and negative ones `=` `-` `,`, from strong to weak.
+/// Returns text for a terminal with `terminal_columns` columns. Without colours, `# + .` are
+/// positive weights and `= - ,` negative ones, from strong to weak.
 std::string to_ascii(const Picture& picture, TerminalColours colours,
                      int64_t terminal_columns = 100, const PictureStyle& style = {});
 

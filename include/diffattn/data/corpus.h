@@ -35,13 +35,14 @@ class Corpus {
   uint64_t tokens() const noexcept { return tokens_; }
   /// Copies the tokens from `begin` on. Throws io::Error outside the corpus.
   void read(uint64_t begin, std::span<TokenId> out) const;
-  /// Returns a hash of the documents' boundaries and of the tokens (of a file: its checksum).
+  /// Returns a hash of the documents' boundaries and of the tokens. For a token file, it hashes the
+  /// file's checksum instead of the tokens.
   uint64_t fingerprint() const noexcept { return fingerprint_; }
 
-  /// Splits the corpus into about 1 - fraction and fraction of it, without a common token. The seed
-  /// assigns whole documents; with fewer than 20 documents, it cuts the end off each one instead.
-  /// The second part is empty only if fraction is 0 or the corpus is too small. Throws io::Error
-  /// unless fraction is in [0, 1).
+  /// Splits the corpus into two disjoint parts with about 1 - fraction and fraction of its tokens.
+  /// The seed assigns whole documents. A corpus of fewer than 20 documents gives the end of each
+  /// one to the second part instead. The second part is empty only if fraction is 0 or the corpus
+  /// is too small. Throws io::Error unless fraction is in [0, 1).
   std::pair<Corpus, Corpus> split(double fraction, uint64_t seed) const;
 
  private:
@@ -53,7 +54,7 @@ class Corpus {
   uint64_t fingerprint_ = 0;
 };
 
-/// Counts of a reader of text.
+/// The progress of reading a text source, and its totals at the end.
 struct ReadReport {
   uint64_t files = 0;
   uint64_t bytes = 0;  // read so far
@@ -78,7 +79,7 @@ std::vector<std::string> text_files(const std::string& path);
 
 /// Reads and tokenises `path`: a text file (one document), a JSONL file (`*.jsonl`, one document
 /// per line {"text": ...}), a folder of both, or a token file, which must have been written with
-/// this tokenizer. Throws io::Error, also if there is no token.
+/// this tokenizer. Throws io::Error if it cannot read the source or finds no token.
 Corpus read_corpus(const std::string& path, const io::Tokenizer& tokenizer,
                    const ReadOptions& options = {}, ReadReport* report = nullptr);
 

@@ -23,8 +23,8 @@ struct ExampleSet {
   std::vector<std::string> label_names;  // sorted, numbers by value
   uint64_t truncated = 0;                // texts that were longer than allowed
 
-  /// Splits the set into about 1 - fraction and fraction of the examples, which the seed assigns.
-  /// Throws io::Error unless fraction is in [0, 1).
+  /// Splits the set into two parts with about 1 - fraction and fraction of the examples. The seed
+  /// chooses the part of each example. Throws io::Error unless fraction is in [0, 1).
   std::pair<ExampleSet, ExampleSet> split(double fraction, uint64_t seed) const;
 };
 
@@ -58,7 +58,7 @@ class ShuffledIndices {
  private:
   uint64_t size_;
   RowOptions options_;
-  uint64_t taken_ = 0;  // numbers, of all ranks
+  uint64_t taken_ = 0;  // numbers taken so far by all ranks
 };
 
 /// Token ids of several texts, padded on the right to one length.

@@ -24,8 +24,8 @@ class Confusion {
   double accuracy() const;
   /// Returns the harmonic mean of precision and recall, or 0 if both are 0.
   double f1(int64_t label) const;
-  /// Returns the mean of f1 over the classes that occurred as label or prediction, or 0 without
-  /// any.
+  /// Returns the mean of f1 over the classes that occurred as label or prediction, or 0 if none
+  /// did.
   double macro_f1() const;
 
  private:
@@ -44,8 +44,8 @@ struct Rouge {
 /// 0 if a text has no n-gram (rouge2 of a single word), but 1 for two empty texts.
 Rouge rouge(std::span<const int64_t> summary, std::span<const int64_t> reference);
 
-/// Computes ROUGE over words: runs of ASCII letters and digits, in lower case, and of other bytes
-/// from 0x80 on. There is no stemming.
+/// Computes ROUGE over words. A word is a run of ASCII letters, digits and bytes from 0x80 on.
+/// ASCII letters compare in lower case; there is no stemming.
 Rouge rouge(std::string_view summary, std::string_view reference);
 
 }  // namespace diffattn::data

@@ -49,8 +49,9 @@ class SequenceTask {
 };
 
 /// Needles in a haystack. `needles` facts, each a key and its value, lie in noise. Then come
-/// `questions` questions: a mark, the key of a needle, and its value, which is the answer. With at
-/// most `asked` questions, each is about another needle; else each draws one of `asked` needles.
+/// `questions` questions: a mark, the key of a needle, and its value, which is the answer. If
+/// questions <= asked, each question is about a different needle. Otherwise each question after the
+/// first draws one of `asked` needles.
 struct NeedleOptions {
   int64_t length = 512;  // tokens of the haystack
   int64_t needles = 4;
@@ -68,8 +69,8 @@ std::unique_ptr<SequenceTask> needle_task(const NeedleOptions& options);
 /// Returns a readable name of a token: "key7", "val12", "n3" (noise), "?" (mark).
 std::string needle_label(int64_t id, const NeedleOptions& options);
 
-/// Associative recall. A sequence is a list of pairs: a key of two tokens and its value. `pairs`
-/// groups of pairs share the first half of their key; a group has 1 + `distractors` pairs. Then
+/// Associative recall. A sequence is a list of pairs: a key of two tokens and its value. The pairs
+/// form `pairs` groups of 1 + `distractors` pairs each, whose keys share their first token. Then
 /// come questions as in NeedleOptions, each about a random pair.
 struct RecallOptions {
   int64_t pairs = 16;       // different first halves of keys
@@ -121,7 +122,7 @@ struct NoisyTextOptions {
 std::unique_ptr<ExampleTask> noisy_text_task(const NoisyTextOptions& options);
 
 /// Documents of sentences, each of which begins with a cue. Half of the cues mark sentences of the
-/// summary. The summary has these sentences in order, each with a stop, and then the end token.
+/// summary. The summary has these sentences in order, each with a stop token, then the end token.
 struct SelectOptions {
   int64_t sentences = 8;
   int64_t selected = 2;
@@ -146,7 +147,7 @@ class ExampleRows {
   uint64_t taken_ = 0;
 };
 
-/// Tokens that all generated tasks share. The tokens of a task follow from kTaskTokens on.
+/// Tokens that all generated tasks share. A task's own tokens start at kTaskTokens.
 enum TaskToken : int64_t {
   kTaskPad = 0,
   kTaskMark = 1,

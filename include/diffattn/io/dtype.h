@@ -50,8 +50,8 @@ uint64_t dtype_bits(Dtype dtype) noexcept;
 /// Returns the dtype with that exact name (case matters), or nullopt.
 std::optional<Dtype> parse_dtype(std::string_view name) noexcept;
 
-/// `DtypeOf<T>::value` is the dtype whose elements are objects of type T. There is none for bool:
-/// a BOOL byte in a file may be neither 0 nor 1, and a C++ bool may hold nothing else.
+/// `DtypeOf<T>::value` is the dtype whose elements are objects of type T. It has no value for bool:
+/// a BOOL byte in a file may differ from 0 and 1, but a C++ bool must not.
 template <typename T>
 struct DtypeOf;
 

@@ -20,12 +20,14 @@ struct JsonLimits {
   size_t max_values = size_t{1} << 22;
 };
 
-/// Parses one JSON text (RFC 8259). It is stricter than most parsers and rejects duplicate keys,
-/// a byte order mark, text after the value, NUL bytes, invalid UTF-8, NaN and Infinity, numbers
-/// beyond double, and integers beyond 64 bits (which would silently become rounded doubles).
+/// Parses one JSON text (RFC 8259). It is stricter than most parsers and rejects
+///   - duplicate keys, a byte order mark and text after the value;
+///   - NUL bytes and invalid UTF-8;
+///   - NaN, Infinity and numbers beyond double;
+///   - integers beyond 64 bits, which would silently become rounded doubles.
 ///
-/// The result is nlohmann::json, whose keys are sorted, not ordered_json: a sorted map finds a
-/// duplicate key in logarithmic time, and no format that we read gives meaning to key order.
+/// The result is nlohmann::json, not ordered_json. Its keys are sorted, so the parser finds a
+/// duplicate key in logarithmic time. No format that we read gives meaning to key order.
 ///
 /// Throws Error with the byte offset; file is only used for messages.
 nlohmann::json parse_json(std::string_view text, const std::string& file,

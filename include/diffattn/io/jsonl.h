@@ -17,12 +17,12 @@ class LineReader {
   explicit LineReader(const std::string& path, size_t max_line_bytes = kMaxLineBytes);
 
   /// Reads the next line; returns false at the end of the file. Throws Error for a line that is too
-  /// long; the call after that reads the line that follows it.
+  /// long; the next call then continues with the following line.
   bool next(std::string& line);
   /// Number of the line that next() read last, counted from 1.
   uint64_t number() const noexcept { return number_; }
   const std::string& name() const noexcept { return file_.name(); }
-  /// Bytes from the start of the file to the end of that line.
+  /// Bytes from the start of the file to the end of the line that next() read last.
   uint64_t position() const noexcept { return position_; }
   uint64_t size() const noexcept { return file_.size(); }
 

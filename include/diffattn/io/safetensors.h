@@ -25,14 +25,17 @@ inline constexpr size_t kMaxMetadataEntries = size_t{1} << 16;
 /// The validated header of a file; see parse().
 class SafetensorsHeader {
  public:
-  /// Parses and validates the start of a file. head must hold the first 8 + N bytes; it may be
-  /// longer, and shorter only if the file itself is. file_size is the size of the whole file.
+  /// Parses and validates the start of a file. head must hold the first 8 + N bytes, or the whole
+  /// file if that is shorter; it may hold more. file_size is the size of the whole file.
   ///
-  /// Throws Error for a length beyond the limit or the file; anything that parse_json() rejects;
-  /// unknown, missing or repeated fields; offsets and dimensions that are not integers in range;
-  /// sizes that overflow, are not whole bytes or differ from the data range; tensors that
-  /// overlap, leave gaps, or do not end exactly at the end of the file; names that repeat, are
-  /// empty, too long or hold control characters; rank and counts beyond the limits above.
+  /// Throws Error for
+  ///   - a length beyond the limit or the file, and anything that parse_json() rejects;
+  ///   - unknown, missing or repeated fields;
+  ///   - offsets and dimensions that are not integers in range;
+  ///   - sizes that overflow, are not whole bytes or differ from the data range;
+  ///   - tensors that overlap, leave gaps, or do not end exactly at the end of the file;
+  ///   - names that repeat, are empty, too long or hold control characters;
+  ///   - rank and counts beyond the limits above.
   /// Like the reference implementation, it accepts whitespace before the '{'.
   static SafetensorsHeader parse(std::span<const std::byte> head, uint64_t file_size,
                                  const std::string& file);
@@ -82,8 +85,8 @@ struct TensorSpec {
   std::vector<int64_t> shape;
 };
 
-/// Returns the bytes of a tensor. Throws Error (about file) if the rank exceeds the limit, a size
-/// overflows 64 bits, or the tensor does not fill whole bytes.
+/// Returns the size of a tensor in bytes. Throws Error (about file) if the rank exceeds the limit,
+/// a size overflows 64 bits, or the tensor does not fill whole bytes.
 uint64_t tensor_bytes(const TensorSpec& spec, const std::string& file);
 
 /// Writes one .safetensors file, which becomes visible at commit() (see AtomicFile).

@@ -23,7 +23,8 @@ struct TrainingOptions {
   unsigned threads = 0;                                    // 0: one per core
 };
 
-/// The argument of a ProgressCallback, which the trainer calls from the calling thread.
+/// The progress of a training. The trainer calls a ProgressCallback with it, on the thread that
+/// called add_file() or train().
 struct TrainingProgress {
   enum class Phase { kCount, kMerge } phase = Phase::kCount;
   uint64_t done = 0;  // kCount: bytes read; kMerge: tokens in the vocabulary

@@ -25,38 +25,39 @@ int current_capability();
 /// Returns the capability of the current device, capped at `problem.max_capability`.
 int usable_capability(const Problem& problem);
 
-/// Returns the bytes of device memory with which a forward runs faster: partial results of decoding
-/// kernels that split the keys, or the workspace of the sm_90 kernels. 0 if memory does not help.
-/// Without a workspace (null) the result is as accurate, but may differ in its last bits. Every
-/// workspace here and below must be 256-byte aligned; its content on entry does not matter.
+/// Returns the size in bytes of the optional workspace with which `forward` is faster; 0 if its
+/// kernel uses none. The workspace holds partial results of decoding kernels that split the keys,
+/// or scratch data of the sm_90 kernels. Without it (null) the result is as accurate, but may
+/// differ in its last bits. Every workspace here and below is device memory, 256-byte aligned; its
+/// content on entry does not matter.
 size_t forward_workspace_bytes(const ForwardParams& params);
 void forward(const ForwardParams& params, void* workspace, Stream stream);
 void forward(const ForwardParams& params, Stream stream);
 
-/// Returns the name of the kernels that would compute it on the current device, given a workspace:
-/// "decode" (mma.sync, split over keys), "sm90" (wgmma), "sm80" (mma.sync), "tf32" (float32,
-/// mma.sync) or "simt".
+/// Returns the name of the kernels that `forward` would launch on the current device, given a
+/// workspace: "decode" (mma.sync, split over keys), "sm90" (wgmma), "sm80" (mma.sync), "tf32"
+/// (float32, mma.sync) or "simt".
 const char* forward_route(const ForwardParams& params);
 
-/// True if `recompute` has a kernel of its own: sm_90 without a mask, value_dim up to 128.
+/// True if `recompute` has a kernel of its own: sm_90, no mask tensor, value_dim up to 128.
 bool takes_recompute(const ForwardParams& params);
 /// Recomputes out, and o if given, from lse1 and lse2 of an earlier forward (activation
-/// checkpointing). Its own kernel does two thirds (Dv = 2 D) or three quarters (Dv = D) of the work
-/// of a forward. Without one, a whole forward runs and writes lse1 and lse2 again. Never computes
-/// o2. Takes the same workspace as `forward`.
+/// checkpointing). If `takes_recompute`, its kernel does two thirds (Dv = 2 D) or three quarters
+/// (Dv = D) of the work of a forward. Otherwise, or without a workspace, it runs a whole forward,
+/// which overwrites lse1 and lse2. Never computes o2. Takes the same workspace as `forward`.
 void recompute(const ForwardParams& params, void* workspace, Stream stream);
 
 /// Returns the bytes of device memory that `backward` needs.
 size_t backward_workspace_bytes(const BackwardParams& params);
 void backward(const BackwardParams& params, void* workspace, Stream stream);
 
-/// Returns the name of the kernels that would compute it on the current device: "sm90" (wgmma),
-/// "sm80" (mma.sync), "tf32" (float32, mma.sync) or "simt".
+/// Returns the name of the kernels that `backward` would launch on the current device: "sm90"
+/// (wgmma), "sm80" (mma.sync), "tf32" (float32, mma.sync) or "simt".
 const char* backward_route(const BackwardParams& params);
 
-/// Row statistics, their gradients, and downsampled maps. `takes` tells whether there is a kernel;
-/// pass any value_dim it accepts, since these operations have no values. No map is stored: memory
-/// is O(rows).
+/// Computes row statistics. `stats`, `stats_backward` and `map` store no full map, so memory is
+/// O(rows). `takes` tells if they have a kernel; pass it any valid value_dim, since they read no
+/// values.
 void stats(const StatsParams& params, Stream stream);
 
 /// Returns the bytes of device memory that `stats_backward` needs.

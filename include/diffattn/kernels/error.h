@@ -13,7 +13,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Throws the `Error` for a wrong argument: its name, what was expected, and what came.
+/// Throws an `Error` that names the wrong argument, the expected value and the actual one.
 [[noreturn]] inline void throw_argument_error(const std::string& argument,
                                               const std::string& expected, const std::string& got) {
   throw Error("diffattn: argument '" + argument + "': expected " + expected + ", got " + got);

@@ -17,8 +17,8 @@ struct TokenPast;
 
 namespace diffattn::nn {
 
-/// The masks of one call. `causal` and `window` replace those of the layer if given; the others
-/// combine with them.
+/// The masks of one call. If given, `causal` and `window` replace the layer's own. A query sees a
+/// key only if every mask allows it.
 struct AttentionMask {
   TORCH_ARG(std::optional<bool>, causal);
   TORCH_ARG(std::optional<int64_t>, window);
@@ -63,7 +63,7 @@ struct HeadTensors {
   bool single_map = false;
 };
 
-/// The `attention` calls of a layer, in order, with their graph.
+/// The `attention` calls of a layer, in order. Their tensors keep their autograd graph.
 struct AttentionTrace {
   std::vector<HeadTensors> calls;
 };

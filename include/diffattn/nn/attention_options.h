@@ -70,7 +70,7 @@ struct MultiheadDiffAttentionOptions {
   TORCH_ARG(int64_t, embed_dim);
   /// Heads of the output. For V1 a head is a pair of sub-heads, for grouped a signal head.
   TORCH_ARG(int64_t, num_heads);
-  /// Kv heads; for V1 and grouped attention pairs of them. Default: num_heads (grouped:
+  /// Number of kv heads; V1 and grouped attention count pairs. Default: num_heads (grouped:
   /// noise_heads).
   TORCH_ARG(std::optional<int64_t>, num_kv_heads);
   /// Width of q and k. Default: embed_dim / num_heads, half of it for V1 and grouped.
@@ -93,7 +93,7 @@ struct MultiheadDiffAttentionOptions {
   TORCH_ARG(LambdaKind, lambda) = LambdaKind::kVectors;
   TORCH_ARG(int64_t, layer_index) = 0;
   TORCH_ARG(LambdaSchedule, lambda_schedule) = LambdaSchedule::kPaper;
-  /// Replaces the value of layer_index and lambda_schedule.
+  /// Replaces the value that follows from layer_index and lambda_schedule.
   TORCH_ARG(std::optional<double>, lambda_init);
   TORCH_ARG(double, lambda_std) = 0.1;
   TORCH_ARG(LambdaPrecision, lambda_precision) = LambdaPrecision::kFloat32;
@@ -125,7 +125,8 @@ struct AttentionSizes {
   double out_scale = 1.0;
 };
 
-/// Returns the sizes. Throws `diffattn::Error` naming the option, what was expected and what came.
+/// Checks the options and returns the sizes. Throws `diffattn::Error` naming the option, the
+/// expected value and the actual one.
 AttentionSizes check(const MultiheadDiffAttentionOptions& options);
 
 }  // namespace diffattn::nn

@@ -20,9 +20,9 @@ struct AttentionPenalty {
 };
 
 /// Computes the penalties from `attention_stats`: memory is linear in the sequence, and everything
-/// in the traces gets gradients. `row_lengths`: for each trace, the number [B] of rows that are not
-/// padding, or none at all. Without it, a call with as many rows as columns counts as
-/// self-attention, whose padding `key_starts` and `key_lengths` give.
+/// in the traces gets gradients. `row_lengths` holds for each trace the number [B] of rows that are
+/// not padding, or nullopt. Without it, a call with as many rows as columns counts as
+/// self-attention, and its `key_starts` and `key_lengths` tell which rows are padding.
 AttentionPenalty attention_penalty(
     const std::vector<AttentionTrace>& traces,
     const std::vector<std::optional<torch::Tensor>>& row_lengths = {});

@@ -27,7 +27,7 @@ struct TokenLoss {
   torch::Tensor count;  // scalar int64: number of labels that are not ignored
 };
 
-/// Computes the cross-entropy of logits = hidden weight^T without all logits in memory: it works in
+/// Computes the cross-entropy of logits = hidden weight^T without all logits in memory. It works in
 /// chunks of rows and computes the gradients of a chunk while its logits exist.
 ///
 /// hidden [..., E], weight [V, E], labels [...] (int64 in [0, V), or ignore_index). Logits, softmax

@@ -10,10 +10,10 @@ namespace diffattn::nn {
 /// Computes (P1 - lambda P2 + lambda G) v of DINT, [B, M, H, Dv] (packed [total, H, Dv]), before
 /// the head norm, with gradients. Every row of that map sums to 1.
 ///
-/// G is the average of the rows of P1: in a causal map over the rows up to the row itself,
-/// G_t = (1 / t) sum_{m <= t} P1[m], else over all rows (as published). G_t v is the mean of the
-/// rows of P1 v, so no map is stored and the memory is O(N). Rows of padding tokens do not count. A
-/// window restricts P1 and P2, but G still averages over all earlier rows.
+/// G is the average of the rows of P1. Row t of a causal map averages the rows up to itself,
+/// G_t = (1 / t) sum_{m <= t} P1[m]; otherwise G averages all rows (as published). G_t v is the
+/// mean of the rows of P1 v, so no map is stored and the memory is O(N). Rows of padding tokens do
+/// not count. A window restricts P1 and P2, but G still averages over all earlier rows.
 ///
 /// With a cache (causal maps only), slot 2 holds the running sums of P1 v in float32, one row per
 /// token so that the cache can be rewound. `heads` are then the newest tokens against all keys.

@@ -40,8 +40,8 @@ struct WritingState {
 /// Parameters: embed_tokens, encoder.layers.i, encoder.norm, decoder.layers.i (with `cross_attn`
 /// and `cross_attention_layernorm` in addition to a block's own), decoder.norm, lm_head.
 ///
-/// "dint" and "introspective" have no cross-attention; there the model uses the most similar
-/// attention instead, "microsoft_v1" and "transformer".
+/// The presets "dint" and "introspective" have no cross-attention. Their models use "microsoft_v1"
+/// and "transformer" for it.
 class EncoderDecoderImpl : public torch::nn::Module {
  public:
   /// Makes `config.num_hidden_layers` decoder blocks and `config.num_encoder_layers` encoder

@@ -49,16 +49,15 @@ struct IntrospectiveAttentionOptions {
   TORCH_ARG(RotaryOptions, rotary) = RotaryOptions().style(RotaryStyle::kHalfSplit);
 };
 
-/// Computes attention with one softmax over the keys of all paths: q [B, M, H, D], one
-/// ks[i] [B, N, Hkv, D] and vs[i] [B, N, Hkv, Dv] for each path. `options` holds the masks, which
-/// are the same for every path. Packed tensors are [total, H, D]. Returns [B, M, H, Dv], with
-/// gradients.
+/// Computes attention with one softmax over the keys of all paths. q is [B, M, H, D]; path i has
+/// ks[i] [B, N, Hkv, D] and vs[i] [B, N, Hkv, Dv]. `options` holds the masks, which are the same
+/// for every path. Packed tensors are [total, H, D]. Returns [B, M, H, Dv], with gradients.
 torch::Tensor bank_attention(BankSchedule schedule, const torch::Tensor& q,
                              const std::vector<torch::Tensor>& ks,
                              const std::vector<torch::Tensor>& vs, const AttentionOptions& options);
 
-/// Returns the same as the arguments of one `attention` call, with keys in (token, path) order and
-/// a mask of (i + 1) M N bytes. Not for packed sequences.
+/// Returns the arguments of one `attention` call that computes the same as `bank_attention`. Its
+/// keys are in (token, path) order, and its mask takes (i + 1) M N bytes. Not for packed sequences.
 HeadTensors bank_call(const torch::Tensor& q, const std::vector<torch::Tensor>& ks,
                       const std::vector<torch::Tensor>& vs, const AttentionOptions& options);
 

@@ -20,8 +20,8 @@ enum class ModelKind {
 };
 
 /// The configuration of a model: the keys of Hugging Face's config.json for DiffLlama and Llama,
-/// and `attention`, which stands for their `model_type`. Head counts are those of the Transformer
-/// of the same size, that is, sub-heads of a differential layer.
+/// and `attention`, which replaces their `model_type`. Head counts are those of the Transformer of
+/// equal size: they count the sub-heads of a differential layer.
 struct ModelConfig {
   ModelKind kind = ModelKind::kDecoder;
   std::string attention = "diffllama";  // name of a preset; "transformer" is Llama

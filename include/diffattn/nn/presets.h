@@ -14,8 +14,8 @@
 
 namespace diffattn::nn {
 
-/// The sizes of a published attention. Head counts are those of the Transformer of the same size,
-/// as in config.json: they count sub-heads, and a pair of sub-heads is one differential head.
+/// The sizes of a published attention. Head counts are those of the Transformer of equal size, as
+/// in config.json: they count sub-heads, and a pair of sub-heads is one differential head.
 struct PresetOptions {
   PresetOptions(int64_t embed_dim, int64_t num_heads)
       : embed_dim_(embed_dim), num_heads_(num_heads) {}

@@ -10,16 +10,12 @@ namespace diffattn::nn {
 /// The attention weight m of a token, from the attention map A [H, M, N].
 enum class TokenWeight {
   /// Sharpness of the token's attention: m_i = mean over heads of max_j A_ij. It depends on row i
-  /// only,
-  /// so
-  /// a causal layer stays causal. O(N) memory (`attention_stats`).
+  /// only, so a causal layer stays causal. O(N) memory (`attention_stats`).
   kQuery,
-  /// Attention that the token gets: m_j = mean over heads of sum_i A_ij, over rows i that are
-  /// not
-  /// padding; sum_j m_j / N = 1 - lambda. For bidirectional self-attention only. We compute the map
-  /// in blocks of rows of 8 MiB, in the backward pass a second time, with about twenty blocks at
-  /// the
-  /// peak.
+  /// Attention that the token gets: m_j = mean over heads of sum_i A_ij, over rows i that are not
+  /// padding; sum_j m_j / N = 1 - lambda. For bidirectional self-attention only. It computes the
+  /// map in blocks of rows of 8 MiB, and a second time in the backward pass. The peak memory is
+  /// about twenty blocks.
   kKey,
 };
 

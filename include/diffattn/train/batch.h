@@ -17,7 +17,8 @@ namespace diffattn::train {
 struct Batch {
   torch::Tensor ids;  // [B, N] int64, or [total] if packed
   /// int64; -100 marks a label that does not count. Language models: the next token, in the shape
-  /// of `ids`. Classifiers: the class, [B]. With `target_ids` [B, M]: the next token of each.
+  /// of `ids`. Classifiers: the class, [B]. Encoder-decoders: the next token of each target token,
+  /// [B, M].
   torch::Tensor labels;
   nn::AttentionMask mask;
   std::optional<torch::Tensor> positions;

@@ -36,7 +36,7 @@ struct RunEvents {
 class Run {
  public:
   /// Opens or creates the folder and locks it. Throws io::Error if another process holds the lock.
-  /// The config must be resolved and the model have its initial weights. `extra_files` (name,
+  /// The config must be resolved, and the model must have its initial weights. `extra_files` (name,
   /// text), for example a tokenizer, go into the model folder and every checkpoint.
   Run(const std::string& folder, const RunConfig& config, std::shared_ptr<TaskModel> model,
       std::vector<std::pair<std::string, std::string>> extra_files = {});

@@ -22,7 +22,7 @@ struct ConfigError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// What a run trains a model to do.
+/// The task that a run trains a model for.
 enum class Task { kLanguageModel, kNeedle, kRecall, kClassify, kSummarize };
 
 /// Returns the name in run files: "lm", "needle", "recall", "classify" or "summarize".
@@ -91,7 +91,7 @@ struct RunConfig {
 
   /// Settings of Task::kSummarize. Without data.train the documents are generated.
   struct Summarize {
-    int64_t decoder_layers = 0;  // 0: num_hidden_layers, which the encoder has
+    int64_t decoder_layers = 0;  // 0: num_hidden_layers, as in the encoder
     int64_t max_summary = 256;   // tokens
     data::SelectOptions select;
   } summarize;
@@ -117,15 +117,15 @@ struct RunConfig {
     int64_t eval_every = 200, eval_batches = 16;
     int64_t log_every = 10, stats_every = 0;
     int64_t checkpoint_every = 200, keep_checkpoints = 3;
-    double peak_tflops = 0.0;       // reference of the utilisation; 0: measured
+    double peak_tflops = 0.0;       // peak rate for the utilisation; 0: measured
     int64_t max_skipped_steps = 8;  // non-finite updates in a row before the run stops
   } train;
 
   /// Sets one key from text. Throws ConfigError for an unknown key (naming the nearest known one),
   /// for text that is not of the key's type, and for a number out of range.
   void set(const std::string& key, const std::string& value);
-  /// Sets one key from a run file. Throws ConfigError also if a number or boolean is in quotes, or
-  /// a text is not.
+  /// Sets one key from a run file. Like set(key, value), but also throws ConfigError if a number or
+  /// boolean is in quotes, or if a text is not.
   void set(const io::Setting& setting);
   void set_all(const std::vector<std::pair<std::string, std::string>>& settings);
 

@@ -48,19 +48,19 @@ class TaskModel {
   int64_t parameter_count() const;
 };
 
-/// Trains a causal model on the next token, or on the labels that count.
+/// Returns a model whose loss is that of the next token, over the labels that count.
 std::shared_ptr<TaskModel> language_model(nn::CausalLM model);
-/// `class_weights` [classes] float32, or undefined.
+/// Returns a model whose loss weights each class by `class_weights` [classes] float32, if defined.
 std::shared_ptr<TaskModel> classifier_model(Classifier model, torch::Tensor class_weights = {});
 std::shared_ptr<TaskModel> summarizer_model(nn::EncoderDecoder model);
 
-/// Returns for each of the `layers` layers that `model` traced on `batch`: [B], the number of rows
-/// of each sequence that are not padding, or nothing if the batch has no lengths.
+/// Returns the number of rows of each sequence that are not padding, [B], for each of the `layers`
+/// layers that `model` traced on `batch`. The entries are nullopt if the batch has no lengths.
 std::vector<std::optional<torch::Tensor>> traced_row_lengths(const TaskModel& model,
                                                              const Batch& batch, size_t layers);
 
-/// Computes the loss and the likeliest token of each row of `hidden` [n, E] for labels [n], of
-/// which none is ignored. It computes the logits in chunks. `lengths` stays undefined.
+/// Computes the loss and the likeliest token of each row of `hidden` [n, E] for labels [n]. Every
+/// label counts. It computes the logits in chunks and leaves `lengths` undefined.
 Predictions predict_tokens(const torch::Tensor& hidden, const torch::Tensor& weight,
                            const torch::Tensor& labels);
 

@@ -18,7 +18,7 @@ namespace diffattn::train {
 class FlopCounter;
 struct Schedule;
 
-/// How far the training has come. Saved with every checkpoint.
+/// The progress of a training. Every checkpoint stores it.
 struct TrainingState {
   int64_t step = 0;     // updates done or skipped
   int64_t tokens = 0;   // labels that counted
