@@ -3,8 +3,18 @@
 
 say() { printf 'setup: %s\n' "$*"; }
 
+# Needs a compiler: without one, every header counts as missing.
 has_header() { # header
   echo "#include <$1>" | g++ -std=c++20 -E -x c++ - >/dev/null 2>&1
+}
+
+# Prints the packages of the C++ libraries that our sources include and that are missing.
+missing_libraries() {
+  has_header CLI/CLI.hpp || echo libcli11-dev
+  has_header nlohmann/json.hpp || echo nlohmann-json3-dev
+  has_header fmt/core.h || echo libfmt-dev
+  has_header toml++/toml.h || echo libtomlplusplus-dev
+  has_header zlib.h || echo zlib1g-dev
 }
 
 # Installs packages as root or with sudo. Exits with status 2 and prints the command to type if it may
