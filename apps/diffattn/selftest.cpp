@@ -132,7 +132,7 @@ Errors measure_errors(const std::string& backend, const torch::Device& device,
     const auto relative = [](const Tensor& a, const Tensor& b) {
       return ((a - b).norm() / b.norm()).item<double>();
     };
-    // NaN is the worst error, and stays it: every comparison with NaN is false.
+    // NaN counts as the worst error and stays the worst: every comparison with NaN is false.
     const auto worse = [](double error, double worst) {
       return error <= worst || std::isnan(worst) ? worst : error;
     };

@@ -41,8 +41,8 @@ std::string mebibytes(int64_t bytes) {
   return fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-/// Counts the parameters of the whole model from one and two layers, since all layers are alike.
-/// The whole model may be larger than this machine.
+/// Computes the parameter count from models of one and two layers, since all layers are alike. The
+/// whole model may not fit into the memory of this machine.
 int64_t parameters_of(train::RunConfig config, const train::TaskData& data) {
   const int64_t layers = config.model.num_hidden_layers;
   const auto count = [&](int64_t some) {
@@ -53,7 +53,7 @@ int64_t parameters_of(train::RunConfig config, const train::TaskData& data) {
   return layers == 1 ? one : one + (layers - 1) * (count(2) - one);
 }
 
-/// True if estimate_memory() fits the task: it is calibrated on causal models of tokens.
+/// True if estimate_memory() is valid for the task: it is calibrated on causal models only.
 bool memory_is_estimated(const train::RunConfig& config) {
   return config.task != train::Task::kClassify && config.task != train::Task::kSummarize;
 }

@@ -39,8 +39,8 @@ int64_t count_parameters(const RunConfig& resolved, const train::TaskData& data)
   return train::new_task_model(resolved, data)->parameter_count();
 }
 
-/// Changes the width of the feed-forward layer of models whose parameter count differs from the
-/// baseline. No attention depends on this size.
+/// Changes the feed-forward width of each model whose parameter count differs from the baseline's
+/// by kParameterTolerance or more. No attention depends on this width.
 void match_parameters(std::vector<Contender>& models, size_t baseline) {
   RunConfig base = models[baseline].config;
   const auto base_data = train::open_task_data(base);

@@ -35,7 +35,7 @@ struct LabelOrder {
 };
 using LabelIndex = std::map<std::string, int64_t, LabelOrder>;
 
-/// Cuts ids to `most` tokens, of which the last are `suffix`. Returns true if it cut something.
+/// Cuts ids to `most` tokens and ends them with `suffix` again. Returns true if it cut something.
 bool truncate(std::vector<TokenId>& ids, size_t most, std::span<const TokenId> suffix) {
   if (ids.size() <= most) return false;
   ids.resize(most);

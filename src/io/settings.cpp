@@ -102,7 +102,8 @@ class Parser {
     Setting setting;
   };
 
-  /// Counts dots that have no dot beside them: only these can separate the parts of a key.
+  /// Throws Error if a line has too many dots that can separate parts of a key. Dots with a dot
+  /// beside them cannot.
   void check_dots() const {
     int dots = 0;
     for (size_t i = 0, line = 1; i < text_.size(); ++i) {
@@ -163,7 +164,7 @@ class Parser {
     return text.substr(0, text.find_first_of("\r\n"));
   }
 
-  /// Returns the byte at a line and column, both counted from 1.
+  /// Returns the byte offset of a line and column, both counted from 1.
   size_t offset_of(toml::source_position place) const {
     const size_t line = std::min<size_t>(place.line, line_begins_.size());
     return std::min(line_begins_[line - 1] + place.column - 1, text_.size());

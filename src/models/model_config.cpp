@@ -21,7 +21,7 @@ constexpr int64_t kMaxCount = 1 << 16;
 constexpr char kEncoderType[] = "diff_encoder";
 constexpr char kEncoderDecoderType[] = "diff_encoder_decoder";
 
-/// Keys that do not change the results, or that other functions than Reader read.
+/// Keys that change no result, and keys that functions outside of Reader read.
 constexpr std::array<std::string_view, 24> kOtherKeys = {"architectures",
                                                          "attention_dropout",
                                                          "attn_implementation",
@@ -65,7 +65,7 @@ struct Reader {
   void read(const char* key, bool& target) {
     if (const auto value = find(key)) target = value->to_bool();
   }
-  /// Reads a token id; null means none. From a list, as Llama-3 has it, takes the first.
+  /// Reads a token id; null means none. Takes the first id of a list, which Llama-3 has.
   void read(const char* key, std::optional<int64_t>& target, int64_t vocabulary) {
     if (const auto value = find(key)) {
       target = (value->is_array() ? value->at(0) : *value).to_int(0, vocabulary - 1);
@@ -186,7 +186,7 @@ std::string dtype_text(torch::ScalarType dtype) {
   }
 }
 
-/// Writes the model type, with the names of transformers for models that it has.
+/// Adds the model type and the keys that depend on it. Models of transformers get its names.
 void add_type(nlohmann::json& json, const ModelConfig& c) {
   if (c.mlp_bias || c.attention == "transformer") json["mlp_bias"] = c.mlp_bias;
   if (c.attention != "transformer") json["lambda_std_dev"] = c.lambda_std_dev;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One map with its title, token labels, regions and crosshair. A second canvas above the map's has
-// the parts that follow the pointer.
+// One map with its title, token labels, regions and crosshair. The crosshair is on a second canvas
+// that covers the first, so that a move of the pointer does not redraw the map.
 
 import { cssColour, h } from "./dom.js";
 import { colourOf, inkOn } from "./colour.js";
@@ -61,7 +61,7 @@ export class Panel {
     this.title.style.marginLeft = `${this.gutter}px`;
   }
 
-  // Moves the title down to the map if there are no token labels between them.
+  // Returns how far to move the title down. Without token labels, it moves close to the map.
   titleOffset(view) {
     return view.cell < MIN_LABEL_STEP ? TOP - 34 : 0;
   }
@@ -100,7 +100,7 @@ export class Panel {
     return finished;
   }
 
-  // Hatches the background. Entries that a row may not see stay hatched, since they are not zero.
+  // Hatches the background. Hidden entries stay hatched, which tells them from entries of zero.
   drawVoid(context, width, height) {
     const { rect } = this;
     context.save();

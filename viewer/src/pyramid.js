@@ -38,8 +38,8 @@ function byteTable(scale) {
   return table;
 }
 
-// Decodes a tile from its slice of the base64 text. It uses plain loops because it takes most of
-// the time of a frame with new tiles.
+// Decodes a tile from its slice of the base64 text. Plain loops make it fast, because decoding
+// takes most of the time of a frame with new tiles.
 function decodeTile(text, format, offset, scale, count) {
   const length = count * BYTES[format];
   const begin = (offset / 3) * 4;
@@ -149,7 +149,7 @@ export class HeadMap {
     return decodeTile(text, stored.format, place.offset, place.scale, rows * columns);
   }
 
-  // Computes p1 - lambda p2 in single precision, like the entries.
+  // Computes p1 - lambda p2 in single precision, which the stored entries have too.
   subtractedTile(level, tileRow, tileColumn) {
     const p1 = this.tile("p1", level, tileRow, tileColumn);
     const p2 = this.tile("p2", level, tileRow, tileColumn);

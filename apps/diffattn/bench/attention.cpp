@@ -62,7 +62,7 @@ std::vector<const BenchRoute*> usable_routes(const AttentionSettings& s, const A
   };
   for (const BenchRoute& route :
        p.packed() ? packed_routes(s.on_gpu()) : bench_routes(s.on_gpu())) {
-    if (route.plain && p.mask == "window" && p.pass != "decode") continue;  // not in torch
+    if (route.plain && p.mask == "window" && p.pass != "decode") continue;  // torch has no window
     if (!wanted(route)) continue;
     if (s.on_gpu()) {
       try {

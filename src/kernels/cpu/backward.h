@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Backward of one block of query rows against one kv head, as in docs/algorithm.md. Scratch memory
-// holds the maps of all keys at once, so q, k, v and dout are the only inputs that it needs:
+// holds the maps of all keys at once, so the backward requires nothing that the forward saved:
 //
 //   (1) (2) (3)  e1, e2 and their row sums                                       Maps
 //   (4)          O = A v, if the head norm needs O and it was not saved          BackwardRows

@@ -34,7 +34,8 @@ struct Ahead {
 
 /// Keys that one call of run_tiles() processes with AMX.
 inline constexpr int kTileKeys = 64;
-/// Transposed q that a task stores for AMX, in operands: four rows of 32 heads at D = 64.
+/// Number of operands of transposed q that a task can store for AMX. Four rows of 32 heads fit at
+/// D = 64.
 inline constexpr int64_t kTurnedOperands = 8192;
 
 template <class Isa, Dtype kType>
@@ -71,7 +72,7 @@ struct Decode {
   bool suits_tiles() const {
     return kTiles && padded % 4 == 0 && maps.head_dim % kStep == 0 && maps.head_dim <= kMaxShared;
   }
-  /// Returns the operands of the transposed q of all rows and both maps.
+  /// Returns the number of operands in the transposed q of all rows and both maps.
   int64_t turned_operands() const { return padded / 4 * 2 * maps.head_dim * 2; }
   /// Transposes q, four rows at a time.
   void turn(uint32_t* turned) const {
@@ -141,9 +142,9 @@ struct Decode {
   /// apart for the hardware prefetchers. Each head then prefetches one contiguous part of the next
   /// panel of all heads. A head that is stored by itself prefetches its own rows.
   ///
-  /// The kernel reads a panel one column of cache lines at a time. It prefetches a panel without
-  /// gaps in address order, which also triggers the hardware prefetchers. Prefetching past the end
-  /// is harmless.
+  /// The kernel reads a panel one column of cache lines at a time. If the next panel has no gaps
+  /// between its rows, the kernel prefetches it in address order instead, which also triggers the
+  /// hardware prefetchers. Prefetching past the end is harmless.
   Ahead next_panel(const Matrix& mine, const Matrix& first, int64_t column,
                    int64_t columns = kCols) const {
     const Matrix& from = group.interleaved ? first : mine;
@@ -183,8 +184,8 @@ struct Decode {
     return Isa::load_elements(x.data, kType, n * x.stride + c, x.width - c);
   }
 
-  /// Processes rows [i, i + 4) and keys [column, column + kTileKeys). `q` holds their transposed
-  /// rows of both maps.
+  /// Processes rows [i, i + 4) and keys [column, column + kTileKeys). `q` holds the transposed q of
+  /// these rows for both maps.
   template <bool kAhead>
   void tile_panels(int i, int64_t column, const uint32_t* q) {
     using DecodeTile = typename Isa::DecodeTile;
@@ -284,7 +285,7 @@ struct Decode {
       for (int r = 0; r < R; ++r) o[m][r] = DecodePart<Isa>(parts, block.value_dim, i + r, m).o();
     }
     const auto add = [&]<int kCount>(int64_t c, int64_t count) {
-      // Two vectors of bf16 are cheaper to widen into even and odd columns.
+      // Widening bf16 to one vector of even and one of odd columns is cheaper than keeping order.
       constexpr bool kApart = kTiles && kCount == kVectors;
       Vec x[2][R][kCount];
 #pragma GCC unroll 16

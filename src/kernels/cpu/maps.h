@@ -204,8 +204,9 @@ struct Maps {
   /// [first, last). start_tile(t, p, s) leaves the product of a tile in tile registers. at(p, s)
   /// returns the memory to store it to, and finish(half, p, s) processes one half of it there.
   ///
-  /// The loop stores each half one call of finish() before the call that reads it, and after the
-  /// call that read the same half of the previous tile. This order avoids two stalls:
+  /// Between the store of a half and the finish() that reads it, the loop calls finish() once for
+  /// the other half. It stores a half only after finish() has read the same half of the previous
+  /// tile. This order avoids two stalls:
   ///   - A load of data that a tile store wrote waits until the store has reached L1.
   ///   - A load also waits for an unrelated tile store whose address has the same low 12 bits. A
   ///     tile is 4 KB, so these bits agree for the same half of adjacent tiles.
@@ -241,9 +242,9 @@ struct Maps {
   }
 
  private:
-  /// Returns the address in `memory` (two tiles long) whose low 12 bits equal those of `other`. In
-  /// these bits, a load of row i from here conflicts only with a store to row i of `other`. The
-  /// last such store was a whole tile ago, so the load does not stall.
+  /// Returns the address in `memory` (two tiles long) whose low 12 bits equal those of `other`. A
+  /// load of row i from there then agrees in these bits only with stores to row i of a tile of
+  /// `other`. The last such store was a whole tile ago, so the load does not stall.
   static float* beside(float* memory, const float* other) {
     constexpr uintptr_t kBytes = kRows * kCols * sizeof(float);
     const uintptr_t from = reinterpret_cast<uintptr_t>(memory);

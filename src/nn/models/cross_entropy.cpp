@@ -8,8 +8,8 @@
 // The backward pass only multiplies this gradient by one number. So the forward pass computes
 //   dhidden = dz weight,  dweight = dz^T hidden
 // chunk by chunk, and the backward pass scales them. This takes three products, as many as with all
-// logits in memory, but only one chunk of logits exists at a time. We zero ignored rows in hidden
-// and dhidden instead of dz, which saves a pass over the logits.
+// logits in memory, but only one chunk of logits exists at a time. run_chunks zeroes ignored
+// rows in hidden and dhidden instead of dz, which saves a pass over the logits.
 
 #include "diffattn/nn/cross_entropy.h"
 

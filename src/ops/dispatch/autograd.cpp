@@ -66,8 +66,8 @@ void load_options(AutogradContext* ctx, ProblemArguments& a) {
   a.window = ctx->saved_data["window"].toOptional<int64_t>();
 }
 
-/// Returns one flag for each of the first saved arguments: true if autograd needs its gradient.
-/// Absent arguments have no edge in the graph.
+/// Returns one flag for each differentiable argument: true if autograd needs its gradient. `saved`
+/// begins with these arguments. Absent ones are undefined and have no edge in the graph.
 template <class Flags>
 Flags wanted_gradients(AutogradContext* ctx, const variable_list& saved) {
   Flags wanted{};

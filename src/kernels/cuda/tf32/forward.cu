@@ -28,8 +28,8 @@ struct Aligned {
   bool q, k, v;  // q1, q2; k1, k2; v
 };
 
-/// Shared memory of a block, with kDv columns of v at a time. k1 and k2 have two stages, and so has
-/// v if they fit.
+/// Shared memory of a block, with kDv columns of v at a time. k1 and k2 have two stages. v has two
+/// if both fit, else one (kOneV).
 template <int kD, int kDv>
 struct alignas(16) ForwardSmem {
   static constexpr bool kOneV = kD > 64;

@@ -9,12 +9,13 @@
 // in one direction. Therefore each chain of mma instructions starts at 0 and sums 16 or 32
 // products. A float addition then adds it to the accumulator.
 //
-// Values that cannot be split (infinities, NaN, numbers beyond 2^114) become NaN in both parts. If
-// a block's results are not finite, the block runs again with kCareful. Then `recompute_nan_dots`
-// recomputes NaN scores by plain dot products. `clear_unsplit` removes such values from the tiles,
-// and `add_unsplit` adds them only to the rows that have a weight for them. Rows that do not see
-// such values get the same bits as without them. In the backward, a ds beyond 2^114 stays NaN, but
-// only in its own row.
+// Values that cannot be split (infinities, NaN, numbers beyond 2^114) may get infinite or NaN
+// parts, which make their products NaN. If a block's results are not finite, the block runs again
+// with kCareful. Then `recompute_nan_dots` recomputes NaN scores by plain dot products.
+// `clear_unsplit` removes such values from the tiles, and `add_unsplit` adds their products only to
+// the rows that have a weight for them. Rows that do not see such values get the same bits as
+// without them. In the backward, a ds beyond 2^114 still makes sums NaN, but only those of its own
+// row.
 #pragma once
 
 #include <cstdint>

@@ -354,7 +354,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                           int group) {
   extern __shared__ __align__(128) char smem[];
   __shared__ FusedBounds bounds;
-  // The grid starts with tile 0: under a causal mask, the most rows see the first keys.
+  // The grid starts with tile 0: under a causal mask, more rows see it than any other tile.
   const WorkTile work = grouped_work_tile(static_cast<int>(blockIdx.x), args.shape.batch,
                                           args.shape.kv_heads, tiles, group);
   if (threadIdx.x == 0) bounds.set<Config>(args.shape, work);

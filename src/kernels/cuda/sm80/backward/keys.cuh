@@ -260,7 +260,7 @@ template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 2)
     backward_keys_kernel(const __grid_constant__ BackwardArguments<T> args, int tiles) {
   extern __shared__ __align__(128) char smem[];
-  // The grid starts with tile 0: under a causal mask, the most rows see the first keys.
+  // The grid starts with tile 0: under a causal mask, more rows see it than any other tile.
   BackwardKeys<T, Config>{args, smem, WorkTile(blockIdx.x, args.shape.kv_heads, tiles)}.run();
 }
 

@@ -67,7 +67,7 @@ struct BackwardPlain {
   static constexpr int kD = Config::kHeadDim, kValue = Config::kValueDim;
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads;
-  static constexpr int kChunks = kD / kChunk, kAtOnce = kThreads / kChunks;  // rows per copy
+  static constexpr int kChunks = kD / kChunk, kAtOnce = kThreads / kChunks;  // rows copied at once
   static constexpr int kFragments = kBlockN / 32;  // (7): 16-key fragments in a warp's 64 keys
   static constexpr int kDqCols = kD / 2;
   static_assert(kBlockM == 64 && kBlockN == 128 && kThreads == 256);

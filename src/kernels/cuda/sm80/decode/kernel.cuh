@@ -322,7 +322,8 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
     decode_kernel(const __grid_constant__ DecodeArguments<T> args, int row_tiles, int splits) {
   extern __shared__ __align__(128) char smem[];
   ptx::wait_for_previous_kernel();
-  // Only after the wait, so that combine_kernel may read results of the kernels before this one.
+  // Let combine_kernel start only after the wait: it reads results of the kernels before this one
+  // (lambda, the norm weight) without a wait of its own.
   ptx::launch_dependents();
   // Consecutive blocks compute the row tiles of the same keys, so that all but the first find them
   // in L2. The next blocks compute the next kv head, whose keys are adjacent in memory.

@@ -125,8 +125,8 @@ struct Forward {
     Accumulator<kM, kBlockN / 8> s_reg = {};
     multiply_transposed<kM, kBlockN, kD>(s_reg, q_smem + map * Config::kQElements, warp_row,
                                          k_smem);  // (2)
-    // In a fully visible tile, softmax.update applies the scale inside the exponent. A scale <= 0
-    // must come before it, because the largest s of a row is then not the largest scale * s.
+    // In a fully visible tile, softmax.update applies the scale inside the exponent. Step (3) must
+    // apply a scale <= 0, because the row's largest s then does not give the largest scale * s.
     const bool scale_late = all_visible && scale > 0.0f;
     if (!scale_late) scale_and_mask(s_reg, n0);               // (3)
     softmax.update(s_reg, scale_late ? scale : 1.0f, o_reg);  // (4)

@@ -12,7 +12,7 @@
 //   (1) load q1, q2 and the first stage of k1, k2, v
 //   for each key tile that any row may see, while the next tile loads, for each part:
 //     (2) s = q k^T                                    [32, kPart] per warp, float
-//     (3) p = exp2(scale log2(e) s - m)                m: first the row maximum of the first part
+//     (3) p = exp2(scale log2(e) s - m)                m starts as the first part's row maximum
 //     (4) o += p v, l += sum p                         p rounded to T, o and l in float
 //     (5) after the tile, if a thread's sum p > kRescaleSum: raise m and rescale l, o
 //   (6) lse = m ln 2 + log l;  the warps of the two maps exchange half of their rows
@@ -75,7 +75,7 @@ struct PairForward {
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kPart = Config::kPart, kThreads = Config::kThreads;
   static constexpr int kParts = kBlockN / kPart;
-  static constexpr float kRescaleSum = 1024.0f;  // a thread's sum of p over a tile that raises m
+  static constexpr float kRescaleSum = 1024.0f;  // m rises if a thread's tile sum of p exceeds it
   static constexpr float kOverflowSum = 3e4f;    // sum above which p may overflow float16 (65504)
 
   using State = PairState<kDv>;

@@ -5,8 +5,9 @@
 // [B, N, Hkv, D], dv [B, N, Hkv, Dv] and float sums of dq1, dq2, which finish.cu scales and rounds.
 //
 // One block owns a tile of 128 keys of one (batch entry, kv head); each of its two warpgroups owns
-// 64 of them. The block loops over items: the units (64 query rows of one head), in all heads of
-// the kv head, with a row that sees any of these keys. With lse2' = lse2 - log |lambda|:
+// 64 of them. The block loops over items. An item is a unit (64 query rows of one head) with a row
+// that sees any of these keys; the block visits all heads of the kv head. With
+// lse2' = lse2 - log |lambda|:
 //
 //   (1) s1 = k1 q1^T - lse1 / scale, s2 = k2 q2^T - lse2' / scale2      [keys, queries]
 //   (2) p1 = exp(scale s1), p2' = |lambda| p2 = exp(scale2 s2)          rounded to T

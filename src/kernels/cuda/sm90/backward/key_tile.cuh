@@ -25,7 +25,7 @@ struct BackwardArguments {
   Shape shape;
   TileNumbers tiles;
   TileNumbers units;
-  int tile_count, unit_count;  // tile indices of a kv head, unit indices of a head
+  int tile_count, unit_count;  // number of tile indices per kv head, of unit indices per head
   int heads_in_cache;          // kv heads whose data fit into the L2 cache
   const char* stats;           // [H, unit_count, kStatBytes]
   float* dq_sums;              // [H, unit_count, 2 maps, 4 warps, D / 8, 32 lanes, 4]

@@ -319,9 +319,9 @@ struct WideBackward : KeyTile<T, Config, kDeterministic> {
   }
 
   /// Computes the factors of p in (5), for both maps. Sends the other map's factor to the other
-  /// block. Returns this map's factor in `own`; if the other warpgroup computes ds of these keys
-  /// (w != map), also stores it there. `diff_at`: address of sign * (delta1 - delta2) for the
-  /// queries of dp.
+  /// block. Returns this map's factor in `own`. If the other warpgroup computes ds of these keys
+  /// (w != map), also stores the factor at kOwnGradAt for it. `diff_at`: address of
+  /// sign * (delta1 - delta2) for the queries of dp.
   __device__ void send_grads(uint32_t (&own)[8], const float (&dp)[16], float sign,
                              uint32_t diff_at, uint32_t thread) const {
     const uint32_t full = ptx::remote_address(barriers + C::kGradFull, map ^ 1);
