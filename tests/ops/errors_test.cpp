@@ -248,7 +248,13 @@ TEST(Errors, UnknownBackend) {
     limit_backend("avx1024");
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("'avx1024'"), std::string::npos) << error.what();
+    const std::string text = error.what();
+    EXPECT_NE(text.find("'avx1024'"), std::string::npos) << text;
+    for (const BackendInfo& backend : backends()) {  // "avx512" too, not only "avx512_bf16"
+      EXPECT_TRUE(text.find(" " + backend.name + " ") != std::string::npos ||
+                  text.find(" " + backend.name + ",") != std::string::npos)
+          << backend.name << " in: " << text;
+    }
   }
   limit_backend("");
 }

@@ -35,7 +35,8 @@ void check_known(const char* argument, const std::string& name) {
   std::string names;
   for (const BackendInfo& backend : backends()) {
     if (name == backend.name) return;
-    if (names.find(" " + backend.name) == std::string::npos) names += " " + backend.name;
+    const std::string word = " " + backend.name;  // a backend of both devices is listed once
+    if ((names + " ").find(word + " ") == std::string::npos) names += word;
   }
   throw_argument_error(argument, "one of:" + names, "'" + name + "'");
 }
