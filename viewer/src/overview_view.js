@@ -147,7 +147,7 @@ export class OverviewView {
       canvas.style.height = `${height}px`;
       const context = canvas.getContext("2d");
       context.setTransform(ratio, 0, 0, ratio, 0, 0);
-      const plane = map.planes.includes(app.state.plane) ? app.state.plane : "difference";
+      const plane = map.differential ? app.state.plane : "difference";
       paintMap(
         context,
         map,
