@@ -12,6 +12,7 @@
 
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/io/error.h"
@@ -115,27 +116,27 @@ void print_conversion(const convert::Report& report, const ConvertArguments& arg
     width = std::max(width, row.name.size());
     what_width = std::max(what_width, row.what.size());
   }
-  fmt::print("{:<{}}  {:>5}  {:<{}}  {}\n", "tensor", width, "count", "what", what_width,
-             "type and shape");
+  print_out("{:<{}}  {:>5}  {:<{}}  {}\n", "tensor", width, "count", "what", what_width,
+            "type and shape");
   for (const ConvertRow& row : rows) {
-    fmt::print("{:<{}}  {:>5}  {:<{}}  {}\n", row.name, width, row.count, row.what, what_width,
-               row.type);
+    print_out("{:<{}}  {:>5}  {:<{}}  {}\n", row.name, width, row.count, row.what, what_width,
+              row.type);
   }
   for (const std::string& file : report.files) {
-    fmt::print("{:<{}}  {:>5}  copied\n", file, width, 1);
+    print_out("{:<{}}  {:>5}  copied\n", file, width, 1);
   }
   std::vector<ConvertRow> left;
   for (const convert::Left& item : report.left) {
     count_row(left, {without_layer(item.name), item.why, ""});
   }
   for (const ConvertRow& row : left) {
-    fmt::print("{:<{}}  {:>5}  left out: {}\n", row.name, width, row.count, row.what);
+    print_out("{:<{}}  {:>5}  left out: {}\n", row.name, width, row.count, row.what);
   }
-  for (const std::string& note : report.notes) fmt::print("note: {}\n", note);
-  fmt::print("{} to {}: {} tensors, {:.1f} MiB{} {}\n", convert::format_name(report.from),
-             convert::format_name(report.to), report.tensors.size(),
-             static_cast<double>(report.bytes) / (1 << 20),
-             arguments.dry_run ? "; nothing written to" : " in", arguments.target);
+  for (const std::string& note : report.notes) print_out("note: {}\n", note);
+  print_out("{} to {}: {} tensors, {:.1f} MiB{} {}\n", convert::format_name(report.from),
+            convert::format_name(report.to), report.tensors.size(),
+            static_cast<double>(report.bytes) / (1 << 20),
+            arguments.dry_run ? "; nothing written to" : " in", arguments.target);
 }
 
 /// Throws io::Error if --attention-only or --seed do not fit the source. A dry run finds the format
@@ -186,7 +187,7 @@ int run_convert(const ConvertArguments& arguments) {
   const std::string json = json_text(convert_json(report, arguments)) + "\n";
   if (!arguments.report.empty()) io::write_text(arguments.report, json);
   if (arguments.json) {
-    fmt::print("{}", json);
+    print_out("{}", json);
   } else {
     print_conversion(report, arguments);
   }

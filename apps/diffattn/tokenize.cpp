@@ -9,6 +9,7 @@
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/data_warnings.h"
 #include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/data/corpus.h"
@@ -137,18 +138,18 @@ void print_tokenized(const TokenizeResult& result, const TokenizeArguments& argu
   const bool learnt = !arguments.learn.empty();
   warn_of_skipped_lines(result.skipped);
   if (learnt) {
-    fmt::print("{}: {} tokens in the vocabulary{}\n", arguments.learn, result.vocab_size,
-               result.vocab_size < arguments.vocab_size
-                   ? fmt::format(", fewer than {}: no other pair occurs {} times",
-                                 arguments.vocab_size, arguments.min_frequency)
-                   : "");
+    print_out("{}: {} tokens in the vocabulary{}\n", arguments.learn, result.vocab_size,
+              result.vocab_size < arguments.vocab_size
+                  ? fmt::format(", fewer than {}: no other pair occurs {} times",
+                                arguments.vocab_size, arguments.min_frequency)
+                  : "");
   }
   if (arguments.out.empty()) return;
-  fmt::print("{}: {} tokens, {} {}, {:.2f} bytes of text per token\n", arguments.out,
-             result.text.tokens, result.text.documents,
-             result.text.documents == 1 ? "document" : "documents",
-             static_cast<double>(result.text.bytes) / static_cast<double>(result.text.tokens));
-  fmt::print(
+  print_out("{}: {} tokens, {} {}, {:.2f} bytes of text per token\n", arguments.out,
+            result.text.tokens, result.text.documents,
+            result.text.documents == 1 ? "document" : "documents",
+            static_cast<double>(result.text.bytes) / static_cast<double>(result.text.tokens));
+  print_out(
       "next:\n  diffattn train --set data.train={} --set data.tokenizer={} \\\n"
       "    --out runs/first\n",
       arguments.out, learnt ? arguments.learn : arguments.tokenizer);
@@ -169,7 +170,7 @@ int run_tokenize(const TokenizeArguments& arguments) {
     result.skipped = result.text.skipped;
   }
   if (arguments.json) {
-    fmt::print("{}\n", json_text(tokenize_json(result, arguments)));
+    print_out("{}\n", json_text(tokenize_json(result, arguments)));
   } else {
     print_tokenized(result, arguments);
   }

@@ -10,9 +10,13 @@ modules; `diffattn.hf` accelerates Hugging Face's DiffLlama.
 import importlib
 from typing import Any, Dict
 
-import torch
+from diffattn import _short_spins
 
-from diffattn import _library
+_short_spins.load_torch()
+
+import torch  # noqa: E402
+
+from diffattn import _library  # noqa: E402
 
 _library.load()
 

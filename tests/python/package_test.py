@@ -38,6 +38,16 @@ class Package(unittest.TestCase):
             self.assertLessEqual(set(backends.values()), known, device)
         json.dumps(info)
 
+    def test_torch_is_loaded_with_short_spins(self):
+        show = "import {}, os; print('GOMP_SPINCOUNT' in os.environ)"
+        waiting = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+        for modules, expected in (("diffattn", "1000"), ("torch, diffattn", "300000")):
+            result = python("-c", show.format(modules), drop=waiting, OMP_DISPLAY_ENV="verbose")
+            self.assertEqual((result.returncode, result.stdout), (0, "False\n"), result.stderr)
+            if "GOMP_SPINCOUNT" not in result.stderr:
+                self.skipTest("torch does not use libgomp")
+            self.assertIn(f"GOMP_SPINCOUNT = '{expected}'", result.stderr)
+
     def test_everything_public_is_typed_and_documented(self):
         self.assertTrue((pathlib.Path(diffattn.__file__).parent / "py.typed").is_file())
         functions = [getattr(diffattn, name) for name in ("attention", "decode", "attention_stats",
