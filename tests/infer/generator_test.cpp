@@ -121,8 +121,8 @@ TEST_P(GraphTest, GreedyTokensAreTheLikeliest) {
         const Rows prompts = make_prompts(count);
         const auto options = nn::SamplingOptions().max_new_tokens(40);
         const Rows generated = generator.generate(prompts, options);
-        // A wrong kernel is off by about one standard deviation.
-        EXPECT_LE(worst_shortfall(judge, prompts, generated), 0.08)
+        // Rounding costs up to about 0.12 in the worst of 2,800 tokens, a wrong kernel 1 or more.
+        EXPECT_LE(worst_shortfall(judge, prompts, generated), 0.25)
             << count << " rows, " << type << ", grouped queries " << grouped_queries;
       }
     }

@@ -95,7 +95,7 @@ Elements run(const PagedCase& c, const Elements& q, const Elements& pool,
   p.out = {out.data(), c.heads * c.value_dim, c.heads * c.value_dim, c.value_dim};
   const size_t bytes =
       step ? cuda::token::attend_workspace_bytes(p) : cuda::forward_workspace_bytes(p);
-  const OnDevice<char> workspace(std::vector<char>(bytes));
+  const OnDevice<char> workspace{std::vector<char>(bytes)};
   if (step) {
     cuda::token::attend(p, workspace.data(), nullptr);
   } else {
