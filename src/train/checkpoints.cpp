@@ -148,7 +148,7 @@ void Checkpoints::name_latest(int64_t step) {
 
 /// Gives a folder a temporary name, so that a kill during its removal leaves no damaged checkpoint.
 std::string Checkpoints::set_aside(int64_t step, std::error_code& failed) {
-  const std::string aside = root_ + "/" + kUnfinished + "removed-" + std::to_string(step);
+  std::string aside = root_ + "/" + kUnfinished + "removed-" + std::to_string(step);
   fs::rename(folder_of(step), aside, failed);
   return aside;
 }
