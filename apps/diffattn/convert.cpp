@@ -38,7 +38,6 @@ convert::Options convert_options_of(const ConvertArguments& arguments) {
   options.attention_only = arguments.attention_only;
   options.force = arguments.force;
   options.dry_run = arguments.dry_run;
-  if (arguments.follow_links) options.symlinks = io::Symlinks::kFollow;
   options.max_shard_bytes = arguments.max_shard_mib << 20;
   options.seed = arguments.seed.value_or(0);
   for (const std::string& rename : arguments.renames) {
@@ -173,6 +172,9 @@ void check_report(const ConvertArguments& arguments) {
 }
 
 int run_convert(const ConvertArguments& arguments) {
+  if (arguments.follow_links) {
+    print_note("warning: --follow-links is no longer needed: symbolic links are always followed\n");
+  }
   convert::Options options = convert_options_of(arguments);
   check_report(arguments);
   check_source(arguments, options);
@@ -226,7 +228,7 @@ VerbAction add_convert(CLI::App& app) {
                    "seed of the second maps that a Llama gets (default 0)")
       ->check(any_seed());
   verb->add_flag("--follow-links", arguments->follow_links,
-                 "read through symbolic links, which download caches use");
+                 "no longer needed: symbolic links are always followed");
   verb->add_flag("--force", arguments->force, "replace an existing model folder");
   verb->add_flag("--dry-run", arguments->dry_run, "check and report without writing");
   verb->add_option("--report", arguments->report, "also write the JSON report to this file");

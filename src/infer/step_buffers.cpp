@@ -30,8 +30,8 @@ StepBuffers::StepBuffers(int64_t row_count, int64_t pages, const StepWidths& w,
 }
 
 token::Batch StepBuffers::batch(int64_t count) const {
-  return {.dtype = x.defined() && scaled.scalar_type() == torch::kFloat16 ? Dtype::kFloat16
-                                                                          : Dtype::kBFloat16,
+  const bool is_float16 = scaled.scalar_type() == torch::kFloat16;
+  return {.dtype = is_float16 ? Dtype::kFloat16 : Dtype::kBFloat16,
           .rows = static_cast<int>(count),
           .tokens = tokens.mutable_data_ptr<int32_t>(),
           .positions = positions.mutable_data_ptr<int32_t>(),

@@ -158,7 +158,7 @@ class Waiting(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         found = re.findall(r"GOMP_SPINCOUNT = '(\d+)'", result.stderr)
         if not found:
-            self.skipTest("torch does not use libgomp")
+            self.skipTest("skipped: torch does not use libgomp")
         return int(found[0])
 
     def test_threads_spin_briefly_unless_the_environment_says_otherwise(self):

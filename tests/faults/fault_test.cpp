@@ -23,6 +23,7 @@
 #include "diffattn/train/run.h"
 #include "tests/faults/fault_points.h"
 #include "tests/io/test_files.h"
+#include "tests/train/counting_rows.h"
 #include "train/new_model.h"
 
 namespace diffattn::train::fault_test {
@@ -35,20 +36,6 @@ constexpr int kSteps = 6, kEnded = 10, kFailed = 11, kWrong = 12;
 constexpr size_t kSample = 90;  // cases of `make test`
 constexpr const char* kKinds[] = {"", "ENOSPC", "EIO", "short write", "kill"};
 constexpr const char* kCalls[] = {"write", "fsync", "rename", "close"};
-
-/// Counting sequences modulo 13. The state is one number.
-class Counting : public BatchSource {
- public:
-  Batch next() override {
-    const torch::Tensor row = (torch::arange(9) + 5 * state_++).remainder(13).unsqueeze(0);
-    return {row.slice(1, 0, 8).contiguous(), row.slice(1, 1).contiguous(), {}, {}};
-  }
-  std::string position() const override { return std::to_string(state_); }
-  void seek(const std::string& position) override { state_ = std::stoll(position); }
-
- private:
-  int64_t state_ = 0;
-};
 
 RunConfig small_run() {
   RunConfig config;
@@ -77,7 +64,7 @@ int train_in(const std::string& folder, int64_t saved,
   const RunConfig config = small_run();
   try {
     train::Run run(folder, config, new_model(config));
-    Counting train, valid;
+    CountingRows train, valid;
     const bool resumed = run.resume(train);
     if (saved > 0 && (!resumed || run.trainer().state.step < saved)) return kWrong;
     if (fs::exists(run.model_folder())) models::load_causal_lm(run.model_folder());

@@ -74,7 +74,7 @@ TEST(Generator, RefusesTooManyRows) {
 class GraphTest : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: no GPU";
   }
   const torch::Device gpu_{torch::kCUDA};
 };

@@ -45,7 +45,7 @@ class Package(unittest.TestCase):
             result = python("-c", show.format(modules), drop=waiting, OMP_DISPLAY_ENV="verbose")
             self.assertEqual((result.returncode, result.stdout), (0, "False\n"), result.stderr)
             if "GOMP_SPINCOUNT" not in result.stderr:
-                self.skipTest("torch does not use libgomp")
+                self.skipTest("skipped: torch does not use libgomp")
             self.assertIn(f"GOMP_SPINCOUNT = '{expected}'", result.stderr)
 
     def test_everything_public_is_typed_and_documented(self):

@@ -10,6 +10,7 @@
 #include "diffattn/io/file.h"
 #include "diffattn/train/run.h"
 #include "tests/io/test_files.h"
+#include "tests/train/counting_rows.h"
 #include "train/checkpoint_folder.h"
 #include "train/checkpoints.h"
 #include "train/new_model.h"
@@ -144,20 +145,6 @@ TEST(RunLock, KeepsASecondRunOut) {
   EXPECT_NO_THROW(RunLock(folder.path()));
 }
 
-/// Rows of counting sequences modulo 13. The state is one number.
-class Counting : public BatchSource {
- public:
-  Batch next() override {
-    const torch::Tensor row = (torch::arange(9) + 5 * state_++).remainder(13).unsqueeze(0);
-    return {row.slice(1, 0, 8).contiguous(), row.slice(1, 1).contiguous(), {}, {}};
-  }
-  std::string position() const override { return std::to_string(state_); }
-  void seek(const std::string& position) override { state_ = std::stoll(position); }
-
- private:
-  int64_t state_ = 0;
-};
-
 RunConfig small_run(int64_t steps) {
   RunConfig config;
   config.set_all({{"model.hidden_size", "8"},
@@ -177,7 +164,7 @@ RunConfig small_run(int64_t steps) {
 Outcome train_in(const std::string& folder, const RunConfig& config,
                  const ResumeOptions& options = {}) {
   train::Run run(folder, config, new_model(config));
-  Counting train;
+  CountingRows train;
   run.resume(train, options);
   return run.go(train, nullptr);
 }
@@ -213,7 +200,7 @@ TEST(Resume, AnEarlierStartReplacesLaterCheckpoints) {
   config.set("train.checkpoint_every", "1");
   {
     train::Run run(folder.path(), config, new_model(config));
-    Counting train;
+    CountingRows train;
     ASSERT_TRUE(run.resume(train, {.from = 4}));
     EXPECT_EQ(run.go(train, nullptr), Outcome::kDone);
     EXPECT_EQ(*run.intact_checkpoint(), folder / "checkpoints/step-5");
@@ -246,7 +233,7 @@ TEST(Run, ARemovedFolderEndsTheRun) {
     const std::string path = folder / "run";
     const RunConfig config = small_run(4);
     train::Run run(path, config, new_model(config));
-    Counting train;
+    CountingRows train;
     RunEvents events;
     events.on_step = [&](const StepReport& report, const TrainingState&) {
       if (report.step != 3) return;
