@@ -6,6 +6,7 @@
 #include <string>
 
 #include "diffattn/kernels/error.h"
+#include "kernels/cuda/programmatic_launch.cuh"
 
 namespace diffattn::cuda::token {
 
@@ -23,29 +24,12 @@ inline int sm_count() {
   return count;
 }
 
-/// Launches a kernel that may start before the previous kernel in the stream has ended, on GPUs
-/// whose code has the wait instruction (sm_90). Before that it is an ordinary launch.
+/// Launches a kernel of a step, early if its code has the wait instruction, or throws Error.
 template <class... Parameters, class... Arguments>
 void launch_step(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t smem,
                  cudaStream_t stream, const char* name, const Arguments&... arguments) {
-  cudaFuncAttributes attributes{};
-  check_step(cudaFuncGetAttributes(&attributes, kernel), name);
-  if (smem > 48 * 1024) {
-    check_step(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(smem)),
-               name);
-  }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = smem;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = attributes.ptxVersion >= 90 ? 1 : 0;
-  check_step(cudaLaunchKernelEx(&config, kernel, arguments...), name);
+  check_step(launch_kernel_early_if_supported(kernel, blocks, threads, smem, stream, arguments...),
+             name);
 }
 
 }  // namespace diffattn::cuda::token
