@@ -122,16 +122,21 @@ void GraphGenerator::reserve(const Rows& prompts, int64_t new_tokens) {
 
 /// Computes all tokens of the prompts but the last, which the first step computes.
 void GraphGenerator::prefill(const Work& work) {
+  std::vector<size_t> longer;  // prompts of more than one token
   int64_t longest = 0;
-  for (const auto& prompt : work.prompts) longest = std::max(longest, size_of(prompt) - 1);
-  if (longest == 0) return;
-  const auto at_once = static_cast<size_t>(std::max<int64_t>(1, kPrefillTokens / longest));
-  for (size_t begin = 0; begin < work.prompts.size(); begin += at_once) {
-    const size_t end = std::min(work.prompts.size(), begin + at_once);
+  for (size_t row = 0; row < work.prompts.size(); ++row) {
+    if (work.prompts[row].size() > 1) longer.push_back(row);
+    longest = std::max(longest, size_of(work.prompts[row]) - 1);
+  }
+  const auto at_once =
+      static_cast<size_t>(std::max<int64_t>(1, kPrefillTokens / std::max<int64_t>(1, longest)));
+  for (size_t begin = 0; begin < longer.size(); begin += at_once) {
+    const size_t end = std::min(longer.size(), begin + at_once);
     Rows heads;
     std::vector<std::vector<int32_t>> pages;
     std::vector<int64_t> tokens;
-    for (size_t row = begin; row < end; ++row) {
+    for (size_t i = begin; i < end; ++i) {
+      const size_t row = longer[i];
       heads.emplace_back(work.prompts[row].begin(), work.prompts[row].end() - 1);
       pages.push_back(work.pages[row]);
       tokens.push_back(size_of(heads.back()));
