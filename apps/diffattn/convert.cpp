@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "apps/diffattn/options/option_checks.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/io/error.h"
@@ -183,10 +183,10 @@ int run_convert(const ConvertArguments& arguments) {
   };
   const convert::Report report = convert::convert(arguments.source, arguments.target, options);
   bar.clear();
-  const std::string json = json_text(convert_json(report, arguments)) + "\n";
-  if (!arguments.report.empty()) io::write_text(arguments.report, json);
+  const Json json = convert_json(report, arguments);
+  if (!arguments.report.empty()) io::write_text(arguments.report, json_text(json) + "\n");
   if (arguments.json) {
-    fmt::print("{}", json);
+    print_json(json);
   } else {
     print_conversion(report, arguments);
   }

@@ -14,7 +14,7 @@
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/data_warnings.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/terminal/text_table.h"
 #include "apps/diffattn/verbs.h"
@@ -148,7 +148,7 @@ int report_evaluation(const train::Evaluator& evaluator, const Unmeasured& unmea
               {"buckets", buckets_json(evaluator)},
               {"attention", attention}};
   if (evaluator.confusion().classes() > 0) result["macro_f1"] = evaluator.confusion().macro_f1();
-  fmt::print("{}\n", json_text(result));
+  print_json(result);
   return 0;
 }
 

@@ -13,7 +13,7 @@
 
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/options/stop_text.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
@@ -120,8 +120,8 @@ Json logprobs_of(nn::CausalLM& model, Ids ids, const Ids& added, int64_t count) 
   return positions;
 }
 
-void print_json(const Prompts& prompts, const std::vector<Continuation>& rows, const Json& logprobs,
-                double seconds) {
+void print_results(const Prompts& prompts, const std::vector<Continuation>& rows,
+                   const Json& logprobs, double seconds) {
   Json all = Json::array();
   int64_t count = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -138,7 +138,7 @@ void print_json(const Prompts& prompts, const std::vector<Continuation>& rows, c
                     {"tokens", count},
                     {"seconds", seconds},
                     {"tokens_per_second", static_cast<double>(count) / seconds}};
-  fmt::print("{}\n", json_text(result));
+  print_json(result);
 }
 
 void print_text(const Prompts& prompts, const std::vector<Continuation>& rows) {
@@ -234,7 +234,7 @@ int run_generate(const GenerateOptions& options) {
     for (size_t i = 0; i < rows.size() && options.logprobs > 0; ++i) {
       logprobs.push_back(logprobs_of(model, prompts.ids[i], rows[i].ids, options.logprobs));
     }
-    print_json(prompts, rows, logprobs, seconds.count());
+    print_results(prompts, rows, logprobs, seconds.count());
   } else if (stream) {
     fmt::print("\n");
   } else {

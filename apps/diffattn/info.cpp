@@ -10,7 +10,7 @@
 #include <array>
 
 #include "apps/diffattn/machine/machine.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/terminal.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/kernels/backend.h"
@@ -143,7 +143,7 @@ VerbAction add_info(CLI::App& app) {
   return [json] {
     const Json info = collect_info();
     if (*json) {
-      fmt::print("{}\n", json_text(info));
+      print_json(info);
     } else {
       print_info(info);
     }

@@ -9,7 +9,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/ops.h"
 
@@ -223,7 +223,7 @@ int run_selftest(bool json) {
   report["seconds"] =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (json) {
-    fmt::print("{}\n", json_text(report));
+    print_json(report);
   } else {
     print_bounds();
     fmt::print("{} in {:.1f} s\n", passed ? "All passed" : "FAILED",

@@ -8,7 +8,7 @@
 
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/data_warnings.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/data/corpus.h"
@@ -169,7 +169,7 @@ int run_tokenize(const TokenizeArguments& arguments) {
     result.skipped = result.text.skipped;
   }
   if (arguments.json) {
-    fmt::print("{}\n", json_text(tokenize_json(result, arguments)));
+    print_json(tokenize_json(result, arguments));
   } else {
     print_tokenized(result, arguments);
   }

@@ -13,7 +13,7 @@
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/run_file.h"
 #include "apps/diffattn/terminal/data_warnings.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/io/tokenizer.h"
@@ -101,7 +101,7 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
                       {"train_tokens", data.train_tokens ? Json(*data.train_tokens) : Json()},
                       {"memory_bytes", estimated ? Json(memory.total()) : Json()},
                       {"config", config.to_toml()}};
-    fmt::print("{}\n", json_text(result));
+    print_json(result);
     return 0;
   }
   fmt::print("{}\n", config.to_toml());
@@ -177,7 +177,7 @@ int report_end(train::Outcome outcome, train::Run& run, const TrainingReporter& 
                       {"valid_accuracy", number(reporter.valid_accuracy())},
                       {"folder", folder},
                       {"model", has_model ? Json(run.model_folder()) : Json()}};
-    fmt::print("{}\n", json_text(result));
+    print_json(result);
   } else if (outcome == train::Outcome::kDone) {
     fmt::print("model in {}\n", run.model_folder());
   }

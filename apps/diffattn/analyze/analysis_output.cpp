@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/terminal/terminal.h"
 #include "apps/diffattn/terminal/text_table.h"
@@ -166,7 +166,7 @@ void print_analysis_json(const AnalysisResult& result, bool maps) {
     models.push_back(model_json(model, result.heads[i], maps && side <= kMostTokensInJson));
   }
   const Json all{{"title", result.title}, {"about", result.subtitle}, {"models", models}};
-  fmt::print("{}\n", json_text(all, 1));
+  print_json(all, 1);
 }
 
 void print_statistics(const AnalysisResult& result) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "apps/diffattn/terminal/interrupt.h"
 #include "apps/diffattn/terminal/terminal.h"
 
 namespace diffattn::app {
@@ -61,6 +62,7 @@ ProgressBar::ProgressBar(std::string name, int64_t total, int64_t done)
 ProgressBar::~ProgressBar() { clear(); }
 
 void ProgressBar::step(const std::string& text) {
+  check_interrupt();
   done_ = std::min(done_ + 1, total_);
   draw(text);
 }

@@ -18,7 +18,8 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  /// Counts one step and redraws the bar with `text` behind it.
+  /// Counts one step and redraws the bar with `text` behind it. Throws Interrupted if the host
+  /// process asks the verb to stop.
   void step(const std::string& text);
   /// Erases the bar before other output; the next step draws it again.
   void clear();
