@@ -75,6 +75,7 @@ RULES = {
                     r"kernels/"),
     "apps": (layer(PUBLIC_ONLY, r"apps/", PRIVATE_NN, PRIVATE_IO, PRIVATE_TRAIN, PRIVATE_COMPARE, r"CLI/",
                    r"fmt/", r"nlohmann/", TORCH), r"(?!)"),
+    "python": (layer(PUBLIC_ONLY, r"apps/", r"python/", r"nlohmann/", TORCH), r"(?!)"),
     "tests/kernels": (r"", TORCH),
     "tests/io": (r"", TORCH),
     "tests/analysis": (r"", TORCH),
