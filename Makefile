@@ -2,7 +2,7 @@
 # Every target first runs a script of scripts/, which installs what is missing and is quick when
 # nothing is. check, format and docs need neither torch nor CMake.
 .DEFAULT_GOAL := build
-.PHONY: build test test-long demo bench python docs format check asan tsan clean help setup
+.PHONY: build test test-long demo bench python wheel docs format check asan tsan clean help setup
 
 PRESET ?= release
 CUDA ?= AUTO
@@ -33,8 +33,12 @@ demo: setup  ## train DIFF and a Transformer of equal size side by side; a table
 	@build/release/diffattn compare --task needle --keep-models --out demo
 
 python: configure  ## install the Python package and the program into the Python that has torch
-	@$(CMAKE) --build --preset release -j $(JOBS) --target diffattn diffattn_program
+	@$(CMAKE) --build --preset release -j $(JOBS) --target python_package
 	@tools/install_python $(PYTHON) build/release
+
+# TORCHES="2.11 2.13" puts libraries for several torch versions into one wheel.
+wheel: setup  ## make a wheel in dist/ for the torch of the setup, or for TORCHES="2.11 2.13 ..."
+	@CUDA=$(CUDA) JOBS=$(JOBS) tools/make_wheel $(CMAKE) $(PYTHON) "$(TORCHES)"
 
 bench: build  ## time the fused kernels beside every other route on this machine
 	@build/release/diffattn bench attention
@@ -63,11 +67,13 @@ tsan: setup  ## everything without torch under ThreadSanitizer
 	@$(MAKE) --no-print-directory test PRESET=tsan
 
 # Run it before a release. The sanitizers keep a tenth of the random cases: CMakePresets.json.
-test-long: setup  ## before a release: check with the analyser, test with more cases, asan, tsan
+test-long: setup  ## before a release: the analyser, more cases, wheels for all torches, asan, tsan
 	@$(MAKE) --no-print-directory check
 	@tools/check_tidy.py --thorough
 	@DIFFATTN_TEST_SCALE=$(LONG_SCALE) DIFFATTN_TEST_KILLS=$(LONG_KILLS) \
 	  $(MAKE) --no-print-directory test PRESET=release
+	@$(MAKE) --no-print-directory wheel TORCHES="$(or $(TORCHES),2.11 2.13 2.15)"
+	@tools/test_wheels
 	@$(MAKE) --no-print-directory asan
 	@$(MAKE) --no-print-directory tsan
 
