@@ -36,9 +36,10 @@ python: configure  ## install the Python package and the program into the Python
 	@$(CMAKE) --build --preset release -j $(JOBS) --target python_package
 	@tools/install_python $(PYTHON) build/release
 
-# TORCHES="2.11 2.13" puts libraries for several torch versions into one wheel.
+# TORCHES="2.11 2.13" puts libraries for several torch versions into one wheel; OPERATORS="2.12" adds versions
+# for which the wheel has only the operators.
 wheel: setup  ## make a wheel in dist/ for the torch of the setup, or for TORCHES="2.11 2.13 ..."
-	@CUDA=$(CUDA) JOBS=$(JOBS) tools/make_wheel $(CMAKE) $(PYTHON) "$(TORCHES)"
+	@CUDA=$(CUDA) JOBS=$(JOBS) tools/make_wheel $(CMAKE) $(PYTHON) "$(TORCHES)" "$(OPERATORS)"
 
 bench: build  ## time the fused kernels beside every other route on this machine
 	@build/release/diffattn bench attention

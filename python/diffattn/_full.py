@@ -23,7 +23,7 @@ def library() -> ctypes.CDLL:
     """Loads the full library. Raises RuntimeError if this installation has only the operators."""
     path = _library.folder() / _library.FULL
     if not path.is_file():
-        raise RuntimeError(diffattn_program.NO_PROGRAM)
+        raise RuntimeError(diffattn_program.only_operators(torch.__version__))
     torch.ops.load_library(str(path))
     loaded = ctypes.CDLL(str(path))
     loaded.diffattn_run_verb.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p), ctypes.c_int, _Stop, _Give]

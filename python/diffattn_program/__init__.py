@@ -11,9 +11,6 @@ import sys
 from typing import Dict, List, NoReturn, Optional
 
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "diffattn"
-NO_PROGRAM = ("diffattn: this installation has only the operators. Install a wheel, or install from source after "
-              "`apt-get install libcli11-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev zlib1g-dev`, or set "
-              "DIFFATTN_PROGRAM to the path of the program.")
 
 
 def torch_folder() -> Optional[pathlib.Path]:
@@ -47,6 +44,17 @@ def other_torch(version: str) -> str:
                 "set DIFFATTN_LIBRARY to the path of libdiffattn.so.")
     return (f"diffattn: built for torch {', '.join(have)}, but torch {version} is installed; run "
             f"`pip install 'torch=={have[-1]}.*'`, or install diffattn from source for this torch.")
+
+
+def only_operators(version: str) -> str:
+    """Returns the message for an installation without full library and program for a torch version."""
+    full = [have for have in built_for() if (PACKAGE / "lib" / f"torch-{have}" / "diffattn").is_file()]
+    if full:
+        return (f"diffattn: for torch {version} this installation has only the operators. It has models, training and "
+                f"the program for torch {', '.join(full)}: run `pip install 'torch=={full[-1]}.*'`.")
+    return ("diffattn: this installation has only the operators. Install a wheel, or install from source after "
+            "`apt-get install libcli11-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev zlib1g-dev`, or set "
+            "DIFFATTN_PROGRAM to the path of the program.")
 
 
 def folder_for(version: str) -> pathlib.Path:
@@ -88,6 +96,6 @@ def main() -> NoReturn:
     version = torch_version(torch)
     found = program(version)
     if found is None:
-        _stop(NO_PROGRAM if folder_for(version).is_dir() else other_torch(version))
+        _stop(only_operators(version) if folder_for(version).is_dir() else other_torch(version))
     sys.stdout.flush()
     os.execve(found, [str(found), *sys.argv[1:]], environment(found, torch))
