@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,12 +150,13 @@ class Full(unittest.TestCase):
         self.assertEqual(out, "stopped\n", err)
 
     def test_control_c_saves_a_training(self):
-        log = self.folder / "run" / "metrics.jsonl"
+        shutil.copytree(self.folder / "run", self.folder / "stopped")
+        log = self.folder / "stopped" / "metrics.jsonl"
         size = log.stat().st_size
         out, err = self.interrupted(
             "import diffattn, os\n"
             "print('ready', flush=True)\n"
-            "try:\n    diffattn.train(resume=os.environ['FOLDER'] + '/run', settings={'train.steps': 1 << 20})\n"
+            "try:\n    diffattn.train(resume=os.environ['FOLDER'] + '/stopped', settings={'train.steps': 1 << 20})\n"
             "except KeyboardInterrupt as error:\n    print(error)\n", started=lambda: log.stat().st_size > size)
         self.assertRegex(out, r"stopped at step \d+; continue with diffattn.train\(resume=", err)
 
