@@ -2,7 +2,7 @@
 # Every target first runs a script of scripts/, which installs what is missing and is quick when
 # nothing is. check, format and docs need neither torch nor CMake.
 .DEFAULT_GOAL := build
-.PHONY: build test test-long demo bench python wheel docs format check asan tsan clean help setup
+.PHONY: build test test-long demo bench python wheel docs format check asan tsan fuzz coverage clean help setup
 
 PRESET ?= release
 CUDA ?= AUTO
@@ -11,7 +11,10 @@ ifneq ($(filter-out check clean docs format help,$(or $(MAKECMDGOALS),build)),)
 -include $(TOOLCHAIN)
 endif
 JOBS ?= $(shell nproc)
-# test-long: how many times the random cases, and how many killed training runs.
+# fuzz: seconds for each target.
+FUZZ_SECONDS ?= 60
+# test-long: fuzz inputs, how many times the random cases, and how many killed training runs.
+LONG_INPUTS ?= 200000000
 LONG_SCALE ?= 5
 LONG_KILLS ?= 40
 
@@ -22,15 +25,17 @@ test: build  ## build everything and run all tests
 	@scripts/setup_browser
 	@scripts/setup_python_tests $(PYTHON)
 	@$(CTEST) --preset $(PRESET) -j $(JOBS)
+	@test $(PRESET) != release || $(MAKE) --no-print-directory fuzz-quick
 
 # A first demo on a machine without an NVIDIA driver does not wait for the CUDA kernels; `make` and
 # `make test` build them wherever nvcc is.
-demo: setup  ## train DIFF and a Transformer of equal size side by side; a table and demo/report.html
+demo: setup  ## train DIFF and a Transformer of equal size, three seeds each; demo/report.html
 	@test -f build/release/build.ninja || $(CMAKE) --preset release -DDIFFATTN_PYTHON=$(PYTHON) \
 	  $(if $(wildcard /proc/driver/nvidia/version),,-DDIFFATTN_CUDA=OFF)
 	@$(CMAKE) --build --preset release -j $(JOBS) --target diffattn_program
 	@build/release/diffattn info
-	@build/release/diffattn compare --task needle --keep-models --out demo
+	@build/release/diffattn compare --task summarize --seeds 11,12,13 --set train.steps=800 \
+	  --keep-models --out demo
 
 python: configure  ## install the Python package and the program into the Python that has torch
 	@$(CMAKE) --build --preset release -j $(JOBS) --target python_package
@@ -67,16 +72,43 @@ asan: setup  ## everything without torch under AddressSanitizer and UBSan
 tsan: setup  ## everything without torch under ThreadSanitizer
 	@$(MAKE) --no-print-directory test PRESET=tsan
 
+fuzz: fuzz-build  ## give arbitrary bytes to every parser and converter, FUZZ_SECONDS (60) each
+	@tools/fuzz.py --seconds $(FUZZ_SECONDS) --jobs $(JOBS)
+
+# Part of `make test`. Without clang the tests have only replayed the inputs of tests/fuzz.
+.PHONY: fuzz-quick fuzz-build
+fuzz-quick:
+	@scripts/setup_fuzz || { echo 'fuzz: left out, since clang is missing'; exit 0; } && \
+	  $(MAKE) --no-print-directory fuzz FUZZ_SECONDS=10
+
+fuzz-build: setup
+	@scripts/setup_fuzz
+	@test build/fuzz/build.ninja -nt $(TOOLCHAIN) || $(CMAKE) --preset fuzz -DDIFFATTN_PYTHON=$(PYTHON)
+	@$(CMAKE) --build --preset fuzz -j $(JOBS)
+
+# TORCH=ON measures src/train and apps too, with every test of the build; that takes as long as `make test`.
+coverage: setup  ## share of the lines of src/io and src/convert that their tests run
+	@$(CMAKE) --preset coverage -DDIFFATTN_TORCH=$(or $(TORCH),OFF) -DDIFFATTN_PYTHON=$(PYTHON)
+	@$(CMAKE) --build --preset coverage -j $(JOBS) $(if $(filter ON,$(TORCH)),--target all)
+	@tools/coverage.py --reset
+	@for tests in io_tests tokenizer_tests convert_tests data_tests; do \
+	  DIFFATTN_TEST_SCALE=0.1 build/coverage/$$tests --gtest_brief=1 || exit 1; done
+	@$(CTEST) --test-dir build/coverage -j $(JOBS) --output-on-failure $(if $(filter ON,$(TORCH)),,-R '^fuzz\.')
+	@tools/coverage.py --minimum 90 src/io src/convert $(if $(filter ON,$(TORCH)),src/train apps)
+
 # Run it before a release. The sanitizers keep a tenth of the random cases: CMakePresets.json.
 test-long: setup  ## before a release: the analyser, more cases, wheels for all torches, asan, tsan
 	@$(MAKE) --no-print-directory check
 	@tools/check_tidy.py --thorough
-	@DIFFATTN_TEST_SCALE=$(LONG_SCALE) DIFFATTN_TEST_KILLS=$(LONG_KILLS) \
+	@DIFFATTN_TEST_SCALE=$(LONG_SCALE) DIFFATTN_TEST_KILLS=$(LONG_KILLS) DIFFATTN_TEST_FAULTS=all \
 	  $(MAKE) --no-print-directory test PRESET=release
+	@tests/soak/soak.py build/release/diffattn
 	@$(MAKE) --no-print-directory wheel TORCHES="$(or $(TORCHES),2.11 2.13 2.15)"
 	@tools/test_wheels
 	@$(MAKE) --no-print-directory asan
 	@$(MAKE) --no-print-directory tsan
+	@$(MAKE) --no-print-directory fuzz-build
+	@tools/fuzz.py --inputs $(LONG_INPUTS) --jobs $(JOBS)
 
 clean:  ## remove what was built (keeps .venv)
 	rm -rf build

@@ -13,3 +13,9 @@ if(DIFFATTN_SANITIZE)
     $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
   add_link_options(-fsanitize=${DIFFATTN_SANITIZE})
 endif()
+
+# The fuzz preset: tests/fuzz is linked with libFuzzer, and no other test is built.
+option(DIFFATTN_FUZZ "Build the fuzz targets with clang's libFuzzer" OFF)
+if(DIFFATTN_FUZZ)
+  set(CMAKE_CXX_FLAGS_RELEASE "-O1 -gline-tables-only -DNDEBUG")
+endif()

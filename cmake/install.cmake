@@ -4,7 +4,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(shared_libraries diffattn diffattn_nn diffattn_models diffattn_analysis diffattn_train diffattn_compare)
+set(shared_libraries diffattn diffattn_nn diffattn_infer diffattn_models diffattn_analysis diffattn_train diffattn_compare)
 set(static_libraries diffattn_kernels diffattn_io diffattn_convert diffattn_data diffattn_report)
 set(installed "")
 foreach(name ${shared_libraries})
@@ -44,7 +44,7 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/diffattnConfig.cmake.i
 write_basic_package_version_file(${package_files}/diffattnConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${package_files}/diffattnConfig.cmake ${package_files}/diffattnConfigVersion.cmake
-  DESTINATION ${config_folder})
+  ${PROJECT_SOURCE_DIR}/src/startup/short_spins.cpp DESTINATION ${config_folder})
 
 file(RELATIVE_PATH DIFFATTN_PC_TO_PREFIX
   ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})

@@ -75,9 +75,9 @@ endif()
 set_target_properties(diffattn_torch_header PROPERTIES POSITION_INDEPENDENT_CODE OFF)
 target_compile_options(diffattn_torch_header PRIVATE -fPIC)
 
-# The compiler instantiates torch's and CLI11's templates anew in each source, which takes 10 to 20 s.
-# Sources of a target share that, so many at a time.
-set(DIFFATTN_UNITY_FILES 16 CACHE STRING
+# The compiler instantiates torch's and CLI11's templates anew in each source, which takes 12 s of
+# processor time even for an empty one. Sources of a target share that, so many at a time.
+set(DIFFATTN_UNITY_FILES 30 CACHE STRING
   "Sources that are compiled together; 1 makes a change of one source quick to build")
 
 function(diffattn_use_torch target)

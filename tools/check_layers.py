@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the rules that keep the layers apart: who may include whom, inline assembly only in ptx/,
-file length, no paths of one machine. Prints each violation as file:line and exits 1.
+file length, one way to print, no paths of one machine. Prints each violation as file:line and exits 1.
 
 A wrong include would often compile unnoticed, because the libraries are installed side by side.
 """
@@ -23,14 +23,15 @@ CUDA = r"^(cuda_|cuda/|cuda\.h|cooperative_groups|mma\.h)"
 # Folder -> (what its includes may match, what they must not match). The longest folder wins. The first
 # pattern is for quoted includes; standard and system headers are allowed unless the second bans them.
 # Private headers of another layer are named one by one: a layer's other internals stay its own.
-PRIVATE_KERNELS = r"kernels/(few_rows|layers|loss)\.h"
+EVERY_LAYER = r"diffattn/error\.h"
+PRIVATE_KERNELS = r"kernels/(few_rows|layers|loss|token_step)\.h"
 PRIVATE_OPS = r"ops/(dispatch/attention_checkpoint|layers/(gated|loss|token_layer))\.h"
-PRIVATE_NN = r"nn/attention/text_rows\.h"
-PRIVATE_IO = r"io/(cgroup|checked|hash|settings|text|unicode/utf8|safetensors/sharded)\.h"
+PRIVATE_NN = r"nn/(attention/(step_attention|text_rows)|models/prompts)\.h"
+PRIVATE_IO = r"io/(cgroup|checked|hash|manifest|settings|text|unicode/utf8|safetensors/sharded)\.h"
 PRIVATE_MODELS = r"models/(loaded_model|tensor_file)\.h"
-PRIVATE_TRAIN = (r"train/(checkpoints|event_file|flops|language_data|memory_estimate|metrics_log|new_model|"
-                 r"schedule|stop_signal|tasks/evaluator)\.h")
-PRIVATE_COMPARE = r"compare/(compare|haystack|recipes|results)\.h"
+PRIVATE_TRAIN = (r"train/(checkpoint_folder|checkpoints|event_file|flops|language_data|memory_estimate|metrics_log|"
+                 r"new_model|parameter_count|schedule|tasks/evaluator)\.h")
+PRIVATE_COMPARE = r"compare/(compare|haystack|recipes|results|token_labels)\.h"
 
 
 def layer(*own):
@@ -47,6 +48,7 @@ RULES = {
     "include/diffattn/convert": (r"diffattn/(convert/|io/|gqa_pairing\.h)", TORCH + "|kernels/|nlohmann/"),
     "include/diffattn/data": (r"diffattn/(data|io)/", TORCH + r"|kernels/|nlohmann/"),
     "include/diffattn/nn": (r"diffattn/(nn/|ops|gqa_pairing\.h)|" + TORCH, r"kernels/|nlohmann/"),
+    "include/diffattn/infer": (r"diffattn/(infer|nn)/|" + TORCH, r"kernels/|nlohmann/"),
     "include/diffattn/models": (r"diffattn/(models|nn|io)/|" + TORCH, r"kernels/|nlohmann/"),
     "src": (r"(?!)", TORCH),
     "src/kernels": (KERNELS, TORCH + "|nlohmann/|immintrin|" + CUDA),
@@ -59,10 +61,13 @@ RULES = {
                     TORCH + r"|kernels/(?!half\.h)"),
     "src/data": (layer(r"diffattn/(data|io)/", r"data/", PRIVATE_IO, r"nlohmann/"), TORCH + "|kernels/"),
     "src/ops": (layer(r"diffattn/(kernels|ops)", r"ops/", PRIVATE_KERNELS, TORCH),
-                r"^kernels/(?!(few_rows|layers|loss)\.h)|nlohmann/|" + CUDA),
+                r"^kernels/(?!(few_rows|layers|loss|token_step)\.h)|nlohmann/|" + CUDA),
     "src/nn": (layer(r"diffattn/(nn/|ops)", r"nn/", PRIVATE_OPS, TORCH), r"kernels/|nlohmann/"),
     "src/models": (layer(r"diffattn/(models|nn|io)/", r"diffattn/ops", r"models/", PRIVATE_IO, TORCH,
                          r"nlohmann/"), r"kernels/"),
+    "src/infer": (layer(r"diffattn/(infer|nn)/", r"diffattn/ops", r"infer/", PRIVATE_NN,
+                        r"ops/layers/cuda_token_step\.h", r"kernels/token_step\.h", TORCH),
+                  r"nlohmann/|" + CUDA),
     "src/analysis/report": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|io/|nlohmann/", TORCH),
     "src/analysis/picture": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|io/unicode/utf8\.h",
                              TORCH + "|nlohmann/"),
@@ -87,6 +92,8 @@ ASSEMBLY = re.compile(r"\b(asm|__asm__)\b\s*(volatile|__volatile__)?\s*\(")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|Users|work|mnt)/\w")
 OUTSIDE_PAGE = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|\bnew Function\b|\bfetch\(|"
                           r"XMLHttpRequest|WebSocket|sendBeacon|importScripts|https?://")
+# Only terminal/print.h knows what is safe on a terminal, so every line of the program goes through it.
+PRINTING = re.compile(r"\bfmt::print\(|\bstd::(cout|cerr)\s*<<|\b(f?printf|fputs|puts)\(")
 ISA_FOLDERS = re.compile(r"/(avx2|avx512|avx512_bf16|amx)/")
 
 
@@ -106,7 +113,7 @@ def check_includes(path, number, line, problems):
     name = match.group(1)
     if re.search(banned, name):
         problems.append(f"{path}:{number}: {name} is not for this layer")
-    elif '"' in line and allowed and not re.search("^(" + allowed + ")", name):
+    elif '"' in line and allowed and not re.search(f"^({allowed}|{EVERY_LAYER})", name):
         problems.append(f"{path}:{number}: {name} is not among what this layer may include")
     if name == "immintrin.h" and path.startswith("src/") and not ISA_FOLDERS.search(path):
         problems.append(f"{path}:{number}: intrinsics belong into a per-ISA folder")
@@ -130,6 +137,8 @@ def check_file(path, problems):
     for number, line in enumerate(lines, 1):
         if suffix in SOURCES:
             check_includes(path, number, line, problems)
+            if PRINTING.search(line) and path.startswith("apps/") and "/terminal/" not in path:
+                problems.append(f"{path}:{number}: print with terminal/print.h")
             if ASSEMBLY.search(line) and path.startswith("src/") and "/ptx/" not in path:
                 problems.append(f"{path}:{number}: inline assembly outside ptx/")
         if suffix == ".js" and path.startswith("viewer/"):

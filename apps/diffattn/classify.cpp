@@ -8,9 +8,13 @@
 #include <algorithm>
 
 #include "apps/diffattn/options/line_items.h"
+#include "apps/diffattn/options/machine_options.h"
+#include "apps/diffattn/options/model_option.h"
 #include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/data/metrics.h"
+#include "diffattn/io/error.h"
 #include "diffattn/ops.h"
 #include "diffattn/train/classifier.h"
 
@@ -66,8 +70,8 @@ class Classify {
     const auto& labels = model_->config.labels;
     if (!item.expected || !item.error.empty()) return;
     if (std::ranges::find(labels, *item.expected) == labels.end()) {
-      item.error = fmt::format("key 'label': expected one of the model's {} labels, got '{}'",
-                               labels.size(), *item.expected);
+      item.error = fmt::format("key 'label': expected one of the model's {} labels, got {}",
+                               labels.size(), io::in_quotes(*item.expected));
     }
   }
 
@@ -188,7 +192,7 @@ class Classify {
         table.push_back(row);
       }
       metrics["confusion"] = table;
-      fmt::print(stderr, "{} labelled {}: accuracy {:.4f}, macro-F1 {:.4f}\n", confusion_.total(),
+      print_note("{} labelled {}: accuracy {:.4f}, macro-F1 {:.4f}\n", confusion_.total(),
                  confusion_.total() == 1 ? "line" : "lines", confusion_.accuracy(),
                  confusion_.macro_f1());
     }
@@ -207,10 +211,11 @@ class Classify {
 VerbAction add_classify(CLI::App& app) {
   auto options = std::make_shared<ClassifyOptions>();
   CLI::App* verb = app.add_subcommand("classify", "Label lines of text: JSONL in, JSONL out");
-  verb->add_option("--model", options->model, "model folder of a classifier")->required();
-  verb->add_option("--input", options->input,
-                   "JSONL file of {\"text\": ...}, - for standard input; lines with \"label\" "
-                   "count for the accuracy")
+  add_model_option(*verb, options->model, "classifier");
+  verb->add_option(
+          "--input", options->input,
+          "JSONL file or pipe of {\"text\": ...}, - for standard input; lines with \"label\" "
+          "count for the accuracy")
       ->required();
   verb->add_option("--batch-size", options->batch_size, "texts at a time (default 32)")
       ->check(integer_in(1, int64_t{1} << 16));
@@ -222,8 +227,9 @@ VerbAction add_classify(CLI::App& app) {
   verb->add_flag("--truncate", options->truncate,
                  "allow texts that are longer than the model reads");
   add_device_option(*verb, options->device);
+  add_threads_option(*verb);
   verb->add_flag("--json", options->json, "print one JSON object instead of one per line");
-  verb->footer("Example:\n  diffattn classify --model runs/a/model --input in.jsonl --explain");
+  verb->footer("Example:\n  diffattn classify --model runs/a --input in.jsonl --explain");
   return [options] { return Classify(*options).run(); };
 }
 

@@ -3,6 +3,7 @@
 // diffattn compare: trains DIFF and its variants beside a Transformer of equal size.
 
 #include "compare/compare.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 
 #include <fmt/ranges.h>
 #include <torch/torch.h>
@@ -13,13 +14,13 @@
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/options/run_file.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/verbs.h"
 #include "compare/recipes.h"
 #include "compare/results.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "train/stop_signal.h"
 
 namespace diffattn::app {
 namespace {
@@ -33,12 +34,43 @@ struct CompareArguments {
   bool json = false, keep_models = false, as_given = false;
 };
 
-const std::vector<std::string> kIntroduction{
-    "A differential head computes two softmax maps and subtracts one from the other, so that noise "
-    "in both maps cancels.",
-    "A head of the Transformer has one map, which always spreads some of its weight over noise.",
-    "All models here saw the same sequences in the same order. The table shows their sizes.",
-};
+/// Returns what the models had to do.
+std::string task_in_words(const train::RunConfig& config) {
+  const bool generated = config.data.train.empty();
+  switch (config.task) {
+    case train::Task::kLanguageModel: return "The models predict the next token of a text.";
+    case train::Task::kNeedle:
+      return fmt::format(
+          "Needles, each a key and its value, lie among noise in a text of {} tokens. A question "
+          "names a key; the answer is its value.",
+          config.needle.length);
+    case train::Task::kRecall:
+      return "A list of pairs gives a value to each key. A question names a key; the answer is its "
+             "value.";
+    case train::Task::kClassify:
+      return generated ? "A text of noise has a few words of its class and fewer of other classes. "
+                         "The models name the class."
+                       : "The models name the class of a text.";
+    case train::Task::kSummarize: break;
+  }
+  return generated
+             ? fmt::format(
+                   "A document has {} sentences, and each begins with a cue. Half of the cues "
+                   "mark the {} sentences that the summary repeats; the rest is noise.",
+                   config.summarize.select.sentences, config.summarize.select.selected)
+             : "The models write the summary of a document.";
+}
+
+std::vector<std::string> introduction(const train::RunConfig& config) {
+  return {
+      task_in_words(config),
+      "A differential head computes two softmax maps and subtracts λ times the second from the "
+      "first. λ is learnt: where it is positive, what both maps look at cancels; where it is "
+      "negative, the maps add up. A head of the Transformer has one softmax map.",
+      "All models saw the same examples in the same order. The table of models has their sizes.",
+      "The verdict holds after this many steps at these sizes. With more steps the model that "
+      "learns more slowly may catch up."};
+}
 
 train::RunConfig base_config(const CompareArguments& arguments) {
   if (!arguments.config.empty()) {
@@ -52,37 +84,47 @@ train::RunConfig base_config(const CompareArguments& arguments) {
   return config;
 }
 
-/// Returns commands to run next, each with its purpose as a comment.
-std::vector<std::string> next_steps(const CompareArguments& arguments, int64_t seed) {
-  const std::string task = arguments.task.empty() ? "needle" : arguments.task;
-  const std::string program = program_invocation_name;
-  std::string again = program + " compare";
+/// Returns the command line of this comparison, without models, seeds and --out.
+std::string same_comparison(const CompareArguments& arguments) {
+  std::string again = std::string(program_invocation_name) + " compare";
   if (!arguments.config.empty()) again += " --config " + arguments.config;
-  if (arguments.config.empty() || !arguments.task.empty()) again += " --task " + task;
+  if (arguments.config.empty() || !arguments.task.empty()) {
+    again += " --task " + (arguments.task.empty() ? "needle" : arguments.task);
+  }
   for (const std::string& setting : arguments.set) again += " --set " + setting;
   if (!arguments.learning_rates.empty()) {
     again += fmt::format(" --learning-rates {}", fmt::join(arguments.learning_rates, ","));
   }
-  if (arguments.as_given) again += " --as-given";
+  return again + (arguments.as_given ? " --as-given" : "");
+}
+
+/// Returns commands to run next.
+std::vector<analysis::NextCommand> next_steps(const CompareArguments& arguments,
+                                              const compare::CompareOptions& options) {
+  const std::string program = program_invocation_name, again = same_comparison(arguments);
   const std::string models = arguments.models == CompareArguments().models
                                  ? ""
                                  : fmt::format(" --models {}", fmt::join(arguments.models, ","));
+  std::vector<int64_t> more;
+  for (int64_t seed = options.seeds.back() + 1; more.size() < 5; ++seed) more.push_back(seed);
   const bool examples = std::filesystem::exists("examples/language.toml");
-  std::vector<std::string> steps{
-      fmt::format("{}{} --seeds {},{},{},{},{} --out runs/seeds    # is it luck?", again, models,
-                  seed, seed + 1, seed + 2, seed + 3, seed + 4),
-      again +
-          " --models transformer,diffllama,diffllama:head_norm=false --out runs/ablation    # "
-          "which part does it?",
-      program + " train " +
-          (examples ? "--config examples/language.toml" : "--set data.train=TEXT_FILE") +
-          " --out runs/language    # a model of your own text"};
-  if (arguments.keep_models && arguments.config.empty() && task == "needle" &&
+  std::vector<analysis::NextCommand> steps{
+      {"is it luck?",
+       fmt::format("{}{} --seeds {} --out runs/seeds", again, models, fmt::join(more, ","))},
+      {"which part does it?",
+       again + " --models transformer,diffllama,diffllama:head_norm=false --out runs/ablation"},
+      {"a model of your own text",
+       program + " train " +
+           (examples ? "--config examples/language.toml" : "--set data.train=TEXT_FILE") +
+           " --out runs/language"}};
+  const train::RunConfig& config = options.models.front().config;
+  if (!options.models_folder.empty() && config.data.train.empty() &&
       arguments.models.front() == "diffllama") {
-    steps[1] = fmt::format(
-        "{} analyze --model {}/models/diffllama-seed{}/model --task needle --out {}/maps.html    # "
-        "every map of every head",
-        program, arguments.out, seed, arguments.out);
+    steps[1] = {"every map of every head",
+                fmt::format("{} analyze --model {}/diffllama-seed{}/model --task {} --out "
+                            "{}/maps.html",
+                            program, options.models_folder, options.seeds.front(),
+                            train::task_name(config.task), arguments.out)};
   }
   return steps;
 }
@@ -121,19 +163,19 @@ compare::CompareOptions compare_options(const CompareArguments& arguments,
 /// Trains and measures, with a bar on a terminal and lines elsewhere.
 compare::Comparison run_comparison(const compare::CompareOptions& options) {
   ProgressBar bar("compare", compare::total_steps(options));
-  const train::StopSignal signal;
+  const StopSignal signal;
   compare::CompareEvents events;
   events.on_step = [&](const std::string& text) { bar.step(text); };
   events.on_message = [&](const std::string& line) {
     bar.clear();
-    fmt::print(stderr, "{}\n", line);
+    print_note("{}\n", line);
   };
   events.on_point = [&](const std::string& run, const compare::CurvePoint& point) {
     if (bar.shown()) return;
-    fmt::print(stderr, "{} step {}: loss {:.4f}, validation loss {:.4f}, accuracy {:.3f}\n", run,
+    print_note("{} step {}: loss {:.4f}, validation loss {:.4f}, accuracy {:.3f}\n", run,
                point.step, point.loss, point.valid_loss, point.valid_accuracy);
   };
-  events.stop = [&] { return signal.received() != 0; };
+  events.stop = [&] { return signal.received(); };
   return compare::compare(options, events);
 }
 
@@ -142,19 +184,22 @@ int run_compare(const CompareArguments& arguments) {
   const compare::CompareOptions options = compare_options(arguments, base_config(arguments));
   if (!arguments.out.empty()) check_writable_folder(arguments.out);
   const compare::Comparison comparison = run_comparison(options);
-  const auto next = next_steps(arguments, options.seeds.front());
+  const auto next = next_steps(arguments, options);
   if (!arguments.out.empty()) {
-    compare::write_results(arguments.out, comparison, kIntroduction, next);
+    compare::write_results(arguments.out, comparison,
+                           introduction(comparison.models.front().config), next);
   }
   if (arguments.json) {
-    fmt::print("{}", compare::to_json(comparison));
+    print_out("{}", compare::to_json(comparison));
     return 0;
   }
-  fmt::print("{}\n", compare::to_text(comparison));
-  for (const std::string& sentence : compare::verdicts(comparison)) fmt::print("{}\n", sentence);
+  print_out("{}\n", compare::to_text(comparison));
+  for (const std::string& sentence : compare::verdicts(comparison)) print_out("{}\n", sentence);
   if (!arguments.out.empty()) {
-    fmt::print("\nreport in {}/report.html\nnext:\n", arguments.out);
-    for (const std::string& step : next) fmt::print("  {}\n", step);
+    const std::string page = arguments.out + "/report.html";
+    print_out("\nreport in {} ({:.1f} MB)\nnext:\n", page,
+              static_cast<double>(std::filesystem::file_size(page)) / 1e6);
+    for (const auto& [purpose, command] : next) print_out("  {}    # {}\n", command, purpose);
   }
   return 0;
 }

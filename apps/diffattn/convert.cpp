@@ -3,6 +3,7 @@
 // diffattn convert: converts a model folder from one layout to another.
 
 #include "diffattn/convert/convert.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 
 #include <fmt/core.h>
 
@@ -12,11 +13,11 @@
 
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/json_output.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "train/stop_signal.h"
 
 namespace diffattn::app {
 namespace {
@@ -37,7 +38,6 @@ convert::Options convert_options_of(const ConvertArguments& arguments) {
   options.attention_only = arguments.attention_only;
   options.force = arguments.force;
   options.dry_run = arguments.dry_run;
-  if (arguments.follow_links) options.symlinks = io::Symlinks::kFollow;
   options.max_shard_bytes = arguments.max_shard_mib << 20;
   options.seed = arguments.seed.value_or(0);
   for (const std::string& rename : arguments.renames) {
@@ -115,27 +115,27 @@ void print_conversion(const convert::Report& report, const ConvertArguments& arg
     width = std::max(width, row.name.size());
     what_width = std::max(what_width, row.what.size());
   }
-  fmt::print("{:<{}}  {:>5}  {:<{}}  {}\n", "tensor", width, "count", "what", what_width,
-             "type and shape");
+  print_out("{:<{}}  {:>5}  {:<{}}  {}\n", "tensor", width, "count", "what", what_width,
+            "type and shape");
   for (const ConvertRow& row : rows) {
-    fmt::print("{:<{}}  {:>5}  {:<{}}  {}\n", row.name, width, row.count, row.what, what_width,
-               row.type);
+    print_out("{:<{}}  {:>5}  {:<{}}  {}\n", row.name, width, row.count, row.what, what_width,
+              row.type);
   }
   for (const std::string& file : report.files) {
-    fmt::print("{:<{}}  {:>5}  copied\n", file, width, 1);
+    print_out("{:<{}}  {:>5}  copied\n", file, width, 1);
   }
   std::vector<ConvertRow> left;
   for (const convert::Left& item : report.left) {
     count_row(left, {without_layer(item.name), item.why, ""});
   }
   for (const ConvertRow& row : left) {
-    fmt::print("{:<{}}  {:>5}  left out: {}\n", row.name, width, row.count, row.what);
+    print_out("{:<{}}  {:>5}  left out: {}\n", row.name, width, row.count, row.what);
   }
-  for (const std::string& note : report.notes) fmt::print("note: {}\n", note);
-  fmt::print("{} to {}: {} tensors, {:.1f} MiB{} {}\n", convert::format_name(report.from),
-             convert::format_name(report.to), report.tensors.size(),
-             static_cast<double>(report.bytes) / (1 << 20),
-             arguments.dry_run ? "; nothing written to" : " in", arguments.target);
+  for (const std::string& note : report.notes) print_out("note: {}\n", note);
+  print_out("{} to {}: {} tensors, {:.1f} MiB{} {}\n", convert::format_name(report.from),
+            convert::format_name(report.to), report.tensors.size(),
+            static_cast<double>(report.bytes) / (1 << 20),
+            arguments.dry_run ? "; nothing written to" : " in", arguments.target);
 }
 
 /// Throws io::Error if --attention-only or --seed do not fit the source. A dry run finds the format
@@ -172,13 +172,16 @@ void check_report(const ConvertArguments& arguments) {
 }
 
 int run_convert(const ConvertArguments& arguments) {
+  if (arguments.follow_links) {
+    print_note("warning: --follow-links is no longer needed: symbolic links are always followed\n");
+  }
   convert::Options options = convert_options_of(arguments);
   check_report(arguments);
   check_source(arguments, options);
-  const train::StopSignal signal;
+  const StopSignal signal;
   PercentBar bar("convert");
   options.progress = [&](uint64_t done, uint64_t total) {
-    if (signal.received() != 0) throw io::Error(arguments.target, "stopped; nothing was written");
+    if (signal.received()) throw io::Error(arguments.target, "stopped; nothing was written");
     bar.show(done, total);
   };
   const convert::Report report = convert::convert(arguments.source, arguments.target, options);
@@ -225,7 +228,7 @@ VerbAction add_convert(CLI::App& app) {
                    "seed of the second maps that a Llama gets (default 0)")
       ->check(any_seed());
   verb->add_flag("--follow-links", arguments->follow_links,
-                 "read through symbolic links, which download caches use");
+                 "no longer needed: symbolic links are always followed");
   verb->add_flag("--force", arguments->force, "replace an existing model folder");
   verb->add_flag("--dry-run", arguments->dry_run, "check and report without writing");
   verb->add_option("--report", arguments->report, "also write the JSON report to this file");

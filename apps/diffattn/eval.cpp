@@ -12,9 +12,12 @@
 #include <map>
 
 #include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/options/machine_options.h"
+#include "apps/diffattn/options/model_option.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/data_warnings.h"
 #include "apps/diffattn/terminal/json_output.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/terminal/text_table.h"
 #include "apps/diffattn/verbs.h"
@@ -27,6 +30,8 @@
 
 namespace diffattn::app {
 namespace {
+
+constexpr int kNonFinite = 3;
 
 struct EvalOptions {
   std::string model, data, device = "cpu", dtype = "float32";
@@ -102,7 +107,7 @@ void print_layers(const train::Values& values) {
     }
     table.columns.push_back(std::move(column));
   }
-  fmt::print("\n");
+  print_out("\n");
   print_table(table, 6, 2);
 }
 
@@ -110,22 +115,22 @@ void print_evaluation(const train::Evaluator& evaluator) {
   const train::Evaluation& total = evaluator.total();
   const bool classes = evaluator.confusion().classes() > 0;
   const char* const counted = classes ? "labels" : "tokens";
-  fmt::print("loss        {:.5f}\n", total.loss());
-  fmt::print("perplexity  {}\n", perplexity_text(total.perplexity(), 3));
-  fmt::print("accuracy    {:.4f}\n", total.accuracy());
-  fmt::print("{:<11} {}  ({:.0f}/s)\n", counted, total.tokens,
-             static_cast<double>(total.tokens) / total.seconds);
-  if (classes) fmt::print("macro-F1    {:.4f}\n", evaluator.confusion().macro_f1());
-  fmt::print("\n{:>16}  {:>10}  {:>8}  {:>8}\n", "length", counted, "loss", "accuracy");
+  print_out("loss        {:.5f}\n", total.loss());
+  print_out("perplexity  {}\n", perplexity_text(total.perplexity(), 3));
+  print_out("accuracy    {:.4f}\n", total.accuracy());
+  print_out("{:<11} {}  ({:.0f}/s)\n", counted, total.tokens,
+            static_cast<double>(total.tokens) / total.seconds);
+  if (classes) print_out("macro-F1    {:.4f}\n", evaluator.confusion().macro_f1());
+  print_out("\n{:>16}  {:>10}  {:>8}  {:>8}\n", "length", counted, "loss", "accuracy");
   for (const train::LengthBucket& bucket : evaluator.buckets()) {
-    fmt::print("{:>16}  {:>10}  {:>8.4f}  {:>8.4f}\n",
-               fmt::format("{} to {}", bucket.from + 1, bucket.to), bucket.sums.tokens,
-               bucket.sums.loss(), bucket.sums.accuracy());
+    print_out("{:>16}  {:>10}  {:>8.4f}  {:>8.4f}\n",
+              fmt::format("{} to {}", bucket.from + 1, bucket.to), bucket.sums.tokens,
+              bucket.sums.loss(), bucket.sums.accuracy());
   }
   const Json attention = named_values(evaluator.attention());
-  if (!attention.empty()) fmt::print("\n");
+  if (!attention.empty()) print_out("\n");
   for (const auto& [name, value] : attention.items()) {
-    fmt::print("{:<16} {:>8.4f}\n", name, value.get<double>());
+    print_out("{:<16} {:>8.4f}\n", name, value.get<double>());
   }
   print_layers(evaluator.layer_attention());
 }
@@ -150,6 +155,17 @@ int report_evaluation(const train::Evaluator& evaluator, const Unmeasured& unmea
   if (evaluator.confusion().classes() > 0) result["macro_f1"] = evaluator.confusion().macro_f1();
   print_json(result);
   return 0;
+}
+
+/// Prints that the model overflows, and returns the exit code.
+int report_overflow(const EvalOptions& options, const train::Evaluation& total) {
+  print_note(
+      "diffattn: {}: the loss was not finite within the first {} labels, because numbers in "
+      "the model overflow{}\n",
+      options.model, total.tokens,
+      options.dtype == "float32" ? "; train it with a lower learning rate"
+                                 : " " + options.dtype + "; try --dtype float32");
+  return kNonFinite;
 }
 
 /// Returns the next batch of the data, and a batch without ids at the end.
@@ -222,7 +238,7 @@ int run_eval(const EvalOptions& options) {
                     "use diffattn compare or diffattn analyze --task");
   }
   if (options.seq_len > config.max_position_embeddings) {
-    fmt::print(stderr, "diffattn: --seq-len: rows have {} tokens, but the model was made for {}\n",
+    print_note("diffattn: --seq-len: rows have {} tokens, but the model was made for {}\n",
                options.seq_len, config.max_position_embeddings);
   }
   const bool language = config.kind == nn::ModelKind::kDecoder && config.labels.empty();
@@ -236,9 +252,15 @@ int run_eval(const EvalOptions& options) {
   ProgressBar bar("eval", data.batches);
   for (train::Batch batch = data.next(); batch.ids.defined(); batch = data.next()) {
     evaluator.add(batch);
-    bar.step(fmt::format("loss {:.4f}", evaluator.total().loss()));
+    const train::Evaluation& total = evaluator.total();
+    if (total.tokens > 0 && !std::isfinite(total.loss())) {
+      bar.clear();
+      return report_overflow(options, total);
+    }
+    bar.step(fmt::format("loss {:.4f}", total.loss()));
   }
   bar.clear();
+  if (evaluator.total().tokens == 0) throw io::Error(options.data, "expected labels, got none");
   return report_evaluation(evaluator, data.unmeasured, options.json);
 }
 
@@ -247,8 +269,7 @@ int run_eval(const EvalOptions& options) {
 VerbAction add_eval(CLI::App& app) {
   auto options = std::make_shared<EvalOptions>();
   CLI::App* verb = app.add_subcommand("eval", "Measure loss and accuracy of a model on a data set");
-  verb->add_option("--model", options->model, "model folder or checkpoint with a tokenizer.json")
-      ->required();
+  add_model_option(*verb, options->model, "model with a tokenizer.json");
   verb->add_option("--data", options->data,
                    "text file, folder, JSONL or token file; JSONL for classifiers and "
                    "encoder-decoders")
@@ -264,9 +285,10 @@ VerbAction add_eval(CLI::App& app) {
   verb->add_option("--dtype", options->dtype, "type of the computation (default float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   add_device_option(*verb, options->device);
+  add_threads_option(*verb);
   verb->add_flag("--skip-bad", options->skip_bad, "skip and count bad lines of JSONL data");
   verb->add_flag("--json", options->json, "print one JSON object");
-  verb->footer("Example:\n  diffattn eval --model runs/a/model --data valid.txt");
+  verb->footer("Example:\n  diffattn eval --model runs/a --data valid.txt");
   return [options] { return run_eval(*options); };
 }
 

@@ -11,6 +11,7 @@
 
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/terminal/json_output.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/terminal.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/kernels/backend.h"
@@ -108,10 +109,10 @@ std::string gpu_text(const Json& gpu) {
 void print_info(const Json& info) {
   const Json& cpu = info["cpu"];
   const auto row = [](const char* name, const std::string& text) {
-    fmt::print("  {:<9} {}\n", name, text);
+    print_out("  {:<9} {}\n", name, text);
   };
   const auto text = [](const Json& value) { return value.get<std::string>(); };
-  fmt::print("diffattn {}\n", text(info["version"]));
+  print_out("diffattn {}\n", text(info["version"]));
   row("built", fmt::format("{}, torch {}, CUDA kernels: {}", text(info["compiler"]),
                            text(info["torch"]), text(info["cuda_kernels"])));
   row("CPU", fmt::format("{}, {} {}, {}, {:.1f} GiB{}", text(cpu["model"]), cpu["cores"].get<int>(),
@@ -121,15 +122,15 @@ void print_info(const Json& info) {
   row("ISA", fmt::format("{}", fmt::join(cpu["isa"].get<std::vector<std::string>>(), " ")));
   row("GPU", gpu_text(info["gpu"]));
 
-  fmt::print("\n  {:<12} {:<7} {:<9} {}\n", "backend", "device", "here", "description");
+  print_out("\n  {:<12} {:<7} {:<9} {}\n", "backend", "device", "here", "description");
   for (const Json& backend : info["backends"]) {
-    fmt::print("  {:<12} {:<7} {:<9} {}\n", text(backend["name"]), text(backend["device"]),
-               backend["available"].get<bool>() ? "yes" : "no", text(backend["description"]));
+    print_out("  {:<12} {:<7} {:<9} {}\n", text(backend["name"]), text(backend["device"]),
+              backend["available"].get<bool>() ? "yes" : "no", text(backend["description"]));
   }
-  fmt::print("\n  {:<9} {:<7} {:<12} {}\n", "type", "device", "runs on", "why");
+  print_out("\n  {:<9} {:<7} {:<12} {}\n", "type", "device", "runs on", "why");
   for (const Json& choice : info["choice"]) {
-    fmt::print("  {:<9} {:<7} {:<12} {}\n", text(choice["dtype"]), text(choice["device"]),
-               text(choice["backend"]), text(choice["why"]));
+    print_out("  {:<9} {:<7} {:<12} {}\n", text(choice["dtype"]), text(choice["device"]),
+              text(choice["backend"]), text(choice["why"]));
   }
 }
 

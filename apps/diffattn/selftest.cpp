@@ -9,7 +9,9 @@
 #include <chrono>
 #include <cmath>
 
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/terminal/json_output.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/ops.h"
 
@@ -176,34 +178,34 @@ std::string error_text(double error) {
 }
 
 void print_line(const Json& line) {
-  fmt::print("  {:<11} {:<6}", line["backend"].get<std::string>(),
-             line["device"].get<std::string>());
+  print_out("  {:<11} {:<6}", line["backend"].get<std::string>(),
+            line["device"].get<std::string>());
   for (const ErrorBound& bound : kErrorBounds) {
     if (!line.contains("types") || !line["types"].contains(bound.name)) {
-      fmt::print(" {:>13}", "-");
+      print_out(" {:>13}", "-");
       continue;
     }
     const Json& type = line["types"][bound.name];
-    fmt::print(" {:>13}",
-               error_text(type["forward_error"]) + "/" + error_text(type["backward_error"]));
+    print_out(" {:>13}",
+              error_text(type["forward_error"]) + "/" + error_text(type["backward_error"]));
   }
-  fmt::print("  {}\n", line["passed"].get<bool>() ? "ok" : "FAILED");
+  print_out("  {}\n", line["passed"].get<bool>() ? "ok" : "FAILED");
   std::fflush(stdout);
 }
 
 void print_heading() {
-  fmt::print("Relative error against the reference in double, forward/backward\n");
-  fmt::print("  {:<11} {:<6}", "backend", "device");
-  for (const ErrorBound& bound : kErrorBounds) fmt::print(" {:>13}", bound.name);
-  fmt::print("\n");
+  print_out("Relative error against the reference in double, forward/backward\n");
+  print_out("  {:<11} {:<6}", "backend", "device");
+  for (const ErrorBound& bound : kErrorBounds) print_out(" {:>13}", bound.name);
+  print_out("\n");
 }
 
 void print_bounds() {
-  fmt::print("  {:<11} {:<6}", "bound", "");
+  print_out("  {:<11} {:<6}", "bound", "");
   for (const ErrorBound& bound : kErrorBounds) {
-    fmt::print(" {:>13}", error_text(bound.forward) + "/" + error_text(bound.backward));
+    print_out(" {:>13}", error_text(bound.forward) + "/" + error_text(bound.backward));
   }
-  fmt::print("\n");
+  print_out("\n");
 }
 
 int run_selftest(bool json) {
@@ -226,8 +228,8 @@ int run_selftest(bool json) {
     print_json(report);
   } else {
     print_bounds();
-    fmt::print("{} in {:.1f} s\n", passed ? "All passed" : "FAILED",
-               report["seconds"].get<double>());
+    print_out("{} in {:.1f} s\n", passed ? "All passed" : "FAILED",
+              report["seconds"].get<double>());
   }
   return passed ? 0 : 1;
 }
@@ -238,6 +240,7 @@ VerbAction add_selftest(CLI::App& app) {
   auto* verb = app.add_subcommand("selftest", "Check the numerics of every backend (under 30 s)");
   verb->footer("Example:\n  diffattn selftest --json");
   auto json = std::make_shared<bool>(false);
+  add_threads_option(*verb);
   verb->add_flag("--json", *json, "print one JSON object");
   return [json] { return run_selftest(*json); };
 }

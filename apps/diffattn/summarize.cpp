@@ -6,7 +6,10 @@
 #include <torch/torch.h>
 
 #include "apps/diffattn/options/line_items.h"
+#include "apps/diffattn/options/machine_options.h"
+#include "apps/diffattn/options/model_option.h"
 #include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/data/metrics.h"
 #include "diffattn/models/model_folder.h"
@@ -84,7 +87,7 @@ class Summarize {
                  {"rouge1", sum_.rouge1 / n},
                  {"rouge2", sum_.rouge2 / n},
                  {"rouge_l", sum_.rouge_l / n}};
-      fmt::print(stderr, "{}: ROUGE-1 {:.4f}, ROUGE-2 {:.4f}, ROUGE-L {:.4f}\n",
+      print_note("{}: ROUGE-1 {:.4f}, ROUGE-2 {:.4f}, ROUGE-L {:.4f}\n",
                  measured_ == 1 ? "1 summary" : fmt::format("{} summaries", measured_),
                  sum_.rouge1 / n, sum_.rouge2 / n, sum_.rouge_l / n);
     }
@@ -104,9 +107,9 @@ class Summarize {
 VerbAction add_summarize(CLI::App& app) {
   auto options = std::make_shared<SummarizeOptions>();
   CLI::App* verb = app.add_subcommand("summarize", "Summarise documents: JSONL in, JSONL out");
-  verb->add_option("--model", options->model, "model folder of an encoder-decoder")->required();
+  add_model_option(*verb, options->model, "encoder-decoder");
   verb->add_option("--input", options->input,
-                   "JSONL file of {\"document\": ...}, - for standard input; lines with "
+                   "JSONL file or pipe of {\"document\": ...}, - for standard input; lines with "
                    "\"summary\" are scored by ROUGE")
       ->required();
   verb->add_option("--max-new-tokens", options->writing.max_new_tokens,
@@ -127,8 +130,9 @@ VerbAction add_summarize(CLI::App& app) {
   verb->add_flag("--truncate", options->truncate,
                  "allow documents that are longer than the model reads");
   add_device_option(*verb, options->device);
+  add_threads_option(*verb);
   verb->add_flag("--json", options->json, "print one JSON object instead of one per line");
-  verb->footer("Example:\n  diffattn summarize --model runs/a/model --input in.jsonl --beams 4");
+  verb->footer("Example:\n  diffattn summarize --model runs/a --input in.jsonl --beams 4");
   return [options] {
     if (options->writing.beams == 1 && options->writing.length_penalty != 1.0) {
       throw train::ConfigError("--length-penalty: expected --beams above 1, got 1");

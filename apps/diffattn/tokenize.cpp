@@ -9,13 +9,14 @@
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/data_warnings.h"
 #include "apps/diffattn/terminal/json_output.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/data/corpus.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/io/tokenizer_training.h"
-#include "train/stop_signal.h"
 
 namespace diffattn::app {
 namespace {
@@ -39,12 +40,12 @@ class StoppableBar {
   StoppableBar(const std::string& name, const std::string& input) : bar_(name), input_(input) {}
 
   void show(uint64_t done, uint64_t total) {
-    if (signal_.received() != 0) throw io::Error(input_, "stopped; nothing was written");
+    if (signal_.received()) throw io::Error(input_, "stopped; nothing was written");
     bar_.show(done, total);
   }
 
  private:
-  const train::StopSignal signal_;
+  const StopSignal signal_;
   PercentBar bar_;
   const std::string& input_;
 };
@@ -137,18 +138,18 @@ void print_tokenized(const TokenizeResult& result, const TokenizeArguments& argu
   const bool learnt = !arguments.learn.empty();
   warn_of_skipped_lines(result.skipped);
   if (learnt) {
-    fmt::print("{}: {} tokens in the vocabulary{}\n", arguments.learn, result.vocab_size,
-               result.vocab_size < arguments.vocab_size
-                   ? fmt::format(", fewer than {}: no other pair occurs {} times",
-                                 arguments.vocab_size, arguments.min_frequency)
-                   : "");
+    print_out("{}: {} tokens in the vocabulary{}\n", arguments.learn, result.vocab_size,
+              result.vocab_size < arguments.vocab_size
+                  ? fmt::format(", fewer than {}: no other pair occurs {} times",
+                                arguments.vocab_size, arguments.min_frequency)
+                  : "");
   }
   if (arguments.out.empty()) return;
-  fmt::print("{}: {} tokens, {} {}, {:.2f} bytes of text per token\n", arguments.out,
-             result.text.tokens, result.text.documents,
-             result.text.documents == 1 ? "document" : "documents",
-             static_cast<double>(result.text.bytes) / static_cast<double>(result.text.tokens));
-  fmt::print(
+  print_out("{}: {} tokens, {} {}, {:.2f} bytes of text per token\n", arguments.out,
+            result.text.tokens, result.text.documents,
+            result.text.documents == 1 ? "document" : "documents",
+            static_cast<double>(result.text.bytes) / static_cast<double>(result.text.tokens));
+  print_out(
       "next:\n  diffattn train --set data.train={} --set data.tokenizer={} \\\n"
       "    --out runs/first\n",
       arguments.out, learnt ? arguments.learn : arguments.tokenizer);

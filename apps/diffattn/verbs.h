@@ -7,8 +7,10 @@
 namespace diffattn::app {
 
 /// Runs a verb after its options were parsed and returns the exit code: 0 done, 1 failed; `train`
-/// also returns 3 (loss not finite) and 4 (out of memory).
+/// and `eval` also return 3 (loss not finite).
 using VerbAction = std::function<int()>;
+
+inline constexpr char kVersionText[] = "diffattn " DIFFATTN_VERSION;
 
 // Each function adds one verb with its options to `app` and returns the action that runs it.
 VerbAction add_info(CLI::App& app);
@@ -23,6 +25,9 @@ VerbAction add_compare(CLI::App& app);
 VerbAction add_convert(CLI::App& app);
 VerbAction add_summarize(CLI::App& app);
 VerbAction add_tokenize(CLI::App& app);
+VerbAction add_help(CLI::App& app);
+VerbAction add_version(CLI::App& app);
+VerbAction add_completion(CLI::App& app);
 
 // The verbs below `bench`.
 VerbAction add_bench_attention(CLI::App& bench);

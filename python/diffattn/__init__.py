@@ -11,9 +11,13 @@ the C++ models and tools in this process.
 import importlib
 from typing import Any, Dict
 
-import torch
+from diffattn import _short_spins
 
-from diffattn import _library
+_short_spins.load_torch()
+
+import torch  # noqa: E402
+
+from diffattn import _library  # noqa: E402
 
 _library.load()
 

@@ -5,7 +5,9 @@ docs/program.md describes the options. Wrong options raise ValueError; other fai
 text that the program prints. Ctrl-C stops a call; a training first saves a checkpoint.
 """
 import os
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Union
+
+from diffattn_program import verbs
 
 from diffattn import _full
 from diffattn.model import Model, Path
@@ -24,19 +26,10 @@ def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
             yield f"{prefix}{key}={_value_text(value)}"
 
 
-def command_words(**options: Any) -> List[str]:
-    """Returns the words of a command line: flags for True, nothing for None and False, repeats for lists."""
-    words: List[str] = []
-    for name, value in options.items():
-        option = "--" + name.rstrip("_").replace("_", "-")
-        if value is True:
-            words.append(option)
-        elif isinstance(value, (list, tuple)):
-            for one in value:
-                words += [option, os.fspath(one)]
-        elif value is not None and value is not False:
-            words += [option, _value_text(value)]
-    return words
+def _continue_with(result: Dict[str, Any]) -> str:
+    if result.get("outcome") != "stopped":
+        return ""
+    return f"stopped at step {result['step']}; continue with diffattn.train(resume={result['folder']!r})"
 
 
 def train(config: Union[Path, Mapping[str, Any], None] = None, out: Optional[Path] = None, *,
@@ -45,17 +38,13 @@ def train(config: Union[Path, Mapping[str, Any], None] = None, out: Optional[Pat
     """Trains a model from a run file or a dictionary with its keys into the folder `out`.
 
     `settings` override keys: {"train.steps": 500}. `resume` continues a run folder. Returns the outcome: step, tokens,
-    loss, valid_loss, and the folder of the model.
+    loss, valid_loss, and the folder of the model. Ctrl-C saves a checkpoint before it raises KeyboardInterrupt.
     """
     overrides = list(_settings(config)) if isinstance(config, Mapping) else []
     overrides += list(_settings(settings or {}))
-    words = command_words(config=None if isinstance(config, Mapping) else config, out=out, resume=resume, set=overrides,
-                   skip_bad=skip_bad, dry_run=dry_run)
-    result = _full.run_verb("train", words)
-    if result.get("outcome") == "stopped":
-        raise KeyboardInterrupt(f"stopped at step {result['step']}; continue with "
-                                f"diffattn.train(resume={result['folder']!r})")
-    return result
+    words = verbs.command_words(config=None if isinstance(config, Mapping) else config, out=out, resume=resume,
+                                set=overrides, skip_bad=skip_bad, dry_run=dry_run)
+    return verbs.result_of(_full.library(), "train", words, stopped=_continue_with)
 
 
 def analyze(model: Union[Path, Model], *, text: Optional[str] = None, prompt_ids: Optional[Sequence[int]] = None,
@@ -70,6 +59,6 @@ def analyze(model: Union[Path, Model], *, text: Optional[str] = None, prompt_ids
     """
     folder = model.folder if isinstance(model, Model) else model
     ids = None if prompt_ids is None else ",".join(str(int(one)) for one in prompt_ids)
-    return _full.run_verb("analyze", command_words(
+    return verbs.result_of(_full.library(), "analyze", verbs.command_words(
         model=os.fspath(folder), text=text, prompt_ids=ids, task=task, data=data, compare=list(compare), out=out,
         png=png, svg=svg, csv=csv, layer=layer, head=head, dtype=dtype, device=device))

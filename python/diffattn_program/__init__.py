@@ -10,6 +10,9 @@ import re
 import sys
 from typing import Dict, List, NoReturn, Optional
 
+NO_PROGRAM = ("diffattn: this installation has only the operators. Install a wheel, or install from source after "
+              "`apt-get install libcli11-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev zlib1g-dev`, or set "
+              "DIFFATTN_PROGRAM to the path of the program.")
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "diffattn"
 
 
@@ -43,7 +46,8 @@ def other_torch(version: str) -> str:
         return (f"diffattn: {PACKAGE} has no compiled libraries; install the package with pip or `make python`, or "
                 "set DIFFATTN_LIBRARY to the path of libdiffattn.so.")
     return (f"diffattn: built for torch {', '.join(have)}, but torch {version} is installed; run "
-            f"`pip install 'torch=={have[-1]}.*'`, or install diffattn from source for this torch.")
+            f"`pip install 'torch=={have[-1]}.*'`, or install diffattn from source for this torch. Only "
+            "`diffattn convert` works with every torch.")
 
 
 def only_operators(version: str) -> str:
@@ -52,9 +56,7 @@ def only_operators(version: str) -> str:
     if full:
         return (f"diffattn: for torch {version} this installation has only the operators. It has models, training and "
                 f"the program for torch {', '.join(full)}: run `pip install 'torch=={full[-1]}.*'`.")
-    return ("diffattn: this installation has only the operators. Install a wheel, or install from source after "
-            "`apt-get install libcli11-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev zlib1g-dev`, or set "
-            "DIFFATTN_PROGRAM to the path of the program.")
+    return NO_PROGRAM
 
 
 def folder_for(version: str) -> pathlib.Path:
@@ -73,6 +75,12 @@ def program(version: str) -> Optional[pathlib.Path]:
     return found if found.is_file() else None
 
 
+def converter() -> pathlib.Path:
+    """Returns the library that converts models with every torch and without one. It may not exist."""
+    given = os.environ.get("DIFFATTN_LIBRARY")
+    return (pathlib.Path(given).parent if given else PACKAGE / "lib") / "libdiffattn_converter.so"
+
+
 def environment(program: pathlib.Path, torch: pathlib.Path) -> Dict[str, str]:
     """Returns the environment for the program, with its folder and torch's libraries in LD_LIBRARY_PATH."""
     folders = [str(program.resolve().parent), str(torch / "lib")]
@@ -87,14 +95,20 @@ def _stop(message: str) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Replaces this process by the program, with the same arguments."""
+    """Replaces this process by the program, with the same arguments. The verb `convert` needs no torch."""
     torch = torch_folder()
-    if torch is None:
+    version = torch_version(torch) if torch else None
+    found = program(version) if version else None
+    if found is None and sys.argv[1:2] == ["convert"]:
+        from diffattn_program import convert
+        try:
+            sys.exit(convert.main(sys.argv[2:]))
+        except convert.ConversionError as error:  # there is no library
+            _stop(str(error))
+    if torch is None or version is None:
         have = built_for()
         _stop("diffattn: torch is not installed; run `pip install "
               f"'torch{f'=={have[-1]}.*' if have else '>=2.11'}'`.")
-    version = torch_version(torch)
-    found = program(version)
     if found is None:
         _stop(only_operators(version) if folder_for(version).is_dir() else other_torch(version))
     sys.stdout.flush()

@@ -45,7 +45,8 @@ std::tuple<std::vector<Ids>, std::vector<std::string>> Model::generate(
     stopped = stopped || (show != nullptr && show(static_cast<int64_t>(index), piece.c_str()) != 0);
     return !stopped && !row.text.found();
   };
-  auto ids = nn::generate(*model_, prompts, sampling_of(parsed, stop_tokens()), take);
+  const std::lock_guard lock(generating_);
+  auto ids = generator_->generate(prompts, sampling_of(parsed, stop_tokens()), take);
   std::vector<std::string> texts;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (!rows[i].decoder) continue;

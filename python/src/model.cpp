@@ -15,6 +15,7 @@ Model::Model(const std::string& folder, const std::string& dtype, const std::str
   tokenizer_ = io::tokenizer_in(folder);
   model_ = models::load_causal_lm(folder, type);
   model_->to(torch::Device(device));
+  generator_.emplace(model_);
 }
 
 std::string Model::config() const {

@@ -5,14 +5,15 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "diffattn/infer/generator.h"
 #include "diffattn/io/tokenizer.h"
 #include "diffattn/nn/decoder.h"
-#include "diffattn/nn/generate.h"
 
 namespace diffattn::python {
 
@@ -53,6 +54,8 @@ class Model : public torch::CustomClassHolder {
   std::string folder_;
   std::optional<io::Tokenizer> tokenizer_;
   nn::CausalLM model_{nullptr};
+  std::optional<infer::Generator> generator_;
+  std::mutex generating_;  // threads of Python take turns with the generator
 };
 
 }  // namespace diffattn::python

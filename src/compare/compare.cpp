@@ -12,13 +12,13 @@
 #include <filesystem>
 #include <limits>
 #include <mutex>
-#include <stdexcept>
 #include <thread>
 
 #include "compare/measure.h"
+#include "diffattn/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/train/summarizer.h"
-#include "train/checkpoints.h"
+#include "train/checkpoint_folder.h"
 #include "train/tasks/evaluator.h"
 
 namespace diffattn::compare {
@@ -98,7 +98,7 @@ class Runner {
       at::set_num_threads(threads);
     }
     if (failure_) std::rethrow_exception(failure_);
-    if (stopped_) throw std::runtime_error("compare: stopped by a signal; nothing was written");
+    if (stopped_) throw Error("compare: stopped by a signal; nothing was written");
   }
 
   /// Returns the models of the first seed.
@@ -336,9 +336,8 @@ void tune(CompareOptions& options, const CompareEvents& events) {
       options.models[i].config.train.learning_rate = options.learning_rates[j];
     }
     if (std::isinf(least)) {
-      throw std::runtime_error("compare: --learning-rates: expected at least one with which " +
-                               options.models[i].name +
-                               " reaches a finite validation loss, got none");
+      throw Error("compare: --learning-rates: expected at least one with which " +
+                  options.models[i].name + " reaches a finite validation loss, got none");
     }
   }
 }

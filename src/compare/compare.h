@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -96,8 +97,11 @@ struct Comparison {
   std::vector<int64_t> seeds;
   size_t baseline = 0;  // index in models
   std::vector<ModelResult> models;
-  /// Attention of the models of the first seed on one example; empty unless the task is kNeedle.
+  /// Attention of the models of the first seed on one validation example; for an encoder-decoder,
+  /// its cross-attention.
   std::vector<analysis::ModelAttention> attention;
+  /// The same example in words, with what each model made of it. Empty for the task kLanguageModel.
+  std::optional<analysis::ReadExample> example;
 };
 
 /// Returns the number of updates of all runs, including those that try learning rates.

@@ -30,7 +30,8 @@ void measure_outliers(train::TaskModel& model, const train::Batch& batch, RunRes
 /// Measures step_seconds, with the models taking turns, and step_bytes. Continues the training.
 void measure_speed(std::vector<Trained>& trained, Comparison& comparison);
 
-/// Adds the attention of every model on one generated example to `comparison`.
+/// Adds the attention of every model on one validation example, and the example in words, to
+/// `comparison`.
 void draw_example(std::vector<Trained>& trained, Comparison& comparison);
 
 }  // namespace diffattn::compare

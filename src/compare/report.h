@@ -11,6 +11,6 @@ namespace diffattn::compare {
 /// Writes report.html to `path`; see write_results().
 void write_report(const std::string& path, const Comparison& comparison,
                   const std::vector<std::string>& introduction,
-                  const std::vector<std::string>& next);
+                  const std::vector<analysis::NextCommand>& next);
 
 }  // namespace diffattn::compare

@@ -3,9 +3,11 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "compare/numbers.h"
 #include "compare/report.h"
@@ -85,6 +87,58 @@ size_t shown_width(const std::string& text) {
 std::string right_aligned(const std::string& text, size_t width) {
   const size_t shown = shown_width(text);
   return std::string(shown < width ? width - shown : 0, ' ') + text;
+}
+
+/// Returns what a model gets right in its task.
+const char* answers_of(train::Task task) {
+  switch (task) {
+    case train::Task::kLanguageModel: return "of the next tokens";
+    case train::Task::kClassify: return "of the texts";
+    case train::Task::kSummarize: return "of the summary's tokens";
+    case train::Task::kNeedle:
+    case train::Task::kRecall: break;
+  }
+  return "of the answers";
+}
+
+std::vector<double> accuracies(const ModelResult& model) {
+  std::vector<double> values;
+  for (const RunResult& run : model.runs) values.push_back(number_of(run, "accuracy"));
+  return values;
+}
+
+/// Says how two models differ, from their accuracies with the same seeds.
+std::string difference_in_words(const ModelResult& model, const ModelResult& base) {
+  if (model.runs.size() < 2) return "one seed says nothing about the spread";
+  const std::vector<double> mine = accuracies(model), others = accuracies(base);
+  const MeanSpread a = mean_and_spread(mine), b = mean_and_spread(others);
+  const double change = a.mean - b.mean;
+  if (std::abs(change) <= std::max(a.spread, b.spread)) {
+    return "the difference is within the spread of the seeds";
+  }
+  const auto& [better, worse] = change > 0 ? std::tie(mine, others) : std::tie(others, mine);
+  const std::string& best = change > 0 ? model.name : base.name;
+  const double least = *std::ranges::min_element(better);
+  const double most = *std::ranges::max_element(worse);
+  std::string text = fmt::format("{} is better by more than the spread of the seeds", best);
+  if (least > most) {
+    text += fmt::format("; its worst seed has {:.3f}, the best of {} {:.3f}", least,
+                        change > 0 ? base.name : model.name, most);
+  }
+  return text;
+}
+
+std::string verdict_on(const Comparison& comparison, size_t index) {
+  const ModelResult& model = comparison.models[index];
+  const ModelResult& base = comparison.models[comparison.baseline];
+  const bool several = comparison.seeds.size() > 1;
+  return fmt::format(
+      "After {} steps {} gets {} {} right and {} {} ({}): {}.", model.config.train.steps,
+      model.name, mean_text(number_of(model, "accuracy"), several), answers_of(comparison.task),
+      base.name, mean_text(number_of(base, "accuracy"), several),
+      several ? fmt::format("mean ± standard deviation of {} seeds", comparison.seeds.size())
+              : std::string("1 seed"),
+      difference_in_words(model, base));
 }
 
 }  // namespace
@@ -191,23 +245,8 @@ std::string to_text(const Comparison& comparison) {
 
 std::vector<std::string> verdicts(const Comparison& comparison) {
   std::vector<std::string> sentences;
-  const ModelResult& base = comparison.models[comparison.baseline];
-  const MeanSpread of_base = number_of(base, "accuracy");
-  const size_t seeds = comparison.seeds.size();
   for (size_t i = 0; i < comparison.models.size(); ++i) {
-    if (i == comparison.baseline) continue;
-    const ModelResult& model = comparison.models[i];
-    const MeanSpread mine = number_of(model, "accuracy");
-    const double change = mine.mean - of_base.mean;
-    const double spread = std::max(mine.spread, of_base.spread);
-    const char* what = seeds < 2                    ? "one seed says nothing about the spread"
-                       : std::abs(change) <= spread ? "no difference beyond the spread of seeds"
-                       : change > 0                 ? "better by more than the spread of seeds"
-                                                    : "worse by more than the spread of seeds";
-    sentences.push_back(
-        fmt::format("{}: accuracy {:.3f} beside {:.3f} of {} after {} steps ({} seed{}): {}.",
-                    model.name, mine.mean, of_base.mean, base.name, model.config.train.steps, seeds,
-                    seeds == 1 ? "" : "s", what));
+    if (i != comparison.baseline) sentences.push_back(verdict_on(comparison, i));
   }
   for (const ModelResult& model : comparison.models) {
     std::string left_out;
@@ -223,7 +262,7 @@ std::vector<std::string> verdicts(const Comparison& comparison) {
 
 void write_results(const std::string& folder, const Comparison& comparison,
                    const std::vector<std::string>& introduction,
-                   const std::vector<std::string>& next) {
+                   const std::vector<analysis::NextCommand>& next) {
   std::filesystem::create_directories(folder);
   io::write_text(folder + "/results.json", to_json(comparison));
   io::write_text(folder + "/numbers.csv", numbers_csv(comparison));

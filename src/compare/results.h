@@ -21,14 +21,14 @@ std::string curves_csv(const Comparison& comparison);
 /// seeds.
 std::string to_text(const Comparison& comparison);
 
-/// Returns one sentence per model other than the baseline, which says if its accuracy differs by
-/// more than the spread of the seeds; and one sentence per model with skipped updates.
+/// Returns one verdict per model other than the baseline: both accuracies with their spread, and if
+/// they differ by more than that. Also returns a sentence per model with skipped updates.
 std::vector<std::string> verdicts(const Comparison& comparison);
 
-/// Writes report.html, results.json, numbers.csv and curves.csv into a folder. The report begins
-/// with the paragraphs of `introduction` and recommends the commands in `next`.
+/// Writes report.html, results.json, numbers.csv and curves.csv into a folder. The report has the
+/// paragraphs of `introduction` and ends with the commands in `next`.
 void write_results(const std::string& folder, const Comparison& comparison,
                    const std::vector<std::string>& introduction,
-                   const std::vector<std::string>& next);
+                   const std::vector<analysis::NextCommand>& next);
 
 }  // namespace diffattn::compare

@@ -6,6 +6,7 @@
 
 #include "convert/plan.h"
 #include "diffattn/io/error.h"
+#include "diffattn/io/json.h"
 
 namespace diffattn::convert {
 namespace {
@@ -40,8 +41,10 @@ int64_t output_columns(const Model& m) {
 
 void plan_motif(Plan& plan) {
   const Model& m = plan.model();
-  const std::string act = m.config.value("hidden_act", std::string("poly_norm"));
-  const double eps = m.config.value("attn_rms_norm_eps", kHeadNormEps);
+  const io::JsonValue config(m.config, m.path);
+  const auto activation = config.find("hidden_act"), head_eps = config.find("attn_rms_norm_eps");
+  const std::string act = activation ? activation->to_string() : "poly_norm";
+  const double eps = head_eps ? head_eps->to_double(0.0, 1.0) : kHeadNormEps;
   if (act != "silu") need_attention_only(plan, "the feed-forward layers use PolyNorm");
   if (eps != m.rms_norm_eps) need_attention_only(plan, "the head norms have a separate eps");
   for (int64_t layer = 0; layer < m.layers; ++layer) {

@@ -57,8 +57,9 @@ std::string why_left(const fs::directory_entry& entry, io::Symlinks symlinks) {
     return converted ? "-" : "weights in the old layout";
   }
   if (extension == ".py") return "code for the old layout";
-  if (entry.is_symlink() && symlinks == io::Symlinks::kRefuse) return "a symbolic link";
-  return entry.is_regular_file() ? "" : "not a file";
+  std::error_code unreadable;  // a link to nothing or to itself
+  if (entry.is_symlink(unreadable) && symlinks == io::Symlinks::kRefuse) return "a symbolic link";
+  return entry.is_regular_file(unreadable) ? "" : "not a file";
 }
 
 void copy_file(const std::string& source, const std::string& target, io::Symlinks symlinks) {
@@ -148,6 +149,7 @@ void carry_files(const std::string& source, const std::string& target, const Opt
   std::vector<fs::directory_entry> entries;
   for (const fs::directory_entry& entry : fs::directory_iterator(source)) entries.push_back(entry);
   std::ranges::sort(entries);
+  std::string linked;
   for (const fs::directory_entry& entry : entries) {
     const std::string name = entry.path().filename().string();
     const std::string why = why_left(entry, options.symlinks);
@@ -158,6 +160,12 @@ void carry_files(const std::string& source, const std::string& target, const Opt
     }
     if (!options.dry_run) copy_file(entry.path().string(), target + "/" + name, options.symlinks);
     report.files.push_back(name);
+    std::error_code ignored;
+    if (entry.is_symlink(ignored)) linked += (linked.empty() ? "" : ", ") + io::in_quotes(name);
+  }
+  if (!linked.empty()) {
+    report.notes.push_back("symbolic links: the result has copies of the files they lead to: " +
+                           linked);
   }
 }
 

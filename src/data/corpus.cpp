@@ -63,6 +63,10 @@ Corpus Corpus::of_file(io::TokenFile file) {
   return {std::move(store), std::move(documents)};
 }
 
+bool Corpus::has_labels() const noexcept {
+  return std::ranges::any_of(documents(), [](const Document& d) { return d.end - d.begin >= 2; });
+}
+
 void Corpus::read(uint64_t begin, std::span<TokenId> out) const {
   if (store_->file) {
     store_->file->read(begin, out);

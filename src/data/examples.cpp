@@ -68,6 +68,7 @@ class ExampleReader {
       throw io::Error(path,
                       "expected examples, got none; bad lines: " + std::to_string(report.skipped));
     }
+    if (texts_ == 0) throw io::Error(path, "expected texts, got only empty ones");
     finish_labels();
     return std::move(set_);
   }
@@ -93,6 +94,7 @@ class ExampleReader {
       cut = truncate(example.target, options_.max_target_tokens, target_end_) || cut;
     }
     set_.truncated += cut;
+    texts_ += record.text.empty() ? 0 : 1;
     report.tokens += example.source.size() + example.target.size();
     set_.examples.push_back(std::move(example));
   }
@@ -129,6 +131,7 @@ class ExampleReader {
   LabelIndex labels_;
   std::vector<std::string> names_;  // label of each example
   std::vector<TokenId> target_end_;
+  uint64_t texts_ = 0;  // sources that are not empty
   ExampleSet set_;
 };
 

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
-#include <stdexcept>
+
+#include "diffattn/error.h"
 
 namespace diffattn::data {
 namespace {
@@ -81,8 +82,8 @@ Confusion::Confusion(int64_t classes)
 void Confusion::add(int64_t label, int64_t predicted) {
   for (const int64_t which : {label, predicted}) {
     if (which < 0 || which >= classes_) {
-      throw std::out_of_range("confusion: expected a class below " + std::to_string(classes_) +
-                              ", got " + std::to_string(which));
+      throw Error("confusion: expected a class below " + std::to_string(classes_) + ", got " +
+                  std::to_string(which));
     }
   }
   ++counts_[static_cast<size_t>(label * classes_ + predicted)];

@@ -23,7 +23,7 @@ class CorpusReader {
       : tokenizer_(tokenizer), options_(options), sink_(sink) {}
 
   ReadReport run(const std::string& path) {
-    const std::vector<std::string> files = text_files(path);
+    const std::vector<std::string> files = text_files(path, &report_.skipped_files);
     for (const std::string& file : files) report_.total_bytes += fs::file_size(file);
     for (const std::string& file : files) {
       if (file.ends_with(".jsonl")) {
@@ -34,7 +34,7 @@ class CorpusReader {
       ++report_.files;
       if (options_.progress) options_.progress(report_);
     }
-    if (report_.tokens == 0) {
+    if (text_tokens_ == 0) {
       const std::string files =
           report_.files == 1 ? "" : " in " + std::to_string(report_.files) + " files";
       const std::string bad =
@@ -49,6 +49,7 @@ class CorpusReader {
     ids_.clear();
     tokenizer_.encode(text, {.add_special_tokens = false}, ids_);
     put_ids(ids_);
+    text_tokens_ += ids_.size();
   }
 
   void put_ids(std::span<const TokenId> ids) {
@@ -109,6 +110,7 @@ class CorpusReader {
   Sink& sink_;
   ReadReport report_;
   std::vector<TokenId> ids_;
+  uint64_t text_tokens_ = 0;  // without the tokens that mark begin and end of a document
   uint64_t next_report_ = kBytesPerReport;
 };
 
@@ -137,7 +139,8 @@ bool is_binary(const std::string& path) {
   return front.find('\0') != std::string::npos;
 }
 
-void add_folder(const fs::path& folder, std::vector<std::string>& files) {
+void add_folder(const fs::path& folder, std::vector<std::string>& files,
+                std::vector<std::string>& skipped) {
   std::error_code failed;
   auto entry = fs::recursive_directory_iterator(folder, failed);
   const auto check = [&] {
@@ -151,21 +154,30 @@ void add_folder(const fs::path& folder, std::vector<std::string>& files) {
     if (hidden) {
       entry.disable_recursion_pending();
     } else if (std::error_code ignored; entry->is_regular_file(ignored)) {
-      if (!is_binary(entry->path())) files.push_back(entry->path());
+      (is_binary(entry->path()) ? skipped : files).push_back(entry->path());
     }
     entry.increment(failed);
     check();
   }
   std::sort(files.begin(), files.end());
+  std::sort(skipped.begin(), skipped.end());
+}
+
+void check_labels(const Corpus& corpus, const std::string& path) {
+  if (corpus.has_labels()) return;
+  throw io::Error(path,
+                  "expected a document of at least 2 tokens, because a label is the next "
+                  "token, got only shorter ones");
 }
 
 }  // namespace
 
-std::vector<std::string> text_files(const std::string& path) {
+std::vector<std::string> text_files(const std::string& path, std::vector<std::string>* skipped) {
   std::error_code failed;
   if (!fs::is_directory(path, failed)) return {io::File::open(path).name()};
-  std::vector<std::string> files;
-  add_folder(path, files);
+  std::vector<std::string> files, others;
+  add_folder(path, files, others);
+  if (skipped != nullptr) *skipped = std::move(others);
   if (files.empty()) throw io::Error(path, "expected text files in the folder, got none");
   return files;
 }
@@ -189,12 +201,16 @@ Corpus read_corpus(const std::string& path, const io::Tokenizer& tokenizer,
                  .tokens = file.tokens(),
                  .first_fault = ""};
     }
-    return Corpus::of_file(std::move(file));
+    Corpus corpus = Corpus::of_file(std::move(file));
+    check_labels(corpus, path);
+    return corpus;
   }
   MemorySink sink;
   const ReadReport result = CorpusReader<MemorySink>(tokenizer, options, sink).run(path);
   if (report != nullptr) *report = result;
-  return Corpus::of_tokens(std::move(sink.all), std::move(sink.documents));
+  Corpus corpus = Corpus::of_tokens(std::move(sink.all), std::move(sink.documents));
+  check_labels(corpus, path);
+  return corpus;
 }
 
 ReadReport write_corpus(const std::string& path, const io::Tokenizer& tokenizer,

@@ -17,12 +17,12 @@ std::string compose(const std::string& file, std::optional<uint64_t> offset,
 }  // namespace
 
 Error::Error(std::string file, std::string message)
-    : std::runtime_error(compose(file, std::nullopt, message)),
+    : diffattn::Error(compose(file, std::nullopt, message)),
       file_(std::move(file)),
       message_(std::move(message)) {}
 
 Error::Error(std::string file, uint64_t offset, std::string message)
-    : std::runtime_error(compose(file, offset, message)),
+    : diffattn::Error(compose(file, offset, message)),
       file_(std::move(file)),
       offset_(offset),
       message_(std::move(message)) {}

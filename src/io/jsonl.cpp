@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <span>
+#include <utility>
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/json.h"
@@ -39,16 +40,32 @@ Record record_of(const JsonValue& root, RecordKind kind) {
 }  // namespace
 
 LineReader::LineReader(const std::string& path, size_t max_line_bytes)
-    : file_(File::open(path)), max_line_bytes_(max_line_bytes) {}
+    : name_(path), max_line_bytes_(max_line_bytes) {
+  const auto file = std::make_shared<const File>(File::open(path));
+  size_ = file->size();
+  read_ = [file, at = uint64_t{0}](std::span<char> out) mutable {
+    const auto bytes = static_cast<size_t>(std::min<uint64_t>(out.size(), file->size() - at));
+    file->read(at, std::as_writable_bytes(out.first(bytes)));
+    at += bytes;
+    return bytes;
+  };
+}
+
+LineReader::LineReader(std::string name, ReadBytes read, size_t max_line_bytes)
+    : name_(std::move(name)), read_(std::move(read)), max_line_bytes_(max_line_bytes) {}
 
 bool LineReader::fill() {
-  const uint64_t rest = file_.size() - read_to_;
-  buffer_.resize(static_cast<size_t>(std::min<uint64_t>(kBufferBytes, rest)));
   at_ = 0;
-  if (buffer_.empty()) return false;
-  file_.read(read_to_, std::as_writable_bytes(std::span(buffer_)));
-  read_to_ += buffer_.size();
-  return true;
+  buffer_.resize(kBufferBytes);
+  size_t bytes = 0;
+  try {
+    bytes = read_(buffer_);
+  } catch (...) {
+    buffer_.clear();  // a later call reads again instead of returning old bytes
+    throw;
+  }
+  buffer_.resize(bytes);
+  return bytes > 0;
 }
 
 bool LineReader::next(std::string& line) {

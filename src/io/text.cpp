@@ -2,8 +2,10 @@
 #include "io/text.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
-#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "io/unicode/characters.h"
 
@@ -29,6 +31,22 @@ size_t any_cut(std::string_view text) {
 }
 
 }  // namespace
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> before, above(b.size() + 1), row(b.size() + 1);
+  std::iota(above.begin(), above.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); ++j) {
+      row[j + 1] = std::min({above[j + 1] + 1, row[j] + 1, above[j] + (a[i] == b[j] ? 0 : 1)});
+      if (i > 0 && j > 0 && a[i] == b[j - 1] && a[i - 1] == b[j]) {
+        row[j + 1] = std::min(row[j + 1], before[j - 1] + 1);
+      }
+    }
+    before = std::exchange(above, row);
+  }
+  return above.back();
+}
 
 TextChunks::TextChunks(const std::string& path, size_t chunk_bytes)
     : file_(File::open(path)), chunk_bytes_(std::max<size_t>(chunk_bytes, 16)) {}

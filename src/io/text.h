@@ -4,10 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "diffattn/io/file.h"
 
 namespace diffattn::io {
+
+/// Returns how many characters must be inserted, deleted, replaced or swapped with their neighbour
+/// to turn one text into the other.
+size_t edit_distance(std::string_view a, std::string_view b);
 
 /// Reads a text file of any size in chunks of about chunk_bytes.
 ///

@@ -46,6 +46,23 @@ void check_pointer(const char* name, bool needed, const void* data) {
   if (needed && data == nullptr) throw_argument_error(name, "a pointer", "null");
 }
 
+/// Only decoding on a GPU reads pages.
+void check_pages(const Problem& problem, bool host_arrays) {
+  const Pages& pages = problem.pages;
+  if (pages.table == nullptr) return;
+  if (host_arrays || problem.cu_seqlens_q != nullptr || !problem.align_to_key_lengths) {
+    throw_argument_error("pages", "none, except for decoding on a GPU", "a table");
+  }
+  if (pages.size < 16 || pages.size % 16 != 0) {
+    throw_argument_error("pages.size", "a positive multiple of 16", std::to_string(pages.size));
+  }
+  if (pages.stride * pages.size < problem.seq_k) {
+    throw_argument_error("pages.stride",
+                         "pages for seq_k = " + std::to_string(problem.seq_k) + " rows",
+                         std::to_string(pages.stride) + " pages of " + std::to_string(pages.size));
+  }
+}
+
 void check_pointers(const Problem& problem) {
   const bool rows = has_rows(problem), pairs = rows && problem.seq_k > 0;
   check_pointer("q1", rows, problem.q1.data);
@@ -122,6 +139,7 @@ void check_range(const char* name, int64_t begin, int64_t end, int64_t cells, in
 
 void validate(const Problem& problem, bool host_arrays) {
   check_sizes(problem);
+  check_pages(problem, host_arrays);
   check_pointers(problem);
   check_finite("scale", problem.scale);
   check_finite("scale2", problem.scale2);

@@ -127,12 +127,13 @@ void refuse_unsupported(const JsonValue& root) {
 
 /// Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (older versions).
 void read_rotary(const JsonValue& root, ModelConfig& config) {
-  nn::RotaryOptions& rotary = config.rotary;
-  if (const auto theta = root.find("rope_theta")) rotary.theta(theta->to_double(1.0, 1e12));
+  nn::RotaryOptions& rotary = config.rope_parameters;
+  if (const auto theta = root.find("rope_theta")) rotary.rope_theta(theta->to_double(1.0, 1e12));
   auto scaling = root.find("rope_parameters");
   if (!scaling) scaling = root.find("rope_scaling");
   if (!scaling) return;
-  if (const auto theta = scaling->find("rope_theta")) rotary.theta(theta->to_double(1.0, 1e12));
+  if (const auto theta = scaling->find("rope_theta"))
+    rotary.rope_theta(theta->to_double(1.0, 1e12));
   auto type = scaling->find("rope_type");
   if (!type) type = scaling->find("type");
   if (!type) return;
@@ -141,14 +142,14 @@ void read_rotary(const JsonValue& root, ModelConfig& config) {
   if (name != "linear" && name != "dynamic" && name != "llama3") {
     type->fail("\"default\", \"linear\", \"dynamic\" or \"llama3\"");
   }
-  rotary.scaling(nn::rotary_scaling(name)).factor(scaling->at("factor").to_double(1.0, 1e6));
-  rotary.original_max_position(config.max_position_embeddings);
+  rotary.rope_type(nn::rotary_scaling(name)).factor(scaling->at("factor").to_double(1.0, 1e6));
+  rotary.original_max_position_embeddings(config.max_position_embeddings);
   if (name == "llama3") {
     rotary.low_freq_factor(scaling->at("low_freq_factor").to_double(1e-6, 1e6));
     rotary.high_freq_factor(scaling->at("high_freq_factor").to_double(1e-6, 1e6));
   }
   if (const auto length = scaling->find("original_max_position_embeddings")) {
-    rotary.original_max_position(length->to_int(1, int64_t{1} << 40));
+    rotary.original_max_position_embeddings(length->to_int(1, int64_t{1} << 40));
   }
 }
 
@@ -162,15 +163,15 @@ void warn_of_unknown(const JsonValue& root, const std::vector<std::string>& know
 }
 
 nlohmann::json rotary_json(const nn::RotaryOptions& rotary) {
-  nlohmann::json json{{"rope_theta", rotary.theta()}, {"rope_type", "default"}};
+  nlohmann::json json{{"rope_theta", rotary.rope_theta()}, {"rope_type", "default"}};
   using nn::RotaryScaling;
-  if (rotary.scaling() == RotaryScaling::kNone) return json;
+  if (rotary.rope_type() == RotaryScaling::kNone) return json;
   json["factor"] = rotary.factor();
-  json["original_max_position_embeddings"] = rotary.original_max_position();
-  json["rope_type"] = rotary.scaling() == RotaryScaling::kLinear    ? "linear"
-                      : rotary.scaling() == RotaryScaling::kDynamic ? "dynamic"
-                                                                    : "llama3";
-  if (rotary.scaling() == RotaryScaling::kLlama3) {
+  json["original_max_position_embeddings"] = rotary.original_max_position_embeddings();
+  json["rope_type"] = rotary.rope_type() == RotaryScaling::kLinear    ? "linear"
+                      : rotary.rope_type() == RotaryScaling::kDynamic ? "dynamic"
+                                                                      : "llama3";
+  if (rotary.rope_type() == RotaryScaling::kLlama3) {
     json["low_freq_factor"] = rotary.low_freq_factor();
     json["high_freq_factor"] = rotary.high_freq_factor();
   }
@@ -301,7 +302,7 @@ std::string model_config_text(const ModelConfig& c, torch::ScalarType dtype) {
       {"hidden_act", "silu"},
       {"use_cache", true},
       {"dtype", dtype_text(dtype)},
-      {"rope_parameters", rotary_json(c.rotary)},
+      {"rope_parameters", rotary_json(c.rope_parameters)},
   };
   add_type(json, c);
   add_classifier(json, c);

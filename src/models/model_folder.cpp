@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <cmath>
+#include <filesystem>
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
@@ -129,6 +130,9 @@ nn::EncoderDecoder load_encoder_decoder(const std::string& folder, torch::Scalar
 
 void save_model(const std::string& folder, const torch::nn::Module& model,
                 const nn::ModelConfig& config, uint64_t max_shard_bytes) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw io::Error(folder, "could not create the folder: " + error.message());
   const NamedTensors weights = named_weights(model);
   write_tensor_folder(folder, weights, max_shard_bytes, {{"format", "pt"}});
   io::write_text(folder + "/config.json",

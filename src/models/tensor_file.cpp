@@ -6,6 +6,7 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/safetensors.h"
+#include "diffattn/ops.h"
 #include "io/safetensors/sharded.h"
 
 namespace diffattn::models {
@@ -82,15 +83,14 @@ io::Dtype file_dtype(torch::ScalarType type) {
   for (const TypePair& pair : kTypes) {
     if (pair.torch == type) return pair.file;
   }
-  TORCH_CHECK(false, "safetensors: no element type for ", type);
+  throw_argument_error("dtype", "a type that safetensors has", c10::str(type));
 }
 
 torch::ScalarType torch_dtype(io::Dtype dtype) {
   for (const TypePair& pair : kTypes) {
     if (pair.file == dtype) return pair.torch;
   }
-  TORCH_CHECK(false, "safetensors: element type ", std::string(io::dtype_name(dtype)),
-              " is not supported");
+  throw_argument_error("dtype", "a type that torch has", std::string(io::dtype_name(dtype)));
 }
 
 Tensor read_tensor(const io::TensorSource& source, const std::string& name) {

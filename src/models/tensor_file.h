@@ -16,7 +16,7 @@ namespace diffattn::models {
 
 using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
-/// Converts element types. Throws c10::Error for a type that the other side does not have.
+/// Converts element types. Throws diffattn::Error for a type that the other side does not have.
 io::Dtype file_dtype(torch::ScalarType type);
 torch::ScalarType torch_dtype(io::Dtype dtype);
 

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "diffattn/nn/presets.h"
+#include "io/text.h"
 
 namespace diffattn::train {
 namespace {
@@ -18,30 +18,12 @@ constexpr double kHuge = std::numeric_limits<double>::max();
 constexpr int64_t kMany = int64_t{1} << 40;
 constexpr int64_t kTaskMost = int64_t{1} << 24;
 
-/// Returns how many characters must be inserted, deleted, replaced or swapped with their neighbour
-/// to turn one text into the other.
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> before, above(b.size() + 1), row(b.size() + 1);
-  std::iota(above.begin(), above.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    row[0] = i + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      row[j + 1] = std::min({above[j + 1] + 1, row[j] + 1, above[j] + (a[i] == b[j] ? 0 : 1)});
-      if (i > 0 && j > 0 && a[i] == b[j - 1] && a[i - 1] == b[j]) {
-        row[j + 1] = std::min(row[j + 1], before[j - 1] + 1);
-      }
-    }
-    before = std::exchange(above, row);
-  }
-  return above.back();
-}
-
 /// Returns the edit distance of two keys, or nothing if they are too different to be a typing
 /// error. A correct name in a wrong section still counts as near.
 std::optional<size_t> key_distance(const std::string& written, const std::string& known) {
   const KeyParts ours = parts_of(written), theirs = parts_of(known);
-  const size_t section = edit_distance(ours.section, theirs.section);
-  const size_t name = edit_distance(ours.name, theirs.name);
+  const size_t section = io::edit_distance(ours.section, theirs.section);
+  const size_t name = io::edit_distance(ours.name, theirs.name);
   if (name > ours.name.size() / 3) return {};
   if (name > 0 && section + name > written.size() / 3) return {};
   return section + name;
@@ -155,6 +137,7 @@ std::vector<Field> fields(RunConfig& c) {
       {"train.eval_batches", IntField{&t.eval_batches, 1, kMany}},
       {"train.log_every", IntField{&t.log_every, 1, kMany}},
       {"train.stats_every", IntField{&t.stats_every, 0, kMany}},
+      {"train.sample_prompts", TextField{&t.sample_prompts, {}}},
       {"train.checkpoint_every", IntField{&t.checkpoint_every, 1, kMany}},
       {"train.keep_checkpoints", IntField{&t.keep_checkpoints, 2, 1 << 20}},
       {"train.peak_tflops", DoubleField{&t.peak_tflops, 0.0, 1e9}},
@@ -180,6 +163,9 @@ bool is_read(const RunConfig& config, const Field& field) {
   const auto owner = find_task(section);
   if (owner && *owner != config.task) return false;
   if (section == "curriculum") return config.task == Task::kNeedle && config.curriculum.steps > 0;
+  if (std::string_view(field.key) == "train.sample_prompts") {
+    return config.task == Task::kLanguageModel;
+  }
   const bool read = config.task == Task::kLanguageModel || !config.data.train.empty();
   return field.texts == Field::Texts::kAny || (field.texts == Field::Texts::kRead) == read;
 }

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/flops.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <ctime>
+#include <limits>
 #include <map>
 #include <mutex>
 
@@ -22,22 +27,53 @@ double visible_pairs(const Tensor& ids, const std::optional<Tensor>& cu_seqlens,
   return causal ? (squares + static_cast<double>(ids.numel())) / 2.0 : squares;
 }
 
-double measure_product(torch::Device device, torch::ScalarType type) {
+/// Returns the seconds that this thread has run on a CPU.
+double thread_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// Runs torch on one thread in its scope.
+class OneThread {
+ public:
+  OneThread() { at::set_num_threads(1); }
+  ~OneThread() { at::set_num_threads(static_cast<int>(count_)); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+  int64_t count_ = at::get_num_threads();  // threads outside the scope
+};
+
+/// Returns the FLOP/s of one thread in the time that it had a CPU, times the number of threads.
+/// Time that other programs take does not count.
+double measure_cpu(torch::ScalarType type) {
+  const int64_t size = 512;
+  const Tensor a = torch::ones({size, size}, type);
+  const OneThread one;
+  torch::mm(a, a);  // the first call allocates and chooses a kernel
+  double fastest = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 10; ++i) {
+    const double start = thread_seconds();
+    torch::mm(a, a);
+    fastest = std::min(fastest, thread_seconds() - start);
+  }
+  return 2.0 * std::pow(static_cast<double>(size), 3) / fastest * static_cast<double>(one.count_);
+}
+
+double measure_gpu(torch::Device device, torch::ScalarType type) {
   using Clock = std::chrono::steady_clock;
-  const torch::NoGradGuard no_grad;
-  const int64_t size = device.is_cpu() ? 1024 : 4096;
+  const int64_t size = 4096;
   const Tensor a = torch::ones({size, size}, torch::TensorOptions().device(device).dtype(type));
   const auto run = [&](int count) {
     const auto start = Clock::now();
     for (int i = 0; i < count; ++i) torch::mm(a, a);
-    if (!device.is_cpu()) torch::cuda::synchronize();
+    torch::cuda::synchronize();
     return std::chrono::duration<double>(Clock::now() - start).count() / count;
   };
-  run(device.is_cpu() ? 1 : 5);
+  run(5);
   double fastest = run(1);
-  for (int i = 0; i < 2; ++i) fastest = std::min(fastest, run(device.is_cpu() ? 1 : 10));
-  const auto n = static_cast<double>(size);
-  return 2.0 * n * n * n / fastest;
+  for (int i = 0; i < 2; ++i) fastest = std::min(fastest, run(10));
+  return 2.0 * std::pow(static_cast<double>(size), 3) / fastest;
 }
 
 }  // namespace
@@ -78,10 +114,22 @@ double product_speed(torch::Device device, const std::string& dtype) {
   const std::scoped_lock lock(mutex);
   const auto [entry, missing] = measured.try_emplace(device.str() + " " + dtype, 0.0);
   if (missing) {
-    entry->second =
-        measure_product(device, dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32);
+    const torch::NoGradGuard no_grad;
+    const auto type = dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32;
+    entry->second = device.is_cpu() ? measure_cpu(type) : measure_gpu(device, type);
   }
   return entry->second;
+}
+
+double estimate_update_flops(const RunConfig& config, int64_t parameters) {
+  const RunConfig::Model& m = config.model;
+  const RunConfig::Train& t = config.train;
+  const bool looked_up = !m.tie_word_embeddings;  // the embedding of the input is no product
+  const int64_t elements = parameters - (looked_up ? m.vocab_size * m.hidden_size : 0);
+  const auto tokens = static_cast<double>(t.batch_size * t.accumulate * t.seq_len);
+  const auto keys = static_cast<double>(t.seq_len + 1) / 2.0;  // of a row under a causal mask
+  const auto width = static_cast<double>(m.num_attention_heads * m.head_dim * m.num_hidden_layers);
+  return tokens * (6.0 * static_cast<double>(elements) + 12.0 * width * keys);
 }
 
 }  // namespace diffattn::train

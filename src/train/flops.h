@@ -7,6 +7,7 @@
 
 #include "diffattn/nn/model_config.h"
 #include "diffattn/train/batch.h"
+#include "diffattn/train/run_config.h"
 
 namespace diffattn::train {
 
@@ -29,7 +30,12 @@ class FlopCounter {
 };
 
 /// Returns the FLOP/s of large matrix products on a device in "float32" or "bfloat16". The first
-/// call measures them in about 50 ms; later calls return the same number.
+/// call measures them in about 50 ms; later calls return the same number. On a CPU the number is
+/// that of torch's threads on a machine without other work, even if other programs run.
 double product_speed(torch::Device device, const std::string& dtype);
+
+/// Estimates the operations of one update from the sizes in a resolved config, with rows of
+/// train.seq_len tokens under a causal mask.
+double estimate_update_flops(const RunConfig& config, int64_t parameters);
 
 }  // namespace diffattn::train

@@ -21,7 +21,7 @@ class LanguageData final : public TaskData {
     return std::make_unique<CorpusBatches>(train_, options_);
   }
   std::unique_ptr<BatchSource> valid_batches() const override {
-    if (valid_.tokens() < 2) return nullptr;  // a label needs a second token
+    if (!valid_.has_labels()) return nullptr;
     data::RowOptions options = options_;
     options.shuffle = false;
     return std::make_unique<CorpusBatches>(valid_, options);
@@ -50,17 +50,21 @@ std::unique_ptr<TaskData> read_language_data(const RunConfig& config,
   data::ReadReport report;
   const data::Corpus train = data::read_corpus(config.data.train, tokenizer, options, &report);
   uint64_t skipped = report.skipped;
+  std::vector<std::string> skipped_files = report.skipped_files;
   const auto parts = [&]() -> std::pair<data::Corpus, data::Corpus> {
     if (config.data.valid.empty()) {
       return train.split(config.data.valid_fraction, static_cast<uint64_t>(config.seed));
     }
     const data::Corpus valid = data::read_corpus(config.data.valid, tokenizer, options, &report);
     skipped += report.skipped;
+    skipped_files.insert(skipped_files.end(), report.skipped_files.begin(),
+                         report.skipped_files.end());
     return {train, valid};
   };
   auto result = std::make_unique<LanguageData>(config, parts());
   result->tokenizer = tokenizer;
   result->skipped_lines = skipped;
+  result->skipped_files = std::move(skipped_files);
   return result;
 }
 

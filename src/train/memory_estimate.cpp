@@ -29,10 +29,19 @@ int64_t resident_bytes() {
 // torch for GPUs.
 const int64_t loaded_bytes = resident_bytes();
 
+// Settings can ask for more bytes than an int64_t holds. A double holds them, and an estimate needs
+// no more than its 53 bits.
+using Bytes = double;
+
+int64_t whole_bytes(Bytes bytes) {
+  constexpr auto kMost = Bytes{int64_t{1} << 60};  // MemoryEstimate::total() adds five
+  return static_cast<int64_t>(std::min(bytes, kMost));
+}
+
 /// Bytes per token that a layer saves for its backward pass, and that the backward pass of one
 /// layer needs in addition.
 struct LayerBytes {
-  int64_t saved, working;
+  Bytes saved, working;
 };
 
 LayerBytes layer_bytes(const RunConfig& config) {
@@ -53,7 +62,8 @@ LayerBytes layer_bytes(const RunConfig& config) {
   // Gradients of the three wide tensors of the feed-forward layer and of the residual stream. On a
   // GPU also float32 rows of the norms and the workspace of the attention, fitted to measurements.
   const int64_t gradients = bytes * 3 * inner + 2 * hidden * 4;
-  return {attention + feed_forward, gradients + (gpu ? 14 * hidden * 4 + 6 * heads * bytes : 0)};
+  const int64_t workspace = gpu ? 14 * hidden * 4 + 6 * heads * bytes : 0;
+  return {Bytes(attention + feed_forward), Bytes(gradients + workspace)};
 }
 
 /// True if a kernel can reuse the row sums in the backward pass.
@@ -62,7 +72,7 @@ bool sums_are_kept(const RunConfig& config) {
   if (config.train.device == "cpu" || config.train.dtype != "bfloat16") return false;
   const auto sizes = nn::check(
       nn::preset_options(m.attention, nn::PresetOptions(m.hidden_size, m.num_attention_heads)
-                                          .num_kv_heads(m.num_key_value_heads)
+                                          .num_key_value_heads(m.num_key_value_heads)
                                           .head_dim(m.head_dim)));
   return (m.head_dim == 64 || m.head_dim == 128) && sizes.value_dim <= 128;
 }
@@ -87,35 +97,36 @@ MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count)
   const RunConfig::Model& m = config.model;
   const bool mixed = config.train.dtype == "bfloat16";
   const bool gpu = config.train.device != "cpu";
-  const int64_t tokens = config.train.batch_size * config.train.seq_len;
+  const auto tokens = Bytes(config.train.batch_size) * Bytes(config.train.seq_len);
+  const auto layers = Bytes(m.num_hidden_layers), parameters = Bytes(parameter_count);
   const LayerBytes layer = layer_bytes(config);
-  const int64_t hidden_rows = tokens * m.hidden_size * 4;
-  const int64_t head = m.vocab_size * m.hidden_size * 4;
+  const Bytes hidden_rows = tokens * Bytes(m.hidden_size) * 4;
+  const Bytes head = Bytes(m.vocab_size) * Bytes(m.hidden_size) * 4;
   MemoryEstimate estimate;
-  estimate.parameters = parameter_count * (mixed ? 6 : 4);
-  estimate.optimizer = parameter_count * 8;
-  estimate.gradients = parameter_count * 4 + tokens * layer.working;
+  estimate.parameters = whole_bytes(parameters * (mixed ? 6 : 4));
+  estimate.optimizer = whole_bytes(parameters * 8);
+  estimate.gradients = whole_bytes(parameters * 4 + tokens * layer.working);
   // The layer that is recomputed reuses what it has kept.
-  const int64_t kept = kept_bytes(config);
-  estimate.activations =
+  const auto kept = Bytes(kept_bytes(config));
+  const Bytes activations =
       config.train.activation_checkpointing
-          ? m.num_hidden_layers * (hidden_rows + tokens * kept) + tokens * (layer.saved - kept)
-          : m.num_hidden_layers * tokens * layer.saved;
-  estimate.activations += 2 * hidden_rows;  // before and after the last norm
-  const int64_t chunk = std::min(nn::default_chunk_bytes(torch::Device(config.train.device)),
-                                 tokens * m.vocab_size * int64_t{4});
+          ? layers * (hidden_rows + tokens * kept) + tokens * (layer.saved - kept)
+          : layers * tokens * layer.saved;
+  estimate.activations = whole_bytes(activations + 2 * hidden_rows);  // around the last norm
+  const Bytes chunk = std::min(Bytes(nn::default_chunk_bytes(torch::Device(config.train.device))),
+                               tokens * Bytes(m.vocab_size) * 4);
   // Logits, which become gradients in place for float32 on the CPU; else also their softmax, and in
   // mixed precision a third copy; gradients of hidden states and head.
-  const int64_t loss = (mixed ? 3 : gpu ? 2 : 1) * chunk + hidden_rows + head;
-  const int64_t backward = 2 * head + 2 * hidden_rows + tokens * layer.working;
-  estimate.working = std::max(loss, backward);
+  const Bytes loss = (mixed ? 3 : gpu ? 2 : 1) * chunk + hidden_rows + head;
+  const Bytes backward = 2 * head + 2 * hidden_rows + tokens * layer.working;
+  estimate.working = whole_bytes(std::max(loss, backward));
   if (gpu) return estimate;
   const int64_t runtime = loaded_bytes + kTouchedBytes;
   estimate.runtime = runtime;
   // With activation checkpointing the program returns large blocks to the system at once.
-  const int64_t needed = estimate.total() - runtime;
+  const auto needed = Bytes(estimate.total() - runtime);
   if (!config.train.activation_checkpointing) {
-    estimate.runtime += needed * kHeapWastePercent / 100;
+    estimate.runtime += whole_bytes(needed * kHeapWastePercent / 100);
   }
   return estimate;
 }

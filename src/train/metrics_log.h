@@ -10,8 +10,12 @@
 
 namespace diffattn::train {
 
+/// Returns the TensorBoard tag of a metric. The part before the slash is its group: "train/loss",
+/// "valid/loss", "speed/tokens_per_second", "lambda/layer.3", "attention/focus".
+std::string event_tag(const std::string& name);
+
 /// The file `metrics.jsonl`, one object with `step` and metrics per line, and a TensorBoard event
-/// file with the same numbers.
+/// file with the same numbers under the tags of event_tag().
 class MetricsLog {
  public:
   /// Continues the folder's log after `step`. Removes the lines of later steps, because a resumed

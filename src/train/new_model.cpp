@@ -19,7 +19,7 @@ nn::ModelConfig model_config_of(const RunConfig& config) {
   c.initializer_range = m.initializer_range;
   c.lambda_std_dev = m.lambda_std_dev;
   c.tie_word_embeddings = m.tie_word_embeddings;
-  c.rotary.theta(m.rope_theta);
+  c.rope_parameters.rope_theta(m.rope_theta);
   c.head_norm = m.head_norm;
   if (m.lambda_init != -1.0) c.lambda_init = m.lambda_init;
   return c;

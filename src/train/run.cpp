@@ -2,20 +2,26 @@
 #include "diffattn/train/run.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
+#include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/io/json.h"
 #include "diffattn/io/safetensors.h"
 #include "diffattn/models/model_folder.h"
 #include "io/safetensors/sharded.h"
 #include "models/tensor_file.h"
+#include "train/checkpoint_folder.h"
 #include "train/checkpoints.h"
+#include "train/lambda_values.h"
 #include "train/metrics_log.h"
+#include "train/run_lock.h"
 
 namespace diffattn::train {
 namespace {
@@ -26,6 +32,7 @@ constexpr char kRunFile[] = "/config.toml";
 constexpr char kStateFile[] = "/state.json";
 constexpr char kOptimizerFile[] = "/optimizer.safetensors";
 constexpr char kRandomFile[] = "/random.safetensors";
+constexpr int64_t kRank = 0, kRanks = 1;  // a run is one process
 
 models::NamedTensors random_state(torch::Device device) {
   models::NamedTensors state{
@@ -45,14 +52,40 @@ void restore_random_state(const std::string& path, torch::Device device) {
   on_device.set_state(models::read_tensor(file, "device"));
 }
 
-std::string state_text(const TrainingState& state, const std::string& position) {
-  nlohmann::json json{{"step", state.step},
-                      {"tokens", state.tokens},
-                      {"skipped", state.skipped},
-                      {"skipped_in_row", state.skipped_in_row},
+std::string state_text(const TrainingState& state, const RunConfig::Train& t,
+                       const std::string& position) {
+  nlohmann::json json{{"step", state.step},         {"tokens", state.tokens},
+                      {"skipped", state.skipped},   {"skipped_in_row", state.skipped_in_row},
+                      {"batch_size", t.batch_size}, {"accumulate", t.accumulate},
                       {"data_position", position}};
   if (std::isfinite(state.best_valid_loss)) json["best_valid_loss"] = state.best_valid_loss;
   return json.dump(2) + "\n";
+}
+
+TrainingState state_from(const io::JsonValue& saved) {
+  TrainingState state;
+  state.step = saved.at("step").to_int(0);
+  state.tokens = saved.at("tokens").to_int(0);
+  state.skipped = saved.at("skipped").to_int(0);
+  state.skipped_in_row = saved.at("skipped_in_row").to_int(0);
+  if (const auto best = saved.find("best_valid_loss")) state.best_valid_loss = best->to_double();
+  return state;
+}
+
+/// Throws ConfigError if an update has another number of rows than before. batch_size and
+/// accumulate may change together: that is how a run gets by with less memory. Checkpoints of
+/// version 0.1.0 do not hold these numbers.
+void check_batch_size(const io::JsonValue& saved, const RunConfig::Train& t) {
+  const auto batch_size = saved.find("batch_size"), accumulate = saved.find("accumulate");
+  if (!batch_size || !accumulate) return;
+  const int64_t was = batch_size->to_int(1, 1 << 20) * accumulate->to_int(1, 1 << 20);
+  const int64_t is = t.batch_size * t.accumulate;
+  if (was == is) return;
+  throw ConfigError(
+      fmt::format("train.batch_size: expected train.batch_size * train.accumulate = {} rows for "
+                  "each update, as "
+                  "in the checkpoint, got {} * {} = {}; --change-batch-size allows it",
+                  was, t.batch_size, t.accumulate, is));
 }
 
 /// Returns the peak memory in MiB: torch's allocations on a GPU, else the resident memory of the
@@ -86,45 +119,84 @@ Run::Run(const std::string& folder, const RunConfig& config, std::shared_ptr<Tas
       config_(config),
       checkpoints_(std::make_unique<Checkpoints>(folder, config.train.keep_checkpoints)),
       trainer_(std::move(model), config),
-      extra_files_(std::move(extra_files)) {}
+      extra_files_(std::move(extra_files)) {
+  remove_unfinished(folder);
+}
 
 Run::~Run() = default;
 
 void Run::save(const BatchSource& train) {
-  checkpoints_->save(trainer_.state.step, [&](const std::string& folder) {
+  lock_->check();
+  checkpoints_->save(trainer_.state.step, kRanks, [&](const std::string& folder) {
     trainer_.task_model().save(folder);
     for (const auto& [name, text] : extra_files_) io::write_text(folder + "/" + name, text);
-    models::write_tensor_file(folder + kOptimizerFile, trainer_.optimizer().state());
-    models::write_tensor_file(folder + kRandomFile,
+    const std::string part = rank_folder(folder, kRank);
+    make_folder(part);
+    models::write_tensor_file(part + kOptimizerFile, trainer_.optimizer().state());
+    models::write_tensor_file(part + kRandomFile,
                               random_state(torch::Device(config_.train.device)));
-    io::write_text(folder + kStateFile, state_text(trainer_.state, train.position()));
+    io::write_text(part + kStateFile, state_text(trainer_.state, config_.train, train.position()));
   });
 }
 
-bool Run::resume(BatchSource& train) {
-  const auto folder = checkpoints_->latest();
-  if (!folder) return false;
-  const auto json = io::read_json(*folder + kStateFile);
-  const io::JsonValue saved(json, *folder + kStateFile);
-  models::read_tensors_into(io::ShardedReader::open(*folder),
-                            models::named_weights(*trainer_.model()));
-  models::read_tensors_into(io::SafetensorsReader::open(*folder + kOptimizerFile),
-                            trainer_.optimizer().state());
-  TrainingState& state = trainer_.state;
-  state.step = saved.at("step").to_int(0);
-  state.tokens = saved.at("tokens").to_int(0);
-  state.skipped = saved.at("skipped").to_int(0);
-  state.skipped_in_row = saved.at("skipped_in_row").to_int(0);
-  if (const auto best = saved.find("best_valid_loss")) state.best_valid_loss = best->to_double();
-  train.seek(saved.at("data_position").to_string());
-  restore_random_state(*folder + kRandomFile, torch::Device(config_.train.device));
+bool Run::has_checkpoint() const { return checkpoints_->any(); }
+
+std::optional<std::string> Run::intact_checkpoint() const {
+  const auto step = checkpoints_->intact_before(std::numeric_limits<int64_t>::max());
+  if (!step) return std::nullopt;
+  return checkpoints_->folder_of(*step);
+}
+
+void Run::check_checkpoint(int64_t step) const {
+  const std::string folder = checkpoints_->folder_of(step);
+  if (checkpoint_state(folder) == CheckpointState::kWithoutChecksums) return;
+  int64_t ranks = 0;
+  try {
+    ranks = train::check_checkpoint(folder);
+  } catch (const io::Error& error) {
+    const auto before = checkpoints_->intact_before(step);
+    throw io::Error(error.file(), error.message() + "; this checkpoint is damaged" +
+                                      (before ? ", continue from an intact one with --from " +
+                                                    checkpoint_name(*before)
+                                              : " and no earlier one is intact"));
+  }
+  if (ranks != kRanks) {
+    throw io::Error(folder,
+                    fmt::format("expected a checkpoint of one process, got one of {}", ranks));
+  }
+}
+
+bool Run::resume(BatchSource& train, const ResumeOptions& options) {
+  const auto choice = options.from ? checkpoints_->choose(*options.from) : checkpoints_->choose();
+  for (const std::string& name : choice.unusable) {
+    TORCH_WARN(folder_, "/checkpoints/", name, ": never became complete and is not used");
+  }
+  if (!choice.step) return false;
+  check_checkpoint(*choice.step);
+  load(checkpoints_->folder_of(*choice.step), train, options);
   return true;
 }
 
+void Run::load(const std::string& checkpoint, BatchSource& train, const ResumeOptions& options) {
+  const bool has_parts = checkpoint_state(checkpoint) == CheckpointState::kComplete;
+  const std::string part = has_parts ? rank_folder(checkpoint, kRank) : checkpoint;
+  const auto json = io::read_json(part + kStateFile);
+  const io::JsonValue saved(json, part + kStateFile);
+  if (!options.change_batch_size) check_batch_size(saved, config_.train);
+  train.seek(saved.at("data_position").to_string());
+  models::read_tensors_into(io::ShardedReader::open(checkpoint),
+                            models::named_weights(*trainer_.model()));
+  models::read_tensors_into(io::SafetensorsReader::open(part + kOptimizerFile),
+                            trainer_.optimizer().state());
+  trainer_.state = state_from(saved);
+  restore_random_state(part + kRandomFile, torch::Device(config_.train.device));
+}
+
 void Run::save_model() {
-  const std::string temporary = folder_ + "/.writing-model";
+  lock_->check();
+  const std::string temporary = folder_ + "/" + kUnfinished + "model";
   fs::remove_all(temporary);
-  fs::create_directories(temporary);
+  make_folder(temporary);
   trainer_.task_model().save(temporary);
   for (const auto& [name, text] : extra_files_) io::write_text(temporary + "/" + name, text);
   sync_folder(temporary);
@@ -158,25 +230,29 @@ void Run::evaluate(BatchSource& valid, const RunEvents& events) {
     state.best_valid_loss = result.loss();
     save_model();
   }
-  metrics_->write(state.step, {{"valid_loss", result.loss()},
-                               {"valid_perplexity", result.perplexity()},
-                               {"valid_accuracy", result.accuracy()}});
+  Values values{{"valid_loss", result.loss()}, {"valid_accuracy", result.accuracy()}};
+  if (config_.task != Task::kClassify) {
+    values.insert(values.begin() + 1, {"valid_perplexity", result.perplexity()});
+  }
+  for (const auto& value : lambda_values(*trainer_.model())) values.push_back(value);
+  metrics_->write(state.step, values);
   if (events.on_evaluation) events.on_evaluation(state.step, result, best);
 }
 
 void Run::log(const StepReport& report) {
+  lock_->check();
   metrics_->write(report.step,
                   {{"loss", report.loss},
                    {"gradient_norm", report.gradient_norm},
                    {"learning_rate", report.learning_rate},
                    {"tokens", static_cast<double>(trainer_.state.tokens)},
-                   {"tokens_per_second", static_cast<double>(report.tokens) / report.seconds},
+                   {"tokens_per_second", static_cast<double>(report.model_tokens) / report.seconds},
                    {"model_flop_utilisation", report.utilisation},
                    {"skipped", static_cast<double>(trainer_.state.skipped)},
                    {"memory_mib", peak_memory(torch::Device(config_.train.device))}});
 }
 
-Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events) {
+Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events) try {
   const RunConfig::Train& t = config_.train;
   io::write_text(folder_ + kRunFile, config_.to_toml());
   metrics_ = std::make_unique<MetricsLog>(folder_, trainer_.state.step);
@@ -193,12 +269,16 @@ Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events)
     const bool stop = events.stop && events.stop();
     if (stop || due(t.checkpoint_every)) {
       save(train);
-      if (events.on_checkpoint) events.on_checkpoint(*checkpoints_->latest());
+      if (events.on_checkpoint) events.on_checkpoint(checkpoints_->folder_of(trainer_.state.step));
     }
     if (stop) return Outcome::kStopped;
   }
   if (!valid || t.eval_every == 0) save_model();
+  lock_->check();
   return Outcome::kDone;
+} catch (const io::Error&) {
+  lock_->check();  // a removed folder is the better explanation of a write that failed
+  throw;
 }
 
 }  // namespace diffattn::train

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <stdexcept>
+
+#include "diffattn/error.h"
 
 namespace diffattn::train {
 
@@ -12,8 +13,7 @@ Decay decay_from_name(const std::string& name) {
   if (name == "constant") return Decay::kConstant;
   if (name == "linear") return Decay::kLinear;
   if (name == "cosine") return Decay::kCosine;
-  throw std::invalid_argument("train.schedule: expected constant, linear or cosine, got '" + name +
-                              "'");
+  throw Error("train.schedule: expected constant, linear or cosine, got '" + name + "'");
 }
 
 double Schedule::at(int64_t step) const {

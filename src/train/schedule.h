@@ -8,7 +8,7 @@ namespace diffattn::train {
 
 enum class Decay { kConstant, kLinear, kCosine };
 
-/// Converts "constant", "linear" or "cosine". Throws std::invalid_argument for another name.
+/// Converts "constant", "linear" or "cosine". Throws diffattn::Error for another name.
 Decay decay_from_name(const std::string& name);
 
 /// Learning rates: linear warm-up from 0 to `peak`, then decay to `final_fraction * peak` in the

@@ -3,6 +3,7 @@
 
 #include <ATen/autocast_mode.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -96,6 +97,8 @@ StepReport Trainer::step(BatchSource& source) {
   for (int64_t micro = 0; micro < t.accumulate; ++micro) {
     const Batch batch = source.next();
     report.flops += flops_->training(batch);
+    report.model_tokens += batch.ids.numel();
+    if (batch.target_ids.defined()) report.model_tokens += batch.target_ids.numel();
     const Loss loss = loss_of(batch.to(device_));
     (loss.value / static_cast<double>(t.accumulate)).backward();
     sums += torch::stack({loss.value.detach().to(torch::kFloat64), loss.count.to(torch::kFloat64)});
@@ -119,7 +122,9 @@ StepReport Trainer::step(BatchSource& source) {
   state.skipped_in_row = report.skipped ? state.skipped_in_row + 1 : 0;
   report.step = state.step;
   report.seconds = seconds_since(start);
-  report.utilisation = report.flops / report.seconds / peak_flops_;
+  const double speed = report.flops / report.seconds;
+  peak_flops_ = std::max(peak_flops_, speed);
+  report.utilisation = speed / peak_flops_;
   return report;
 }
 

@@ -144,6 +144,9 @@ void write_hostile(const std::string& folder) {
   report.title = "</title><script>alert('title')</script>";
   report.subtitle = "<img src=x onerror=alert('subtitle')>";
   report.notes = {"<script>alert('note')</script>"};
+  report.verdict = {"<img src=x onerror=alert('verdict')>"};
+  report.examples = {{"<u>example</u>", "<s>note</s>", {{"<a>", {{"<iframe src=x>", "wrong"}}}}}};
+  report.commands = {{"<u>purpose</u>", "</pre><script>alert('command')</script>"}};
   report.sequences = {sequence, sequence};
   report.models = {model_of("<i>model</i>", {}, sequence, 1, 1)};
   report.tables = {{"<u>table</u>",
@@ -192,10 +195,13 @@ void write_medium(const std::string& folder, json& expected) {
   writer.commit();
 }
 
+// Writes a comparison: verdict, curves, an example, folded tables, commands, and maps of two models
+// on one text whose question is not in the last row.
 void write_results(const std::string& folder) {
   Report report;
   report.title = "DIFF against an equal-size Transformer";
   report.subtitle = "multi-needle retrieval";
+  report.verdict = {"DIFF gets 0.914 ± 0.010 of the answers right and Transformer 0.728 ± 0.020."};
   report.notes = {"Made-up numbers that show the components of a comparison."};
   Curves loss{"Validation loss", "step", "loss", false, false, {}};
   Curves accuracy{"Accuracy by number of needles", "needles", "accuracy", false, false, {}};
@@ -215,7 +221,14 @@ void write_results(const std::string& folder) {
                         : std::vector<double>{1, 0.9, 0.72, 0.58, 0.44};
     accuracy.series.push_back(hits);
   }
-  report.curves = {loss, accuracy};
+  loss.note = "Why the curve rises.";
+  report.curves = {loss, accuracy, loss};
+  report.examples = {{"One document, read out",
+                      "",
+                      {{"document", {{"KEEP1", "answer"}, {"w2", ""}}},
+                       {"DIFF", {{"w1", ""}}},
+                       {"Transformer", {{"w9", "wrong"}}}}}};
+  report.commands = {{"is it luck?", "diffattn compare --task needle --seeds 14,15"}};
   using Better = TableColumn::Better;
   report.tables = {{"Result",
                     "Same data, seed and number of parameters.",
@@ -226,7 +239,29 @@ void write_results(const std::string& folder) {
                      {"tokens/s", true, 4, Better::kHigher}},
                     {{"DIFF", 1204224.0, 0.914, 0.902, 41230.0},
                      {"Transformer", 1204096.0, 0.728, 1.251, 44810.0}}}};
-  ReportWriter(folder + "/results.html", report).commit();
+  report.tables.push_back(report.tables.front());
+  report.tables.back().name = "Every number";
+  Sequence sequence = needle_sequence();
+  sequence.question = 40;
+  sequence.rows[3] = "end\n";
+  report.sequences = {sequence};
+  const SyntheticHead kinds[] = {{0, 0, true, false, 1}, {0, 0, false, false, 1}};
+  const char* names[] = {"DIFF", "Transformer"};
+  for (int i = 0; i < 2; ++i) report.models.push_back(model_of(names[i], kinds[i], sequence, 2, 3));
+  ReportWriter writer(folder + "/results.html", report);
+  // Each model opens another head: the first that is added.
+  const int64_t orders[2][6] = {{4, 0, 1, 2, 3, 5}, {2, 0, 1, 3, 4, 5}};
+  for (int64_t model = 0; model < 2; ++model) {
+    for (const int64_t i : orders[model]) {
+      SyntheticHead head = kinds[model];
+      head.layer = i / 3;
+      head.head = i % 3;
+      HeadMaps maps = synthetic_maps(sequence, head);
+      maps.model = model;
+      writer.add(maps);
+    }
+  }
+  writer.commit();
 }
 
 // Writes a report with a text of one token and an empty report.

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "diffattn/error.h"
 #include "tests/io/test_files.h"
 
 namespace diffattn::analysis::testing {
@@ -16,12 +17,12 @@ namespace diffattn::analysis::testing {
 using io::testing::slurp;
 using io::testing::TempFolder;
 
-/// Returns what() of the std::invalid_argument that the call throws.
+/// Returns what() of the diffattn::Error that the call throws.
 template <typename Call>
 std::string argument_error(Call&& call) {
   try {
     call();
-  } catch (const std::invalid_argument& error) {
+  } catch (const diffattn::Error& error) {
     return error.what();
   }
   ADD_FAILURE() << "no error";

@@ -85,14 +85,53 @@ TEST(Report, CoarseLevelsKeepALoneNegativeEntry) {
   EXPECT_NEAR(coarse[(1001 / 4) * 275 + 703 / 4], -0.9f * maps.lambda[0], 1e-3);
 }
 
-TEST(Report, AnOverviewHoldsOnlyItsCoarsestLevel) {
+TEST(Report, AnOverviewHoldsOneLevelInBytes) {
   const Sequence sequence = numbered_sequence(2100);
   HeadMaps maps = synthetic_maps(sequence, {});
   maps.full = false;
+  maps.overview_side = 300;
   const Page page(written(one_head_report(sequence), {maps}));
   ASSERT_EQ(page.maps[0]["levels"].size(), 1u);
-  EXPECT_EQ(page.maps[0]["levels"][0]["level"], 4);
-  EXPECT_EQ(page.entries(0, 4, "p1").size(), 132u * 132u);
+  EXPECT_EQ(page.maps[0]["levels"][0]["level"], 3);
+  EXPECT_EQ(page.maps[0]["levels"][0]["format"], "q8");
+  EXPECT_EQ(page.entries(0, 3, "p1").size(), 263u * 263u);
+}
+
+TEST(Report, AnOverviewOfAShortTextIsSmallerThanItsEntries) {
+  const Sequence sequence = numbered_sequence(200);
+  HeadMaps maps = synthetic_maps(sequence, {});
+  const std::string whole = written(one_head_report(sequence), {maps});
+  maps.full = false;
+  maps.overview_side = 64;
+  const std::string overview = written(one_head_report(sequence), {maps});
+  const Page page(overview);
+  EXPECT_EQ(page.entries(0, 2, "difference").size(), 50u * 50u);
+  EXPECT_LT(overview.size() + 50000, whole.size());
+}
+
+TEST(Report, CompressedMapsTakeLessThanHalfOfTheirEntries) {
+  const Sequence sequence = numbered_sequence(240);
+  const std::string empty = written(one_head_report(sequence), {});
+  const std::string html = written(one_head_report(sequence), {synthetic_maps(sequence, {})});
+  // Two planes of float32, encoded as base64. The causal mask hides half of the entries.
+  EXPECT_LT(html.size() - empty.size(), 2u * 240 * 240 * 4 * 4 / 3 / 2);
+}
+
+TEST(Report, HoldsVerdictExamplesCommandsAndTheQuestion) {
+  Sequence sequence = numbered_sequence(8);
+  sequence.question = 6;
+  Report report = one_head_report(sequence);
+  report.verdict = {"one sentence"};
+  report.examples = {{"one document", "note", {{"written", {{"w1", "answer"}, {"w2", "wrong"}}}}}};
+  report.commands = {{"more seeds", "diffattn compare"}};
+  report.curves = {{"c", "x", "y", false, false, {}, "why it rises"}};
+  const Page page(written(report, {}));
+  EXPECT_EQ(page.header["version"], 2);
+  EXPECT_EQ(page.header["sequences"][0]["question"], 6);
+  EXPECT_EQ(page.header["verdict"][0], "one sentence");
+  EXPECT_EQ(page.header["examples"][0]["lines"][0]["words"][1], json::array({"w2", "wrong"}));
+  EXPECT_EQ(page.header["commands"][0]["command"], "diffattn compare");
+  EXPECT_EQ(page.header["curves"][0]["note"], "why it rises");
 }
 
 TEST(Report, TilesOfZerosAreLeftOut) {
@@ -181,6 +220,12 @@ TEST(Report, RefusesWhatContradictsItself) {
               r.sequences[0].regions = {{"r", "answer", 7, 9}};
             }),
             "diffattn: sequences[0].regions[0]: expected a range within 8 columns, got 7 to 9");
+  EXPECT_EQ(report_error([](Report& r) { r.sequences[0].question = 8; }),
+            "diffattn: sequences[0].question: expected an index below 8, got 8");
+  EXPECT_EQ(report_error([](Report& r) {
+              r.examples = {{"e", "", {{"l", {{"w", "bold"}}}}}};
+            }),
+            "diffattn: examples[0].lines[0].mark: expected nothing, answer or wrong, got 'bold'");
   EXPECT_EQ(report_error([](Report& r) { r.models[0].layers = 0; }),
             "diffattn: models[0].layers: expected at least 1, got 0");
   EXPECT_EQ(report_error([](Report& r) {

@@ -10,7 +10,9 @@ import unittest
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
 VERBS = ("info", "selftest", "bench", "train", "eval", "generate", "convert", "classify", "compare",
-         "summarize", "analyze", "tokenize")
+         "summarize", "analyze", "tokenize", "help", "version", "completion")
+COMPUTING = ("selftest", "train", "eval", "generate", "classify", "summarize", "compare", "analyze", "bench attention",
+             "bench module", "bench step", "bench generate")
 
 
 def run(*arguments, **kwargs):
@@ -38,6 +40,40 @@ class Program(unittest.TestCase):
 
     def test_version(self):
         self.assertRegex(run("--version").stdout, r"^diffattn \d+\.\d+\.\d+\n$")
+        self.assertEqual(run("version").stdout, run("--version").stdout)
+
+    def test_help_is_a_verb(self):
+        for words in ([], ["train"], ["bench"], ["bench", "step"], ["help"]):
+            result = run("help", *words)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(result.stdout, run(*words, "--help").stdout, words)
+        result = run("help", "trian")
+        self.assertEqual(result.returncode, 2)
+        self.assertEqual(result.stderr, "diffattn: help: expected a verb, got 'trian'; did you mean 'train'?\n")
+
+    def test_mistyped_verbs_and_options_name_the_nearest(self):
+        for arguments, message in (
+                (["tran"], "expected a verb, got 'tran'; did you mean 'train'?"),
+                (["gen"], "expected a verb, got 'gen'; did you mean 'generate'?"),
+                (["dance"], "expected a verb, got 'dance'"),
+                (["--verison"], "no such option: --verison; did you mean '--version'?"),
+                (["generate", "--modle", "x", "--prompt", "a"],
+                 "generate: no such option: --modle; did you mean '--model'?"),
+                (["generate", "--model", "x", "--prompt", "a", "--max-new-token=3"],
+                 "generate: no such option: --max-new-token; did you mean '--max-new-tokens'?"),
+                (["train", "--otu", "x"], "train: no such option: --otu; did you mean '--out'?"),
+                (["bench", "step", "--sqe", "4"], "bench step: no such option: --sqe; did you mean '--seq'?"),
+                (["bench", "stpe"], "bench: expected one of attention, module, step, generate, got 'stpe'; "
+                                    "did you mean 'step'?"),
+                (["info", "--something-else"], "info: no such option: --something-else"),
+                (["info", "more"], "info: expected no more arguments, got 'more'")):
+            result = run(*arguments)
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertEqual(result.stderr.splitlines()[0], "diffattn: " + message, arguments)
+
+    def test_every_verb_that_computes_takes_threads(self):
+        for verb in COMPUTING:
+            self.assertIn("--threads", run(*verb.split(), "--help").stdout, verb)
 
     def test_the_standard_library_comes_before_torch(self):
         """libtorch_cpu.so exports parts of its own libstdc++. The linker takes the first library, and
@@ -80,7 +116,7 @@ class Program(unittest.TestCase):
             self.assertIn("2^64", result.stderr)
         self.assertIn("--model: expected a value, got none", run("generate", "--model").stderr)
         for words in (["--unknown"], ["train", "--unknown"]):
-            self.assertRegex(run(*words).stderr, "^diffattn: [a-z].*--unknown")
+            self.assertRegex(run(*words).stderr, "^diffattn: [a-z].*--unknown\n")
         self.assertIn("'diffattn bench step --help'", run("bench", "step", "--repeat", "0").stderr)
 
     def test_failure_to_write_is_exit_code_1(self):
@@ -89,6 +125,41 @@ class Program(unittest.TestCase):
                                     text=True, timeout=60)
         self.assertEqual(result.returncode, 1)
         self.assertIn("standard output", result.stderr)
+
+
+class Completion(unittest.TestCase):
+    def complete(self, *words):
+        """Returns what bash offers after these words; the last one is being typed."""
+        line = " ".join(words)
+        script = (f"source <({PROGRAM} completion bash)\nCOMP_WORDS=({line})\n"
+                  f"[[ '{words[-1]}' ]] || COMP_WORDS+=('')\nCOMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n"
+                  "_diffattn\nprintf '%s\\n' \"${COMPREPLY[@]}\"")
+        result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(result.stderr, "", words)
+        return result.stdout.split()
+
+    def test_bash_completes_verbs_options_and_values(self):
+        self.assertEqual(sorted(self.complete("diffattn", "")), sorted(VERBS))
+        self.assertEqual(self.complete("diffattn", "to"), ["tokenize"])
+        self.assertEqual(self.complete("diffattn", "bench", "st"), ["step"])
+        self.assertEqual(self.complete("diffattn", "generate", "--to"), ["--top-k", "--top-p"])
+        self.assertEqual(self.complete("diffattn", "generate", "--top-k", "3", "--mod"), ["--model"])
+        self.assertEqual(self.complete("diffattn", "generate", "--dtype", ""), ["float32", "bfloat16"])
+        self.assertEqual(self.complete("diffattn", "bench", "step", "--attention", "di")[:1], ["diffllama"])
+        self.assertEqual(self.complete("diffattn", "train", "--config", ""), [])  # bash completes files itself
+        self.assertEqual(self.complete("diffattn", "completion", "z"), ["zsh"])
+
+    def test_every_shell_knows_every_option(self):
+        for shell in ("bash", "zsh", "fish"):
+            script = run("completion", shell)
+            self.assertEqual(script.returncode, 0, script.stderr)
+            for name in ("no-repeat-ngram", "keep-models", "stats-batches", "max-shard-mib", "min-frequency"):
+                self.assertIn(f"-l {name} " if shell == "fish" else f"--{name}", script.stdout, shell)
+            if shutil.which(shell):
+                check = subprocess.run([shell, "-n"], input=script.stdout, capture_output=True, text=True, timeout=60,
+                                       check=False)
+                self.assertEqual((check.returncode, check.stderr), (0, ""), shell)
+        self.assertEqual(run("completion", "tcsh").returncode, 2)
 
 
 class Info(unittest.TestCase):
@@ -286,9 +357,10 @@ class Refusals(unittest.TestCase):
 
     def test_options_that_would_be_ignored(self):
         prompt = ["generate", "--model", "x", "--prompt", "a"]
-        for arguments, sentence in ((prompt + ["--top-k", "4"], "--top-k requires --temperature"),
-                                    (prompt + ["--top-p", "0.5"], "--top-p requires --temperature"),
-                                    (prompt + ["--seed", "4"], "--seed requires --temperature"),
+        for arguments, sentence in ((prompt + ["--seed", "4"],
+                                     "--seed: expected --temperature, --top-k, --top-p or --samples with it, got none"),
+                                    (prompt + ["--temperature", "0", "--samples", "2"],
+                                     "--samples: expected --temperature above 0, got 0"),
                                     (["summarize", "--model", "x", "--input", "-", "--length-penalty", "2"],
                                      "--length-penalty requires --beams"),
                                     (prompt + ["--temperature", "0", "--top-k", "3", "--seed", "4"],
@@ -340,7 +412,7 @@ class BenchModule(unittest.TestCase):
         self.assertRegex(said, "--route: expected one of fused, .*two_calls_padded, .*got 'three_calls'")
         result = run("bench", "module", "--heads", "5", "--seq", "16")
         self.assertEqual(result.returncode, 1)
-        self.assertIn("num_heads", result.stderr)
+        self.assertIn("num_attention_heads", result.stderr)
 
 
 class Selftest(unittest.TestCase):

@@ -272,6 +272,37 @@ class Texts(unittest.TestCase):
         self.assertIn("diffattn: skipped 1 bad line\n", faulty.stderr)
         self.assertIn("diffattn: truncated 1 text to 16 tokens\n", faulty.stderr)
         self.refuses_ids_that_the_model_does_not_know(model)
+        self.reads_lines_in_bounded_memory_and_reports_failed_reads("classify", model, "text")
+        hidden = program("classify", "--model", model, "--input", "-",
+                         input='{"text": "aab", "label": "\\u001b[2J\\u0007"}\n')
+        self.assertIn(r"got '\x1b[2J\x07'", hidden.stderr)  # also where no terminal is
+
+    def reads_lines_in_bounded_memory_and_reports_failed_reads(self, verb, model, key):
+        arguments = [PROGRAM, verb, "--model", str(model), "--truncate", "--input", "-"]
+        folder = os.open(self.folder, os.O_RDONLY)
+        failed = subprocess.run(arguments, stdin=folder, capture_output=True, text=True, timeout=120, check=False)
+        os.close(folder)
+        self.assertEqual(failed.returncode, 1, failed.stderr)
+        self.assertEqual(failed.stderr, "diffattn: standard input: expected a file or a pipe, got a directory\n")
+        peaks = []
+        for mebibytes in (0, 400):
+            with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+                with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=out, stderr=errors) as process:
+                    for _ in range(mebibytes):
+                        process.stdin.write(b"a" * (1 << 20))
+                    process.stdin.write(b'\n{"%s": "six"}\n' % key.encode())
+                    process.stdin.close()
+                    _, status, usage = os.wait4(process.pid, 0)
+                    process.returncode = os.waitstatus_to_exitcode(status)
+                peaks.append(usage.ru_maxrss / 1024)
+                out.seek(0)
+                answers = [json.loads(line) for line in out.read().splitlines()]
+                self.assertEqual(process.returncode, 1 if mebibytes else 0)
+                self.assertEqual(answers[-1]["line"], 2)
+                self.assertNotIn("error", answers[-1])
+                self.assertEqual(len(answers), 2 if mebibytes else 1)
+        self.assertEqual(answers[0]["error"], f"expected at most {64 << 20} bytes, got more")
+        self.assertLess(peaks[1] - peaks[0], 256)
 
     def refuses_ids_that_the_model_does_not_know(self, model):
         tokenizer = json.loads((model / "tokenizer.json").read_text())
@@ -322,6 +353,7 @@ class Texts(unittest.TestCase):
         self.assertEqual(answers[6]["summary"], "six")
         fine = program("summarize", "--model", model, "--input", "-", "--truncate", input=lines[2])
         self.assertEqual(fine.returncode, 0, fine.stderr)
+        self.reads_lines_in_bounded_memory_and_reports_failed_reads("summarize", model, "document")
         endless = self.folder / "endless.json"
         endless.write_text((model / "tokenizer.json").read_text().replace("<|endoftext|>", "<|mark|>"))
         refused = program("train", "--dry-run", *settings("task=summarize", *TINY,
@@ -345,11 +377,11 @@ class Texts(unittest.TestCase):
             self.assertEqual(result.returncode, 1, verb)
             self.assertIn(word, result.stderr)
         for verb, *rest in (("eval", "--data", self.texts), ("classify", "--input", self.texts),
-                            ("summarize", "--input", self.texts), ("generate", "--prompt-ids", "5,7"),
+                            ("summarize", "--input", self.texts), ("generate", "--prompt", "a"),
                             ("analyze", "--text", "a", "--out", self.folder / "maps.html")):
-            result = program(verb, "--model", model.parent, *rest)
+            result = program(verb, "--model", model.parent, *rest)  # a run folder stands for its model
             self.assertEqual(result.returncode, 1, verb)
-            self.assertIn(f"the model is in {model}\n", result.stderr, verb)
+            self.assertIn(f"diffattn: {model}", result.stderr, verb)
         result = program("generate", "--model", model, "--prompt-ids", "5,7", "--stop", "x")
         self.assertEqual(result.returncode, 1, result.stdout)
         self.assertIn("has no tokenizer.json, which --stop needs", result.stderr)

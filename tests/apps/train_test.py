@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests training, evaluation and generation: runs that are stopped, killed and resumed, exit codes,
-and the files of a run folder."""
+"""Tests training, evaluation and generation: exit codes, refusals, and the files of a run folder."""
 import fcntl
 import json
 import math
@@ -11,7 +10,6 @@ import random
 import re
 import resource
 import shutil
-import signal
 import struct
 import subprocess
 import tempfile
@@ -20,7 +18,6 @@ import time
 import unittest
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
-KILLS = int(os.environ.get("DIFFATTN_TEST_KILLS", "8"))
 
 RUN_FILE = """
 task = "lm"
@@ -80,7 +77,9 @@ def wait_until_training(process, run):
         time.sleep(0.05)
 
 
-class Training(unittest.TestCase):
+class Runs(unittest.TestCase):
+    """A folder with a corpus and a finished run of 24 steps."""
+
     @classmethod
     def setUpClass(cls):
         cls.holder = tempfile.TemporaryDirectory()
@@ -107,10 +106,12 @@ class Training(unittest.TestCase):
 
     def assert_same_end(self, run):
         for name in ("checkpoints/step-24/model.safetensors",
-                     "checkpoints/step-24/optimizer.safetensors",
-                     "checkpoints/step-24/state.json", "model/model.safetensors"):
+                     "checkpoints/step-24/rank-00000/optimizer.safetensors",
+                     "checkpoints/step-24/rank-00000/state.json", "model/model.safetensors"):
             self.assertEqual((self.whole / name).read_bytes(), (run / name).read_bytes(), name)
 
+
+class Training(Runs):
     def test_the_estimate_of_memory_is_near_what_a_run_takes(self):
         checkpointing = ["--set", "train.activation_checkpointing=true",
                          "--set", "model.num_hidden_layers=12", "--set", "train.steps=1"]
@@ -132,7 +133,8 @@ class Training(unittest.TestCase):
     def test_run_folder_has_what_is_promised(self):
         self.assertEqual(self.report["outcome"], "done")
         self.assertEqual(self.report["step"], 24)
-        for name in ("config.toml", "metrics.jsonl", "checkpoints/latest", "model/config.json",
+        for name in ("config.toml", "metrics.jsonl", "checkpoints/latest", "checkpoints/step-24/manifest.json",
+                     "checkpoints/step-24/complete", "model/config.json",
                      "model/tokenizer.json"):
             self.assertTrue((self.whole / name).is_file(), name)
         text = (self.whole / "metrics.jsonl").read_text()
@@ -141,53 +143,6 @@ class Training(unittest.TestCase):
         self.assertEqual(len(losses), 24)
         self.assertLess(losses[-1], losses[0])
         self.assertTrue(list(self.whole.glob("events.out.tfevents.*")))
-
-    def test_killed_runs_resume_to_the_same_bits(self):
-        generator = random.Random(int(os.environ.get("DIFFATTN_TEST_SEED", "5")))
-        for attempt in range(KILLS):
-            run = self.folder / f"killed{attempt}"
-            process = start("train", "--config", self.config, "--out", run)
-            time.sleep(generator.uniform(0.05, 1.2))
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            if not (run / "config.toml").exists():  # killed before the first step
-                result = program("train", "--config", self.config, "--out", run)
-            else:
-                result = program("train", "--resume", run)
-            self.assertEqual(result.returncode, 0, result.stderr)
-            self.assert_same_end(run)
-
-    def test_a_signal_saves_and_stops_with_exit_code_0(self):
-        config = self.write_config("long.toml", steps=1000000)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            run = self.folder / f"signal{number}"
-            process = start("train", "--config", config, "--out", run, "--set",
-                            "train.eval_every=0")
-            wait_until_training(process, run)
-            process.send_signal(number)
-            _, errors = process.communicate(timeout=60)
-            self.assertEqual(process.returncode, 0, errors)
-            self.assertIn("--resume", errors)
-            latest = run / "checkpoints" / (run / "checkpoints/latest").read_text().strip()
-            self.assertTrue(latest.is_dir())
-            for model in (run, run / "model"):
-                result = program("generate", "--model", model, "--prompt", "a")
-                self.assertEqual(result.returncode, 1)
-                self.assertIn(f"its newest checkpoint is {latest}", result.stderr)
-
-    def test_two_runs_in_one_folder_are_refused(self):
-        config = self.write_config("busy.toml", steps=1000000)
-        run = self.folder / "busy"
-        process = start("train", "--config", config, "--out", run)
-        wait_until_training(process, run)
-        result = program("train", "--config", config, "--out", run)
-        process.terminate()
-        process.communicate(timeout=60)
-        self.assertEqual(result.returncode, 1)
-        self.assertIn(f"process {process.pid}", result.stderr)
-        again = program("train", "--config", config, "--out", run)
-        self.assertEqual(again.returncode, 2)
-        self.assertIn("got one that holds a run", again.stderr)
 
     def test_dry_run_says_what_it_would_be(self):
         result = program("train", "--config", self.config, "--dry-run", "--json")
@@ -216,12 +171,13 @@ class Training(unittest.TestCase):
             made = sum(math.prod(tensor["shape"]) for name, tensor in header.items()
                        if name != "__metadata__")
             self.assertEqual(json.loads(plan.stdout)["parameters"], made, kind)
-        # A dry run counts 48 billion parameters without allocating them.
+        # A dry run counts 1.3 trillion parameters without allocating them.
         plan = program("train", "--config", self.config, "--dry-run", "--json", "--set",
-                       "model.num_hidden_layers=4000", "--set", "model.hidden_size=1024",
+                       "model.num_hidden_layers=100", "--set", "model.hidden_size=32768",
                        preexec_fn=limit)
         self.assertEqual(plan.returncode, 0, plan.stderr)
-        self.assertGreater(json.loads(plan.stdout)["parameters"], 3e10)
+        self.assertGreater(json.loads(plan.stdout)["parameters"], 1.2e12)
+        self.assertRegex(plan.stderr, r"needs about \d+ MiB, but the .*: lower model.hidden_size or")
 
     def test_more_memory_than_the_machine_has_is_said_before(self):
         for seq_len, warned in (("32", False), ("16777216", True)):
@@ -230,20 +186,11 @@ class Training(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertEqual("the machine has" in result.stderr, warned, result.stderr)
 
-    def test_only_what_a_kernel_reads_counts_as_kept(self):
-        """Values of a pair are two heads wide. No kernel reuses row sums at a width of 256."""
-        def planned(attention, head_dim, keep):
-            texts = (f"model.attention={attention}", f"model.head_dim={head_dim}", "train.device=cuda",
-                     "train.dtype=bfloat16", "train.activation_checkpointing=true", "train.batch_size=64",
-                     f"train.keep_attention={keep}")
-            result = program("train", "--config", self.config, "--dry-run", "--json",
-                             *(word for text in texts for word in ("--set", text)))
-            self.assertEqual(result.returncode, 0, result.stderr)
-            return json.loads(result.stdout)["memory_bytes"]
-        for attention, head_dim, kept in (("diffllama", 64, True), ("diffllama", 128, False),
-                                          ("microsoft_v2", 128, True)):
-            sums, nothing = (planned(attention, head_dim, keep) for keep in ("sums", "nothing"))
-            self.assertEqual(sums > nothing, kept, (attention, head_dim))
+    def test_a_dry_run_refuses_a_device_that_is_not_there(self):
+        for device in ("cuda:999", "tpu"):
+            result = program("train", "--config", self.config, "--dry-run", "--set", f"train.device={device}")
+            self.assertEqual(result.returncode, 2, result.stdout)
+            self.assertIn("train.device: expected", result.stderr)
 
     def test_a_bar_fits_its_terminal(self):
         run = self.folder / "terminal"
@@ -284,17 +231,32 @@ class Training(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertTrue(json.loads(result.stdout)["folder"].endswith("name\ufffd"))
 
-    def test_a_finished_run_says_so(self):
-        result = program("train", "--resume", self.whole)
-        self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("step 24 of 24", result.stderr)
-        self.assert_same_end(self.whole)
+    def test_data_without_text_is_refused(self):
+        empty = self.folder / "empty.jsonl"
+        empty.write_text('{"text": ""}\n' * 40)
+        result = program("train", "--config", self.config, "--out", self.folder / "no_text", "--set",
+                         f"data.train={empty}")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn(f"{empty}: expected text, got none", result.stderr)
+        result = program("eval", "--model", self.whole / "model", "--data", empty)
+        self.assertEqual(result.returncode, 1, result.stderr)
 
-    def test_a_run_goes_on_with_the_data_it_began_with(self):
-        for setting in ("seed=4", f"data.train={self.config}"):
-            result = program("train", "--resume", self.whole, "--set", "train.steps=25", "--set", setting)
-            self.assertEqual(result.returncode, 1, setting)
-            self.assertRegex(result.stderr, "key .* as in the checkpoint, got .*; .*data and settings")
+    def test_weights_that_overflow_give_no_loss_and_no_text(self):
+        model = self.folder / "overflowing"
+        shutil.copytree(self.whole / "model", model)
+        file = model / "model.safetensors"
+        data = file.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        data = data[:8 + size] + struct.pack("<f", 3e38) * ((len(data) - 8 - size) // 4)
+        file.write_bytes(data)
+        for form in ([], ["--json"]):
+            result = program("eval", "--model", model, "--data", self.folder / "corpus.txt", *form)
+            self.assertEqual(result.returncode, 3, result.stderr)
+            self.assertEqual(result.stdout, "")
+            self.assertIn(f"{model}: the loss was not finite", result.stderr)
+        result = program("generate", "--model", model, "--prompt", "alpha ")
+        self.assertEqual(result.returncode, 1, result.stdout)
+        self.assertIn("expected finite logits", result.stderr)
 
     def test_checkpoints_are_model_folders(self):
         checkpoint = self.whole / "checkpoints/step-24"
@@ -315,7 +277,7 @@ class Training(unittest.TestCase):
         config = json.loads((model / "config.json").read_text())
         for change, code, expected in (
                 ({"dance": 1}, 0, "key 'dance' is not known here and has no effect"),
-                ({"num_attention_heads": 3}, 1, "argument 'num_heads': expected an even number"),
+                ({"num_attention_heads": 3}, 1, "argument 'num_attention_heads': expected an even number"),
                 ({"num_hidden_layers": 60000}, 1, "expected at most as many layers as"),
                 ({"intermediate_size": 1 << 20}, 1, "expected sizes of the model whose weights are"),
                 ({"num_attention_heads": 65536, "num_key_value_heads": 2, "head_dim": 65536}, 1,
@@ -422,16 +384,6 @@ class Training(unittest.TestCase):
         result = program("train", "--config", self.config, "--out", "/proc/diffattn")
         self.assertEqual(result.returncode, 1)
         self.assertIn("/proc/diffattn", result.stderr)
-
-    def test_out_of_memory_is_exit_code_4_with_what_to_change(self):
-        def limit():
-            resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
-        result = program("train", "--config", self.config, "--out", self.folder / "large",
-                         "--set", "train.batch_size=8192", "--set", "train.seq_len=2048",
-                         preexec_fn=limit)
-        self.assertEqual(result.returncode, 4, result.stderr)
-        self.assertIn("train.batch_size", result.stderr)
-        self.assertIn("activation_checkpointing", result.stderr)
 
     def test_evaluation(self):
         result = program("eval", "--model", self.whole / "model", "--data",

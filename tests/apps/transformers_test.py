@@ -179,10 +179,13 @@ class Transformers(unittest.TestCase):
         names = {name for line in lines for name in line} - {"step"}
         self.assertIn("layer.1.lambda", names)
         self.assertIn("model_flop_utilisation", names)
-        self.assertEqual(set(events.Tags()["scalars"]), names)
-        for name in names:
+        tags = {"loss": "train/loss", "valid_loss": "valid/loss", "layer.1.lambda": "lambda/layer.1",
+                "model_flop_utilisation": "speed/model_flop_utilisation"}
+        self.assertEqual(len(events.Tags()["scalars"]), len(names))
+        self.assertTrue(all("/" in tag for tag in events.Tags()["scalars"]))
+        for name, tag in ((name, tag) for name, tag in tags.items() if name in names):
             wanted = {line["step"]: line[name] for line in lines if name in line}
-            found = {event.step: event.value for event in events.Scalars(name)}
+            found = {event.step: event.value for event in events.Scalars(tag)}
             self.assertEqual(found.keys(), wanted.keys(), name)
             for step, value in wanted.items():
                 self.assertAlmostEqual(found[step], value, delta=1e-6 * max(1.0, abs(value)))

@@ -119,7 +119,7 @@ void save_recorded(const GoldenFile& file, const std::string& folder) {
   const Tensor sin = file.tensors.at("rope.sin").to(torch::kFloat64);
   const Tensor cos = file.tensors.at("rope.cos").to(torch::kFloat64);
   const double angle = std::atan2(sin[1][1].item<double>(), cos[1][1].item<double>());
-  config.rotary.theta(std::round(std::pow(angle, -static_cast<double>(sin.size(1)))));
+  config.rope_parameters.rope_theta(std::round(std::pow(angle, -static_cast<double>(sin.size(1)))));
   nn::CausalLM model(config);
   const torch::NoGradGuard no_grad;
   for (auto& item : model->model->layers.back()->self_attn->named_parameters()) {
@@ -283,7 +283,8 @@ void load_layer(nn::AttentionLayer& layer, const std::string& folder, int64_t in
 TEST(ConvertFunction, AttentionOfPhi4FlashIsReadUnderItsNames) {
   const TempFolder folder;
   const auto preset = [] {
-    return nn::make_preset("phi4_flash", nn::PresetOptions(32, 4).num_kv_heads(2).layer_index(1));
+    return nn::make_preset("phi4_flash",
+                           nn::PresetOptions(32, 4).num_key_value_heads(2).layer_index(1));
   };
   const auto layer = preset();
   models::NamedTensors tensors;

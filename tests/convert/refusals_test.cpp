@@ -123,10 +123,15 @@ TEST_F(ConvertFolder, OtherFilesAreCarriedOverButNotWeightsAndCode) {
   folder_.put("in/pytorch_model.bin", "old");
   folder_.put("in/modeling_x.py", "import os");
   folder_.put("in/.hidden", "no");
-  folder_.put("secret", "no");
-  std::filesystem::create_symlink(folder_ / "secret", folder_ / "in/link.json");
+  folder_.put("cached", "vocabulary");
+  std::filesystem::create_symlink(folder_ / "cached", folder_ / "in/link.json");
+  std::filesystem::create_symlink("nowhere", folder_ / "in/dangling.json");
+  std::filesystem::create_symlink("loop.json", folder_ / "in/loop.json");
+  std::filesystem::create_symlink("/dev/zero", folder_ / "in/zero.json");
   std::filesystem::create_directory(folder_ / "in/below");
-  const Report report = convert(in(), out(), to(Format::kMicrosoft));
+  Options refusing = to(Format::kMicrosoft);
+  refusing.symlinks = io::Symlinks::kRefuse;
+  const Report report = convert(in(), out(), refusing);
   EXPECT_EQ(report.files, (std::vector<std::string>{"README.md", "tokenizer.json"}));
   EXPECT_EQ(io::testing::slurp(out() + "/tokenizer.json"), tokenizer);
   size_t entries = 0;
@@ -134,15 +139,22 @@ TEST_F(ConvertFolder, OtherFilesAreCarriedOverButNotWeightsAndCode) {
   EXPECT_EQ(entries, 4u);  // two copied files, config.json and model.safetensors
   std::vector<std::string> left;
   for (const Left& item : report.left) left.push_back(item.name + ": " + item.why);
-  EXPECT_EQ(left, (std::vector<std::string>{".hidden: hidden", "below: not a file",
-                                            "link.json: a symbolic link",
-                                            "modeling_x.py: code for the old layout",
-                                            "pytorch_model.bin: weights in the old layout"}));
+  EXPECT_EQ(left,
+            (std::vector<std::string>{
+                ".hidden: hidden", "below: not a file", "dangling.json: a symbolic link",
+                "link.json: a symbolic link", "loop.json: a symbolic link",
+                "modeling_x.py: code for the old layout",
+                "pytorch_model.bin: weights in the old layout", "zero.json: a symbolic link"}));
+
   Options following = to(Format::kMicrosoft);
   following.force = true;
-  following.symlinks = io::Symlinks::kFollow;
-  convert(in(), out(), following);
-  EXPECT_EQ(io::testing::slurp(out() + "/link.json"), "no");
+  const Report copied = convert(in(), out(), following);
+  EXPECT_EQ(copied.files, (std::vector<std::string>{"README.md", "link.json", "tokenizer.json"}));
+  EXPECT_EQ(io::testing::slurp(out() + "/link.json"), "vocabulary");
+  EXPECT_FALSE(std::filesystem::is_symlink(out() + "/link.json"));
+  ASSERT_FALSE(copied.notes.empty());
+  EXPECT_EQ(copied.notes.back(),
+            "symbolic links: the result has copies of the files they lead to: 'link.json'");
 }
 
 TEST_F(ConvertFolder, ADryRunReportsEverythingAndWritesNothing) {

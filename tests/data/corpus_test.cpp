@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/data/corpus.h"
+#include "diffattn/data/examples.h"
 
 #include <nlohmann/json.hpp>
 #include <set>
@@ -84,6 +85,13 @@ TEST(ReadCorpus, NothingToReadIsAnError) {
   EXPECT_TRUE(holds(error_of([&] { read_corpus(folder.path(), bytes()); }), "got none"));
   EXPECT_TRUE(holds(error_of([&] { read_corpus(folder.put("a", ""), bytes()); }), "expected text"));
   EXPECT_TRUE(holds(error_of([&] { read_corpus(folder / "missing", bytes()); }), "missing"));
+  // The end-of-text token of an empty document is no text.
+  const std::string empty = folder.put("e.jsonl", "{\"text\":\"\"}\n{\"text\":\"\"}\n");
+  EXPECT_TRUE(holds(error_of([&] { read_corpus(empty, bytes()); }), "expected text, got none"));
+  const std::string short_text = folder.put("s.txt", "x");
+  EXPECT_TRUE(holds(
+      error_of([&] { read_corpus(short_text, bytes(), {.end_of_text = false, .progress = {}}); }),
+      "expected a document of at least 2 tokens"));
 }
 
 TEST(ReadCorpus, SpecialTokensAroundDocuments) {
@@ -95,6 +103,9 @@ TEST(ReadCorpus, SpecialTokensAroundDocuments) {
   const io::Tokenizer tokenizer = io::Tokenizer::parse(file.dump(), "t");
   const TempFolder folder;
   EXPECT_EQ(texts_of(read_corpus(folder.put("a", "x"), tokenizer)), Texts{"|x|"});
+  const std::string empty = folder.put("e.jsonl", "{\"text\":\"\",\"label\":\"y\"}\n");
+  EXPECT_TRUE(holds(error_of([&] { read_examples(empty, io::RecordKind::kLabelled, tokenizer); }),
+                    "expected texts, got only empty ones"));
 }
 
 TEST(WriteCorpus, TokenFileEqualsText) {

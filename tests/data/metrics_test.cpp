@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <stdexcept>
+#include "diffattn/error.h"
 
 namespace diffattn::data {
 namespace {
@@ -73,8 +73,8 @@ TEST(Confusion, ClassesThatNeverOccurDoNotCount) {
   confusion.add(1, 1);
   EXPECT_DOUBLE_EQ(confusion.macro_f1(), 1.0);
   EXPECT_DOUBLE_EQ(Confusion(2).accuracy(), 0.0);
-  EXPECT_THROW(confusion.add(4, 0), std::out_of_range);
-  EXPECT_THROW(confusion.add(0, -1), std::out_of_range);
+  EXPECT_THROW(confusion.add(4, 0), diffattn::Error);
+  EXPECT_THROW(confusion.add(0, -1), diffattn::Error);
 }
 
 }  // namespace

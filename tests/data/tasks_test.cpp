@@ -159,6 +159,15 @@ TEST(SelectTask, TheSummaryIsTheMarkedSentencesInOrder) {
   }
 }
 
+TEST(SelectTask, TokensHaveNames) {
+  const SelectOptions options{.sentences = 5, .selected = 2, .words = 3, .cues = 6};
+  EXPECT_EQ(select_label(kTaskStop, options), ".");
+  EXPECT_EQ(select_label(kTaskTokens, options), "KEEP1");
+  EXPECT_EQ(select_label(kTaskTokens + 2, options), "KEEP3");
+  EXPECT_EQ(select_label(kTaskTokens + 3, options), "skip1");
+  EXPECT_EQ(select_label(kTaskTokens + 6, options), "w1");
+}
+
 TEST(Tasks, ExamplesDependOnSeedSplitAndIndexAlone) {
   const auto task = needle_task({});
   const auto ids = [&](uint64_t seed, Split split, uint64_t index) {

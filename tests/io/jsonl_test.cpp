@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/io/jsonl.h"
 
+#include <algorithm>
 #include <random>
 
+#include "io/text.h"
 #include "tests/io/test_files.h"
 
 namespace diffattn::io {
@@ -57,6 +59,54 @@ TEST(LineReader, ALineTooLongIsAnErrorAndTheNextOneIsRead) {
   EXPECT_TRUE(reader.next(line));
   EXPECT_EQ(line, "end");
   EXPECT_FALSE(reader.next(line));
+}
+
+/// Returns a source that gives the text in pieces of `size` bytes, and fails after it.
+ReadBytes failing_source(std::string text, size_t size) {
+  return [text = std::move(text), size, at = size_t{0}](std::span<char> out) mutable {
+    if (at == text.size()) throw Error("pipe", "read failed");
+    const size_t bytes = text.copy(out.data(), std::min(size, out.size()), at);
+    at += bytes;
+    return bytes;
+  };
+}
+
+TEST(LineReader, AFailedReadOfAStreamIsAnErrorAndNotTheEnd) {
+  for (const size_t size : {size_t{1}, size_t{3}, size_t{100}}) {
+    LineReader reader("pipe", failing_source("ab\r\ncdef\n", size), 4);
+    std::string line;
+    ASSERT_TRUE(reader.next(line));
+    EXPECT_EQ(line, "ab");
+    ASSERT_TRUE(reader.next(line));
+    EXPECT_EQ(line, "cdef");
+    for (int i = 0; i < 2; ++i)
+      EXPECT_EQ(error_of([&] { reader.next(line); }), "pipe: read failed");
+  }
+}
+
+TEST(LineReader, AnEndlessLineOfAStreamIsNotHeldInMemory) {
+  size_t pieces = 0;
+  LineReader reader(
+      "pipe",
+      [&](std::span<char> out) {
+        if (++pieces > 4096) return size_t{0};
+        std::ranges::fill(out, 'a');
+        return out.size();
+      },
+      1000);
+  std::string line;
+  EXPECT_TRUE(holds(error_of([&] { reader.next(line); }), "line 1: expected at most 1000 bytes"));
+  EXPECT_EQ(pieces, 4097u);  // 1 GiB
+  EXPECT_LT(line.capacity(), 4096u);
+  EXPECT_FALSE(reader.next(line));
+}
+
+TEST(EditDistance, CountsInsertionsDeletionsReplacementsAndSwaps) {
+  EXPECT_EQ(edit_distance("model", "model"), 0u);
+  EXPECT_EQ(edit_distance("modle", "model"), 1u);
+  EXPECT_EQ(edit_distance("mode", "model"), 1u);
+  EXPECT_EQ(edit_distance("", "abc"), 3u);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3u);
 }
 
 TEST(Jsonl, RecordsOfEachKind) {

@@ -55,7 +55,7 @@ Weights to_hugging_face(const Weights& w, const Shape& s) {
 
 std::shared_ptr<AttentionLayer> layer_of(const char* preset, const Shape& s) {
   auto layer = nn::make_preset(preset, nn::PresetOptions(s.embed, 2 * s.heads)
-                                           .num_kv_heads(2 * s.kv_heads)
+                                           .num_key_value_heads(2 * s.kv_heads)
                                            .head_dim(s.head_dim)
                                            .layer_index(2));
   layer->to(torch::kFloat64);

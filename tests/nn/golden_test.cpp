@@ -25,7 +25,7 @@ nn::RotaryOptions rotary_of(const GoldenFile& file) {
   const Tensor cos = file.tensors.at("rope.cos").to(torch::kFloat64);
   const double angle = std::atan2(sin[1][1].item<double>(), cos[1][1].item<double>());
   const double theta = std::pow(angle, -static_cast<double>(sin.size(1)));
-  return nn::RotaryOptions().style(nn::RotaryStyle::kInterleaved).theta(std::round(theta));
+  return nn::RotaryOptions().style(nn::RotaryStyle::kInterleaved).rope_theta(std::round(theta));
 }
 
 MultiheadDiffAttentionOptions microsoft_v1(const GoldenFile& file) {
@@ -38,7 +38,7 @@ MultiheadDiffAttentionOptions microsoft_v1(const GoldenFile& file) {
 MultiheadDiffAttentionOptions microsoft_v2(const GoldenFile& file) {
   return preset_options("microsoft_v2",
                         nn::PresetOptions(file.number("d_model"), file.number("num_heads"))
-                            .num_kv_heads(file.number("num_kv_heads"))
+                            .num_key_value_heads(file.number("num_kv_heads"))
                             .head_dim(file.number("head_dim")))
       .rotary(rotary_of(file));
 }

@@ -71,13 +71,14 @@ TEST(WrongOptions, AreRefusedByName) {
   refused("norm_eps", Options(32, 4).norm_eps(-1.0));
   refused("rotary.width", Options(32, 4).rotary(RotaryOptions(rotary).width(3)));
   refused("rotary.width", Options(32, 4).rotary(RotaryOptions(rotary).width(6)));
-  refused("rotary.theta", Options(32, 4).rotary(RotaryOptions(rotary).theta(0.0)));
-  refused("rotary.factor",
-          Options(32, 4).rotary(RotaryOptions(rotary).scaling(RotaryScaling::kLinear).factor(0.0)));
+  refused("rotary.rope_theta", Options(32, 4).rotary(RotaryOptions(rotary).rope_theta(0.0)));
   refused(
-      "rotary.high_freq_factor",
-      Options(32, 4).rotary(
-          RotaryOptions(rotary).scaling(RotaryScaling::kLlama3).factor(8.0).high_freq_factor(1.0)));
+      "rotary.factor",
+      Options(32, 4).rotary(RotaryOptions(rotary).rope_type(RotaryScaling::kLinear).factor(0.0)));
+  refused("rotary.high_freq_factor", Options(32, 4).rotary(RotaryOptions(rotary)
+                                                               .rope_type(RotaryScaling::kLlama3)
+                                                               .factor(8.0)
+                                                               .high_freq_factor(1.0)));
 }
 
 TEST(WrongOptions, OfPresetsAreRefusedByName) {
@@ -89,12 +90,12 @@ TEST(WrongOptions, OfPresetsAreRefusedByName) {
     for (const std::string& name : nn::preset_names())
       EXPECT_NE(text.find(name), std::string::npos);
   }
-  expect_refused("num_kv_heads",
-                 [] { make_preset("diffllama", PresetOptions(32, 4).num_kv_heads(1)); });
-  expect_refused("num_heads", [] { make_preset("microsoft_v1", {35, 5}); });
-  expect_refused("num_heads", [] { make_preset("transformer", {32, 5}); });
-  expect_refused("num_heads",
-                 [] { make_preset("motif_2_12_7b", PresetOptions(32, 4).num_kv_heads(8)); });
+  expect_refused("num_key_value_heads",
+                 [] { make_preset("diffllama", PresetOptions(32, 4).num_key_value_heads(1)); });
+  expect_refused("num_attention_heads", [] { make_preset("microsoft_v1", {35, 5}); });
+  expect_refused("num_attention_heads", [] { make_preset("transformer", {32, 5}); });
+  expect_refused("num_attention_heads",
+                 [] { make_preset("motif_2_12_7b", PresetOptions(32, 4).num_key_value_heads(8)); });
   expect_refused("rope_type", [] { nn::rotary_scaling("yarn"); });
 }
 
@@ -122,7 +123,7 @@ TEST(WrongInput, IsRefusedByName) {
 /// differential layers.
 TEST(ParameterCounts, AreThePublishedOnes) {
   const auto count = [](const char* preset, std::optional<int64_t> kv) {
-    return make_preset(preset, PresetOptions(1024, 16).num_kv_heads(kv))->parameter_count();
+    return make_preset(preset, PresetOptions(1024, 16).num_key_value_heads(kv))->parameter_count();
   };
   EXPECT_EQ(count("microsoft_v1", {}), 4194688);
   EXPECT_EQ(count("transformer", {}), 4194304);
@@ -135,7 +136,7 @@ TEST(ParameterCounts, AreThePublishedOnes) {
   EXPECT_EQ(count("microsoft_v2", {}), 4194304 + 1024 * 1024 + 16 * 1024);
   // Motif-2-12.7B: q 40 x 128, k and v 16 x 128, o from 32 heads of 256.
   const auto motif =
-      make_preset("motif_2_12_7b", PresetOptions(4096, 40).num_kv_heads(16).head_dim(128));
+      make_preset("motif_2_12_7b", PresetOptions(4096, 40).num_key_value_heads(16).head_dim(128));
   EXPECT_EQ(motif->parameter_count(),
             4096 * (40 * 128 + 2 * 16 * 128 + 2 * 32 * 128) + 4 * 128 + 256);
 }
@@ -219,7 +220,7 @@ class RotaryTest : public ::testing::Test {
 
 TEST_F(RotaryTest, RotatesPairsByPositionTimesFrequency) {
   const Tensor x = heads(4);
-  const Tensor y = rotated(half_split().theta(100.0), x, 7);
+  const Tensor y = rotated(half_split().rope_theta(100.0), x, 7);
   for (int64_t i = 0; i < 4; ++i) {  // pair (i, i + 4) of position 9
     const double angle = 9.0 * std::pow(100.0, -static_cast<double>(i) / 4.0);
     const double a = x[1][2][1][i].item<double>(), b = x[1][2][1][i + 4].item<double>();
@@ -256,24 +257,28 @@ TEST_F(RotaryTest, PositionsMayDifferByRow) {
 
 TEST_F(RotaryTest, LinearScalingSlowsPositionsDown) {
   const Tensor x = heads(1);
-  const auto scaled = half_split().scaling(RotaryScaling::kLinear).factor(4.0);
+  const auto scaled = half_split().rope_type(RotaryScaling::kLinear).factor(4.0);
   expect_close(rotated(scaled, x, 12), rotated(half_split(), x, 3), 1e-12, "12 / 4");
 }
 
 TEST_F(RotaryTest, DynamicScalingStartsBeyondTheTrainingLength) {
-  const auto scaled =
-      half_split().scaling(RotaryScaling::kDynamic).factor(2.0).original_max_position(16);
+  const auto scaled = half_split()
+                          .rope_type(RotaryScaling::kDynamic)
+                          .factor(2.0)
+                          .original_max_position_embeddings(16);
   const Tensor x = heads(16);
   expect_close(rotated(scaled, x), rotated(half_split(), x), 1e-14, "16 of 16");
   const Tensor longer = heads(32);
   // theta (factor N / L - factor + 1)^(w / (w - 2)) = 10000 * 3^(8 / 6)
-  const auto stretched = half_split().theta(10000.0 * std::pow(3.0, 8.0 / 6.0));
+  const auto stretched = half_split().rope_theta(10000.0 * std::pow(3.0, 8.0 / 6.0));
   expect_close(rotated(scaled, longer), rotated(stretched, longer), 1e-12, "32 of 16");
 }
 
 TEST_F(RotaryTest, Llama3StretchesLongWavesOnly) {
-  const auto scaled =
-      half_split().scaling(RotaryScaling::kLlama3).factor(8.0).original_max_position(64);
+  const auto scaled = half_split()
+                          .rope_type(RotaryScaling::kLlama3)
+                          .factor(8.0)
+                          .original_max_position_embeddings(64);
   Rotary rotary(8, scaled);
   const Tensor one = torch::ones({1}, torch::kLong);
   const auto table = rotary->table(one, torch::dtype(torch::kFloat64));

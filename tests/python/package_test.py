@@ -39,6 +39,16 @@ class Package(unittest.TestCase):
             self.assertLessEqual(set(backends.values()), known, device)
         json.dumps(info)
 
+    def test_torch_is_loaded_with_short_spins(self):
+        show = "import {}, os; print('GOMP_SPINCOUNT' in os.environ)"
+        waiting = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+        for modules, expected in (("diffattn", "1000"), ("torch, diffattn", "300000")):
+            result = python("-c", show.format(modules), drop=waiting, OMP_DISPLAY_ENV="verbose")
+            self.assertEqual((result.returncode, result.stdout), (0, "False\n"), result.stderr)
+            if "GOMP_SPINCOUNT" not in result.stderr:
+                self.skipTest("skipped: torch does not use libgomp")
+            self.assertIn(f"GOMP_SPINCOUNT = '{expected}'", result.stderr)
+
     def test_everything_public_is_typed_and_documented(self):
         self.assertTrue((pathlib.Path(diffattn.__file__).parent / "py.typed").is_file())
         functions = [getattr(diffattn, name) for name in ("attention", "decode", "attention_stats",
@@ -111,6 +121,41 @@ class Program(unittest.TestCase):
         result = python("-c", "import sys, diffattn_program as p; p.program(p.torch_version(p.torch_folder()));"
                         "print('torch' in sys.modules)")
         self.assertEqual(result.stdout, "False\n", result.stderr)
+
+
+class Converter(unittest.TestCase):
+    MODEL = ROOT / "tests" / "fixtures" / "golden" / "diffllama_gqa"
+    MAIN = ("-S", "-c", "from diffattn_program import main; main()")  # -S hides site-packages, and torch with them
+
+    def test_needs_no_torch(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code = ("import sys; from diffattn_program.convert import convert\n"
+                    f"report = convert({str(self.MODEL)!r}, {folder + '/a'!r}, to='microsoft')\n"
+                    "print(report['to'], 'torch' in sys.modules)")
+            result = python("-S", "-c", code)
+            self.assertEqual(result.stdout, "microsoft False\n", result.stderr)
+            result = python(*self.MAIN, "convert", "--to", "diffllama", folder + "/a", folder + "/b")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("microsoft to diffllama", result.stdout)
+            self.assertEqual(*(pathlib.Path(one, "model.safetensors").read_bytes()
+                               for one in (self.MODEL, folder + "/b")))
+
+    def test_is_the_command_of_the_program(self):
+        words = ["convert", "--to", "microsoft", "--dry-run", str(self.MODEL), "out"]
+        for more in ([], ["--json"], ["--gqa", "none"], ["--forze"], ["--help"], ["--report", "/no/such/folder/a"]):
+            want = subprocess.run([PROGRAM, *words, *more], capture_output=True, text=True, cwd="/")
+            got = python(*self.MAIN, *words, *more)
+            self.assertEqual((got.returncode, got.stdout, got.stderr), (want.returncode, want.stdout, want.stderr))
+
+    def test_other_verbs_say_what_to_install(self):
+        result = python(*self.MAIN, "info")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("torch is not installed; run `pip install 'torch", result.stderr)
+
+    def test_works_beside_a_torch_without_a_program(self):
+        result = python("-c", self.MAIN[-1], "convert", "--help", DIFFATTN_PROGRAM="/no/such/file")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("diffattn convert", result.stdout)
 
 
 class Installation(unittest.TestCase):

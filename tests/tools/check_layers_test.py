@@ -38,6 +38,7 @@ class CheckLayers(unittest.TestCase):
             "src/ops/a.cpp": SPDX + '#include "kernels/visible.h"\n',
             "src/nn/a.cpp": SPDX + '#include "diffattn/kernels/params.h"\n',
             "apps/diffattn/a.cpp": SPDX + '#include "ops/checks.h"\n',
+            "apps/diffattn/b.cpp": SPDX + 'void f() { fmt::print("{}", name); }\n',
             "include/diffattn/kernels/a.h": SPDX + "#include <cuda_runtime.h>\n",
             "src/kernels/cuda/b.cuh": SPDX + 'void f() { asm volatile("nop;"); }\n',
             "src/ops/long.cpp": SPDX + "\n" * 600,

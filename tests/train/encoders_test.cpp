@@ -217,7 +217,7 @@ TEST(EncoderDecoder, PackedTextsReadTheirOwnSources) {
   const Tensor packed = model->decode(text, model->encode(source)).last;
   const Tensor alone = model->decode(own_text, model->encode(own_source)).last;
   EXPECT_LT(distance(packed.slice(0, 5), alone[0]), 1e-5);
-  EXPECT_THROW(model->decode(own_text, model->encode(source)), c10::Error);
+  EXPECT_THROW(model->decode(own_text, model->encode(source)), diffattn::Error);
 }
 
 std::vector<Tensor> gradients_of(nn::EncoderDecoder& model, bool recompute,
@@ -254,7 +254,7 @@ TEST(Stack, RefusesTracesOfRecomputedBlocks) {
   nn::ModelInput input;
   input.ids = torch::arange(6).view({1, 6});
   input.traces = &traces;
-  EXPECT_THROW(model->forward(input), c10::Error);
+  EXPECT_THROW(model->forward(input), diffattn::Error);
   const torch::NoGradGuard no_grad;
   model->forward(input);
   EXPECT_EQ(traces.size(), 2u);

@@ -14,6 +14,7 @@
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/decoder.h"
 #include "diffattn/nn/generate.h"
+#include "diffattn/train/run_config.h"
 #include "tests/io/test_files.h"
 #include "tests/ops/golden.h"
 
@@ -260,12 +261,90 @@ TEST(Generate, SamplingObeysItsOptions) {
   EXPECT_EQ(std::adjacent_find(sorted.begin(), sorted.end()), sorted.end());
 }
 
+TEST(Generate, LogitsThatAreNotFiniteAreAnError) {
+  for (const double temperature : {0.0, 1.0}) {
+    nn::CausalLM model(small_config());
+    const torch::NoGradGuard no_grad;
+    model->model->embed_tokens->weight[2].fill_(1e30);  // finite weights whose squares overflow
+    model->head_weight()[5].fill_(std::numeric_limits<float>::max());
+    const auto options = nn::SamplingOptions().max_new_tokens(3).temperature(temperature);
+    try {
+      nn::generate(*model, {{2}}, options);
+      ADD_FAILURE() << "nothing was thrown at temperature " << temperature;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("expected finite logits"), std::string::npos);
+    }
+  }
+}
+
+/// Returns the message of the diffattn::Error that a call throws.
+template <class Call>
+std::string error_text(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(CausalLM, WrongIdsAndTypesAreErrorsOfThisLibrary) {
+  nn::CausalLM model(small_config());
+  const Tensor ids = torch::tensor({{1, 2, 60}});
+  const auto of = [&](const Tensor& given) {
+    return error_text([&] { model->forward({.ids = given}); });
+  };
+  EXPECT_EQ(of(ids), "no error");
+  EXPECT_EQ(of(ids + 1),
+            "diffattn: argument 'ids': expected token ids in [0, 60], the vocabulary, got 61");
+  EXPECT_NE(of(ids - 3).find("got -2"), std::string::npos);
+  EXPECT_NE(of(ids.to(torch::kFloat)).find("expected int64 or int32, got Float"),
+            std::string::npos);
+  EXPECT_NE(of(ids.unsqueeze(0)).find("expected shape [B, N]"), std::string::npos);
+  EXPECT_NE(of({}).find("got an undefined tensor"), std::string::npos);
+  EXPECT_NE(error_text([&] { model->logits(ids); }).find("logits({.ids = ids})"),
+            std::string::npos);
+  EXPECT_NE(error_text([&] {
+              model->logits(torch::ones({2, 3}));
+            }).find("expected shape [..., "),
+            std::string::npos);
+}
+
+TEST(CausalLM, LogitsInOneCall) {
+  torch::manual_seed(3);
+  nn::CausalLM model(small_config());
+  const torch::NoGradGuard no_grad;
+  const Tensor ids = torch::tensor({{1, 2, 3}, {4, 5, 6}});
+  const Tensor logits = model->logits({.ids = ids});
+  EXPECT_EQ(logits.sizes(), torch::IntArrayRef({2, 3, model->config.vocab_size}));
+  EXPECT_TRUE(torch::equal(logits, model->logits(model->forward({.ids = ids}).last)));
+}
+
+TEST(ModelFolder, SavingCreatesTheFolderAndTakesWhatLoadingGives) {
+  const TempFolder folder;
+  const std::string path = folder.path() + "/a/b";
+  const nn::CausalLM model(small_config());
+  models::save_causal_lm(path, model);
+  const nn::CausalLM loaded = models::load_causal_lm(path);
+  models::save_causal_lm(path + "/again", loaded);
+  EXPECT_TRUE(
+      torch::equal(models::load_causal_lm(path + "/again")->head_weight(), model->head_weight()));
+  io::write_text(folder.path() + "/file", "");
+  EXPECT_THROW(models::save_causal_lm(folder.path() + "/file/model", model), io::Error);
+}
+
+TEST(Errors, HaveOneBaseClass) {
+  EXPECT_THROW(models::load_causal_lm("/nowhere"), diffattn::Error);
+  EXPECT_THROW(RunConfig().set("train.step", "3"), diffattn::Error);
+  EXPECT_THROW(nn::generate(*nn::CausalLM(small_config()), {}, {}), diffattn::Error);
+}
+
 TEST(Generate, NamesWhatIsWrong) {
   nn::CausalLM model(small_config());
-  EXPECT_THROW(nn::generate(*model, {}, {}), c10::Error);
-  EXPECT_THROW(nn::generate(*model, {{}}, {}), c10::Error);
-  EXPECT_THROW(nn::generate(*model, {{61}}, {}), c10::Error);
-  EXPECT_THROW(nn::generate(*model, {{1}}, nn::SamplingOptions().top_p(0.0)), c10::Error);
+  EXPECT_THROW(nn::generate(*model, {}, {}), diffattn::Error);
+  EXPECT_THROW(nn::generate(*model, {{}}, {}), diffattn::Error);
+  EXPECT_THROW(nn::generate(*model, {{61}}, {}), diffattn::Error);
+  EXPECT_THROW(nn::generate(*model, {{1}}, nn::SamplingOptions().top_p(0.0)), diffattn::Error);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <filesystem>
 #include <fstream>
 #include <set>
 
@@ -15,7 +14,6 @@
 #include "diffattn/train/run_config.h"
 #include "io/settings.h"
 #include "tests/io/test_files.h"
-#include "train/checkpoints.h"
 #include "train/event_file.h"
 #include "train/metrics_log.h"
 #include "train/schedule.h"
@@ -23,7 +21,6 @@
 namespace diffattn::train::parts_test {
 namespace {
 
-namespace fs = std::filesystem;
 using TemporaryFolder = io::testing::TempFolder;
 using torch::Tensor;
 
@@ -39,7 +36,7 @@ TEST(Schedule, WarmsUpThenFalls) {
   EXPECT_NEAR(s.at(5), 0.91, 1e-12);
   s.decay = Decay::kConstant;
   EXPECT_DOUBLE_EQ(s.at(14), 1.0);
-  EXPECT_THROW(decay_from_name("step"), std::invalid_argument);
+  EXPECT_THROW(decay_from_name("step"), diffattn::Error);
 }
 
 struct TwoLayersImpl : torch::nn::Module {
@@ -271,54 +268,16 @@ TEST(RunConfig, ResolvesSizesAndNamesContradictions) {
   EXPECT_THROW(groups.resolve(), ConfigError);
 }
 
-TEST(Checkpoints, AreCompleteOrAbsent) {
-  const TemporaryFolder folder;
-  Checkpoints checkpoints(folder.path(), /*keep=*/2);
-  EXPECT_FALSE(checkpoints.latest());
-  const auto write = [](const std::string& text) {
-    return [text](const std::string& target) { io::write_text(target + "/state", text); };
-  };
-  for (const int64_t step : {5, 10, 15}) checkpoints.save(step, write(std::to_string(step)));
-  EXPECT_EQ(checkpoints.steps(), (std::vector<int64_t>{10, 15}));
-  EXPECT_THROW(checkpoints.save(20,
-                                [](const std::string& target) {
-                                  io::write_text(target + "/state", "half");
-                                  throw std::runtime_error("disk full");
-                                }),
-               std::runtime_error);
-  EXPECT_EQ(checkpoints.steps(), (std::vector<int64_t>{10, 15}));
-  EXPECT_EQ(io::read_text(*checkpoints.latest() + "/state", 100), "15");
-  checkpoints.save(15, write("again"));
-  EXPECT_EQ(io::read_text(*checkpoints.latest() + "/state", 100), "again");
-  EXPECT_EQ(io::read_text(folder.path() + "/checkpoints/latest", 100), "step-15\n");
-}
-
-TEST(Checkpoints, RemoveWhatAKilledRunLeft) {
-  const TemporaryFolder folder;
-  fs::create_directories(folder.path() + "/checkpoints/.writing-30");
-  io::write_text(folder.path() + "/checkpoints/.writing-30/state", "half");
-  const Checkpoints checkpoints(folder.path(), 2);
-  EXPECT_FALSE(fs::exists(folder.path() + "/checkpoints/.writing-30"));
-  EXPECT_FALSE(checkpoints.latest());
-}
-
-TEST(RunLock, KeepsASecondRunOut) {
-  const TemporaryFolder folder;
-  {
-    const RunLock lock(folder.path());
-    try {
-      const RunLock second(folder.path());
-      FAIL() << "two runs in one folder";
-    } catch (const io::Error& error) {
-      EXPECT_NE(std::string(error.what())
-                    .find("another run writes here (process " + std::to_string(getpid())),
-                std::string::npos);
-    }
-  }
-  EXPECT_NO_THROW(RunLock(folder.path()));
-}
-
 TEST(EventFile, HasTheFormatsCheckSum) { EXPECT_EQ(crc32c("123456789"), 0xe3069283u); }
+
+TEST(MetricsLog, GroupsTensorBoardTags) {
+  EXPECT_EQ(event_tag("loss"), "train/loss");
+  EXPECT_EQ(event_tag("valid_loss"), "valid/loss");
+  EXPECT_EQ(event_tag("tokens_per_second"), "speed/tokens_per_second");
+  EXPECT_EQ(event_tag("layer.12.lambda"), "lambda/layer.12");
+  EXPECT_EQ(event_tag("layer.0.negative_mass"), "negative_mass/layer.0");
+  EXPECT_EQ(event_tag("focus"), "attention/focus");
+}
 
 TEST(MetricsLog, RemovesStepsThatAResumedRunRepeats) {
   const TemporaryFolder folder;
@@ -328,7 +287,8 @@ TEST(MetricsLog, RemovesStepsThatAResumedRunRepeats) {
       log.write(step, {{"loss", 1.0 / static_cast<double>(step)}});
     log.write(4, {{"loss", std::numeric_limits<double>::quiet_NaN()}});
   }
-  std::ofstream(folder.path() + "/metrics.jsonl", std::ios::app) << "{\"step\": 5, \"lo";
+  std::ofstream(folder.path() + "/metrics.jsonl", std::ios::app)
+      << "garbage\n\xff\n[1]\n{\"step\": \"x\"}\n{\"step\": 5, \"lo";
   {
     MetricsLog log(folder.path(), 2);
     log.write(3, {{"loss", 7.0}});

@@ -110,8 +110,9 @@ TEST(Run, StoppedAndResumedRunsEndInTheSameBits) {
     EXPECT_EQ(run.trainer().state.step, stop_at);
     EXPECT_EQ(run.go(train, &valid), Outcome::kDone);
     for (const char* file :
-         {"/checkpoints/step-12/model.safetensors", "/checkpoints/step-12/optimizer.safetensors",
-          "/checkpoints/step-12/state.json", "/model/model.safetensors"}) {
+         {"/checkpoints/step-12/model.safetensors",
+          "/checkpoints/step-12/rank-00000/optimizer.safetensors",
+          "/checkpoints/step-12/rank-00000/state.json", "/model/model.safetensors"}) {
       EXPECT_EQ(io::read_text(whole.path() + file, 1 << 24),
                 io::read_text(parts.path() + file, 1 << 24))
           << file << " stopped at " << stop_at;
@@ -261,6 +262,18 @@ TEST(FlopCounter, CountsMatricesAndVisiblePairs) {
   const StepReport report = trainer.step(source);
   EXPECT_GT(report.utilisation, 0.0);
   EXPECT_LT(report.utilisation, 1.0);
+  EXPECT_EQ(report.model_tokens, source.next().ids.numel());
+}
+
+TEST(FlopCounter, TheEstimateFromSizesIsThatOfFullRows) {
+  const RunConfig config = small_run(1);
+  const nn::CausalLM model = new_model(config);
+  Batch batch;
+  batch.ids = torch::zeros({config.train.batch_size, config.train.seq_len}, torch::kLong);
+  const double counted =
+      FlopCounter(*model, model->config).training(batch) * double(config.train.accumulate);
+  EXPECT_NEAR(estimate_update_flops(config, language_model(model)->parameter_count()) / counted,
+              1.0, 0.05);
 }
 
 }  // namespace

@@ -67,8 +67,9 @@ TEST(Tasks, StoppedAndResumedRunsEndInTheSameBits) {
     run_until(whole.path(), tiny_task(task), -1);
     run_until(parts.path(), tiny_task(task), 3);
     run_until(parts.path(), tiny_task(task), -1);
-    for (const char* file : {"/checkpoints/step-6/model.safetensors",
-                             "/checkpoints/step-6/optimizer.safetensors", "/model/config.json"}) {
+    for (const char* file :
+         {"/checkpoints/step-6/model.safetensors",
+          "/checkpoints/step-6/rank-00000/optimizer.safetensors", "/model/config.json"}) {
       EXPECT_EQ(io::read_text(whole.path() + file, 1 << 24),
                 io::read_text(parts.path() + file, 1 << 24))
           << task << file;

@@ -22,7 +22,7 @@ before(async () => {
 });
 after(() => browser?.close());
 
-// Opens a report, calls `use` with its page and then checks that no such event has happened.
+// Opens a report, waits for its maps, calls `use` with its page and then checks that no such event has happened.
 export async function withReport(file, options, use) {
   const { fragment = "", scheme = "light", width = 1280, height = 800, scale = 1 } = options;
   const context = await browser.newContext({
@@ -51,6 +51,8 @@ export async function withReport(file, options, use) {
     dialog.dismiss();
   });
   await page.goto(address + (fragment ? `#${fragment}` : ""));
+  // The browser decompresses the maps after it has loaded the page.
+  if (file.endsWith(".html")) await page.waitForFunction(() => window.diffattn.payload.finished());
   await use(page);
   await context.close();
   assert.deepEqual(trouble, []);

@@ -335,9 +335,11 @@ test("print is light and shows only the view", async () => {
 
 test("results: curves and tables", async () => {
   await withReport("results.html", {}, async (page) => {
-    assert.deepEqual(await page.locator("nav button").allTextContents(), ["Results"]);
-    assert.equal(await page.locator(".chart").count(), 2);
-    assert.deepEqual(await page.locator("td.best").allTextContents(), [
+    assert.equal(await page.locator("nav [aria-current]").textContent(), "Results");
+    assert.equal(await page.locator(".chart").count(), 3);
+    const table = page.locator(".folded").first();
+    await table.locator("summary").click();
+    assert.deepEqual(await table.locator("td.best").allTextContents(), [
       "0.914",
       "0.902",
       "44\u202f810",

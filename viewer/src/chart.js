@@ -5,7 +5,7 @@ import { h, svg } from "./dom.js";
 import { SERIES } from "./colour.js";
 import { shortNumber } from "./format.js";
 
-const HEIGHT = 300;
+const USUAL_HEIGHT = 300;
 const MARGIN = { left: 62, right: 16, top: 12, bottom: 44 };
 
 export function niceTicks(low, high, count) {
@@ -64,7 +64,7 @@ function path(points) {
   return out;
 }
 
-// curves: {name, xLabel, yLabel, logX, logY, series}. A series is {name, x, y} and optionally low
+// curves: {name, note, xLabel, yLabel, logX, logY, series}. A series is {name, x, y} and optionally low
 // and high (a band), dash, dots (points without a line) and colour (a number).
 export class Chart {
   constructor(curves, options = {}) {
@@ -72,16 +72,17 @@ export class Chart {
     // Limits the width to that of the page, so that the browser does not scale the text down.
     const room = Math.max(300, document.documentElement.clientWidth - 24);
     this.width = Math.min(options.width ?? 560, room);
+    this.height = options.height ?? USUAL_HEIGHT;
     const all = (key) => curves.series.flatMap((series) => series[key] || []);
     this.x = axis(all("x"), curves.logX, MARGIN.left, this.width - MARGIN.right, options.wholeX);
     this.y = axis(
       [...all("y"), ...all("low"), ...all("high")],
       curves.logY,
-      HEIGHT - MARGIN.bottom,
+      this.height - MARGIN.bottom,
       MARGIN.top,
     );
     this.drawing = svg("svg", {
-      viewBox: `0 0 ${this.width} ${HEIGHT}`,
+      viewBox: `0 0 ${this.width} ${this.height}`,
       role: "img",
       "aria-label": curves.name,
     });
@@ -90,7 +91,7 @@ export class Chart {
     this.hair = svg("line", {
       class: "hair",
       y1: MARGIN.top,
-      y2: HEIGHT - MARGIN.bottom,
+      y2: this.height - MARGIN.bottom,
       visibility: "hidden",
     });
     this.drawing.append(this.hair);
@@ -103,13 +104,14 @@ export class Chart {
       this.drawing,
       this.key(),
       this.note,
+      curves.note ? h("p", { class: "explain" }, curves.note) : "",
     );
     this.element.addEventListener("keydown", (event) => this.onKey(event));
   }
 
   frame() {
-    const { drawing, x, y, curves, width } = this;
-    const bottom = HEIGHT - MARGIN.bottom;
+    const { drawing, x, y, curves, width, height } = this;
+    const bottom = height - MARGIN.bottom;
     for (const tick of y.ticks) {
       drawing.append(
         svg("line", {
@@ -149,7 +151,7 @@ export class Chart {
         {
           class: "axis-name",
           x: (MARGIN.left + width - MARGIN.right) / 2,
-          y: HEIGHT - 6,
+          y: height - 6,
           "text-anchor": "middle",
         },
         curves.xLabel,

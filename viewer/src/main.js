@@ -5,10 +5,12 @@ import { drawBar, header, helpDialog } from "./frame.js";
 import { h } from "./dom.js";
 import { MapsView } from "./maps_view.js";
 import { OverviewView } from "./overview_view.js";
-import { LambdaView, ResultsView, StatisticsView } from "./number_views.js";
+import { LambdaView, StatisticsView } from "./number_views.js";
 import { Payload, mapKey } from "./payload.js";
+import { ResultsView } from "./results_view.js";
 import { TokensView } from "./tokens_view.js";
 import { fragmentOf, readFragment } from "./state.js";
+import { shortNumber } from "./format.js";
 
 const VIEWS = {
   results: ["Results", ResultsView],
@@ -21,7 +23,7 @@ const VIEWS = {
 
 class App {
   constructor(root) {
-    this.payload = new Payload();
+    this.payload = new Payload(() => this.takeSoon());
     this.report = this.payload.report;
     this.state = readFragment();
     this.darkQuery = matchMedia("(prefers-color-scheme: dark)");
@@ -29,8 +31,8 @@ class App {
     this.bar = h("div", { class: "bar" });
     this.stage = h("main", {});
     this.help = helpDialog();
-    root.append(header(this), this.bar, this.stage, this.help);
-    this.payload.collect();
+    this.size = h("footer", { class: "hint" });
+    root.append(header(this), this.bar, this.stage, this.size, this.help);
     this.views = this.availableViews();
     this.normalise();
     this.applyTheme();
@@ -40,9 +42,9 @@ class App {
   }
 
   availableViews() {
-    const { models, sequences, curves, tables, notes } = this.report;
+    const { models, sequences, verdict, curves, tables, notes } = this.report;
     const names = [];
-    if (curves.length || tables.length || notes.length) names.push("results");
+    if (verdict.length || curves.length || tables.length || notes.length) names.push("results");
     if (models.length && sequences.length) names.push("maps", "overview", "tokens");
     if (models.some(({ lambda }) => lambda.length)) names.push("lambda");
     if (models.some(({ statistics }) => statistics.rows.length)) names.push("statistics");
@@ -62,46 +64,67 @@ class App {
     for (const key of ["row", "column"])
       if (state[key] !== null) state[key] = within(state[key], 1 << 16);
     for (const key of ["left", "top", "cell", "range"]) if (!(state[key] > 0)) state[key] = null;
-    if (!["p1", "p2", "difference"].includes(state.plane)) state.plane = "difference";
+    if (!["p1", "p2", "removed", "difference"].includes(state.plane)) state.plane = "difference";
     if (!["light", "dark", "auto"].includes(state.theme)) state.theme = "auto";
   }
 
   // Collects the data blocks that arrive while the browser loads the file.
   watchData() {
-    const take = () => {
-      const news = this.payload.collect();
-      const complete = this.payload.finished();
-      if (complete) this.chooseSequence();
-      if (news || complete) this.changed(new Set(["data"]));
-      if (complete) observer.disconnect();
-    };
-    let waiting = 0;
-    const observer = new MutationObserver(() => {
-      waiting ||= setTimeout(() => {
-        waiting = 0;
-        take();
-      }, 30);
-    });
+    this.observer = new MutationObserver(() => this.takeSoon());
     if (document.readyState === "loading") {
-      observer.observe(document.body, { childList: true });
-      document.addEventListener("DOMContentLoaded", take);
-    } else {
-      take();
+      this.observer.observe(document.body, { childList: true });
+      document.addEventListener("DOMContentLoaded", () => this.take());
     }
+    this.take();
+  }
+
+  takeSoon() {
+    this.taking ||= setTimeout(() => {
+      this.taking = 0;
+      this.take();
+    }, 20);
+  }
+
+  take() {
+    const news = this.payload.collect();
+    const complete = this.payload.finished();
+    if (complete) {
+      this.chooseSequence();
+      this.observer.disconnect();
+      this.showSize();
+    }
+    if (news || complete) this.changed(new Set(["data"]));
+  }
+
+  // Tells the size of the maps in the file, and how many heads are downsampled.
+  showSize() {
+    const maps = [...this.payload.maps.values()];
+    if (maps.length === 0) return;
+    const coarse = maps.filter(({ levels }) => !levels.has(0)).length;
+    this.size.textContent =
+      `The maps of ${maps.length} heads take ${shortNumber(this.payload.size / 1e6, 2)} MB of this file.` +
+      (coarse ? ` ${coarse} of them are downsampled; the file would be too large otherwise.` : "");
   }
 
   // --- the current selection --------------------------------------------------------------------
 
-  current() {
-    const { model, sequence, layer, head } = this.state;
+  // Returns the head that is shown of a model. Until one is chosen, each model shows the first of
+  // its heads in the file, the one with most weight on the answer.
+  current(model = this.state.model) {
+    const { sequence, layer, head } = this.state;
     if (layer !== null && head !== null) return { layer, head };
     const first = this.payload.firstMap(model, sequence);
     return { layer: layer ?? first?.layer ?? 0, head: head ?? first?.head ?? 0 };
   }
 
   currentMap(model = this.state.model) {
-    const { layer, head } = this.current();
+    const { layer, head } = this.current(model);
     return this.payload.maps.get(mapKey(model, this.state.sequence, layer, head));
+  }
+
+  // Returns the row that was chosen, else the one that asks the question, or null.
+  row() {
+    return this.state.row ?? this.report.sequences[this.state.sequence]?.question ?? null;
   }
 
   shownModels() {
@@ -121,7 +144,8 @@ class App {
     const maps = this.shownMaps()
       .map(({ map }) => map)
       .filter(Boolean);
-    const key = maps.map(({ id }) => id).join();
+    // Parts of a map may still arrive.
+    const key = `${maps.map(({ id }) => id).join()} ${this.payload.finished()}`;
     if (this.fitted?.key !== key) {
       const range = maps.length ? Math.max(...maps.map((map) => map.typicalRange())) : 1;
       this.fitted = { key, range: Number(range.toPrecision(2)) };
@@ -139,15 +163,18 @@ class App {
   }
 
   statisticKey() {
-    const names = this.statisticNames();
-    return names.some(({ key }) => key === this.state.statistic)
-      ? this.state.statistic
-      : names[0]?.key;
+    const keys = this.statisticNames().map(({ key }) => key);
+    if (keys.includes(this.state.statistic)) return this.state.statistic;
+    // A plain model has no noise_cancelled.
+    const cancels = this.shownModels().some((model) =>
+      this.statisticValues(model, "noise_cancelled").some(({ value }) => Number.isFinite(value)),
+    );
+    return cancels ? "noise_cancelled" : keys[0];
   }
 
-  statisticValues(model) {
+  statisticValues(model, wanted = this.statisticKey()) {
     const { names, rows } = this.report.models[model].statistics;
-    const place = names.findIndex(({ key }) => key === this.statisticKey());
+    const place = names.findIndex(({ key }) => key === wanted);
     return place < 0
       ? []
       : rows.map(({ layer, head, values }) => ({ layer, head, value: values[place] }));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pointer and wheel events on the maps: crosshair, tooltip, dragging and zooming.
+// Pointer and wheel events on the maps: crosshair, tooltip, dragging, zooming and pinching.
 
 function panelAt(view, event) {
   for (const { panels } of view.rows) {
@@ -31,13 +31,13 @@ function bindDrag(view, stage) {
   };
   stage.addEventListener("pointerdown", (event) => {
     const panel = event.button === 0 && panelAt(view, event);
-    if (!panel) return;
+    if (!panel || !event.isPrimary) return;
     drag = { x: event.clientX, y: event.clientY, view: view.view() };
     panel.overlay.setPointerCapture(event.pointerId);
   });
   stage.addEventListener("pointermove", (event) => {
     const panel = panelAt(view, event);
-    if (!panel) return;
+    if (!panel || view.pinching) return;
     if (!drag) {
       const cursor = panel.entryAt(event.clientX, event.clientY, view.view());
       if (cursor) view.app.set(cursor);
@@ -57,6 +57,7 @@ function bindDrag(view, stage) {
     const tapped =
       event.pointerType === "touch" &&
       drag &&
+      !view.pinching &&
       Math.hypot(event.clientX - drag.x, event.clientY - drag.y) < 6;
     drop();
     const cursor =
@@ -67,6 +68,57 @@ function bindDrag(view, stage) {
   stage.addEventListener("pointerleave", () => {
     view.tooltip.hidden = true;
   });
+}
+
+// Two fingers zoom: the entry between them stays between them.
+function bindPinch(view, stage) {
+  const fingers = new Map();
+  let start = null;
+  const middle = () => {
+    const [a, b] = [...fingers.values()];
+    return {
+      x: (a.x + b.x) / 2,
+      y: (a.y + b.y) / 2,
+      apart: Math.max(1, Math.hypot(a.x - b.x, a.y - b.y)),
+    };
+  };
+  const at = ({ x, y }, { left, top, cell }) => ({
+    row: top + (y - start.y) / cell,
+    column: left + (x - start.x) / cell,
+  });
+  const begin = (panel) => {
+    const bounds = panel.overlay.getBoundingClientRect();
+    const from = middle();
+    start = { x: bounds.left + panel.rect.x, y: bounds.top + panel.rect.y, apart: from.apart };
+    start.cell = view.view().cell;
+    start.entry = at(from, view.view());
+    view.pinching = true;
+  };
+  const lift = (event) => {
+    fingers.delete(event.pointerId);
+    start = null;
+    if (fingers.size === 0) view.pinching = false;
+  };
+  stage.addEventListener("pointerdown", (event) => {
+    const panel = event.pointerType === "touch" && panelAt(view, event);
+    if (!panel) return;
+    fingers.set(event.pointerId, { x: event.clientX, y: event.clientY });
+    if (fingers.size === 2) begin(panel);
+  });
+  stage.addEventListener("pointermove", (event) => {
+    if (!fingers.has(event.pointerId)) return;
+    fingers.set(event.pointerId, { x: event.clientX, y: event.clientY });
+    if (!start || fingers.size !== 2) return;
+    const now = middle();
+    const cell = view.cellWithin((start.cell * now.apart) / start.apart);
+    view.setView({
+      cell,
+      left: start.entry.column - (now.x - start.x) / cell,
+      top: start.entry.row - (now.y - start.y) / cell,
+    });
+  });
+  stage.addEventListener("pointerup", lift);
+  stage.addEventListener("pointercancel", lift);
 }
 
 function bindZoom(view, stage) {
@@ -92,5 +144,6 @@ function bindZoom(view, stage) {
 // view: a MapsView.
 export function bindPointer(view) {
   bindDrag(view, view.stage);
+  bindPinch(view, view.stage);
   bindZoom(view, view.stage);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The maps of a head side by side, for one model or two, with one crosshair and one colour scale.
 
-import { h } from "./dom.js";
+import { choice, h } from "./dom.js";
 import { Legend } from "./legend.js";
 import { Panel, REGION_COLOURS, planeTitle } from "./panel.js";
 import { bindPointer } from "./map_pointer.js";
@@ -34,6 +34,7 @@ export class MapsView {
     this.tooltip = h("div", { class: "tooltip", hidden: true });
     this.readout = h("div", { class: "readout", "aria-live": "polite" });
     this.regions = h("div", { class: "regions" });
+    this.second = h("span");
     this.element = h(
       "section",
       { class: "maps-view" },
@@ -45,6 +46,7 @@ export class MapsView {
         h(
           "div",
           { class: "tools" },
+          this.second,
           h(
             "button",
             { type: "button", title: "Show the whole map (0)", onclick: () => this.fit() },
@@ -86,7 +88,7 @@ export class MapsView {
   }
 
   showsOtherMaps(changed) {
-    if (["model", "other", "sequence", "layer", "head"].some((key) => changed.has(key)))
+    if (["model", "other", "sequence", "layer", "head", "removed"].some((key) => changed.has(key)))
       return true;
     if (!changed.has("data")) return false;
     const shown = this.app.shownMaps();
@@ -101,9 +103,12 @@ export class MapsView {
     this.stage.replaceChildren();
     for (const { model, map } of app.shownMaps()) {
       const line = h("div", { class: "panel-row" });
-      const { name, description } = app.report.models[model];
+      const { name } = app.report.models[model];
+      const { layer, head } = app.current(model);
       if (app.state.other !== null)
-        line.append(h("h3", {}, name, " ", h("small", { class: "hint" }, description)));
+        line.append(
+          h("h3", {}, h("bdi", {}, name), h("small", {}, ` layer ${layer}, head ${head}`)),
+        );
       if (!map) {
         line.append(
           h(
@@ -117,7 +122,7 @@ export class MapsView {
         this.stage.append(line);
         continue;
       }
-      const panels = map.planes.map((plane) => new Panel(map, plane));
+      const panels = map.shownPlanes(app.state.removed).map((plane) => new Panel(map, plane));
       line.append(
         h(
           "div",
@@ -128,8 +133,27 @@ export class MapsView {
       this.stage.append(line);
       this.rows.push({ model, map, panels });
     }
+    this.showSecond();
     this.showRegions();
     this.layout();
+  }
+
+  // The choice of the second map: as the softmax gives it, or as the head subtracts it.
+  showSecond() {
+    const { app } = this;
+    this.second.replaceChildren(
+      this.rows.some(({ map }) => map.differential)
+        ? choice(
+            "Second map",
+            [
+              ["p2", "map 2", "The second softmax map"],
+              ["removed", "\u03bb \u00b7 map 2", "What the head removes from map 1"],
+            ],
+            app.state.removed ? "removed" : "p2",
+            (plane) => app.set({ removed: plane === "removed" }),
+          )
+        : "",
+    );
   }
 
   showRegions() {
@@ -151,31 +175,30 @@ export class MapsView {
   layout() {
     const width = this.stage.clientWidth;
     if (this.rows.length === 0 || width === 0) return;
-    const most = Math.max(...this.rows.map(({ panels }) => panels.length));
-    const room = Math.max(160, window.innerHeight - (this.rows.length > 1 ? 330 : 300));
+    // The only map of a plain model stands beside the maps that it is compared with.
+    const counts = this.rows.map(({ panels }) => panels.length);
+    const joined = counts.length > 1 && Math.min(...counts) === 1;
+    const most = joined ? counts.reduce((a, b) => a + b) : Math.max(...counts);
+    const below = this.rows.length > 1 && !joined;
+    const room = Math.max(160, window.innerHeight - (below ? 330 : 300));
     const share = (count) => (width - GUTTER - (count - 1) * (GAP + 10) - 4) / count;
     // On a narrow page, the maps stand below each other.
     const stacked = most > 1 && share(most) < MIN_SIDE;
     this.stage.dataset.stacked = String(stacked);
+    this.stage.dataset.joined = String(joined && !stacked);
     const across = stacked ? 1 : most;
     const side = Math.floor(
       Math.max(
         120,
-        Math.min(
-          share(across),
-          across > 1 ? 620 : room,
-          this.rows.length > 1 ? Math.max(250, room) : Infinity,
-        ),
+        Math.min(share(across), across > 1 ? 620 : room, below ? Math.max(250, room) : Infinity),
       ),
     );
     const ratio = window.devicePixelRatio || 1;
-    for (const { map, panels } of this.rows) {
+    for (const [row, { map, panels }] of this.rows.entries()) {
       this.fitCell = Math.min(side / map.columns, side / map.rows);
-      // Puts a plain model's only map below the difference map that it is compared with.
-      const line = panels[0].element.closest(".panel-row");
-      line.style.marginLeft = `${stacked ? 0 : (most - panels.length) * (side + GAP + 11)}px`;
       for (const [i, panel] of panels.entries()) {
-        panel.gutter = stacked || i === 0 ? GUTTER : NARROW_GUTTER;
+        const first = i === 0 && !(joined && row > 0);
+        panel.gutter = stacked || first ? GUTTER : NARROW_GUTTER;
         panel.resize(
           Math.round(Math.min(side, map.columns * this.fitCell)),
           Math.round(Math.min(side, map.rows * this.fitCell)),
@@ -191,10 +214,7 @@ export class MapsView {
     const { state } = this.app;
     const { map, panels } = this.rows[0];
     const { rect } = panels[0];
-    const cell = Math.min(
-      Math.max(MAX_CELL, this.fitCell),
-      Math.max(this.fitCell, state.cell ?? 0),
-    );
+    const cell = this.cellWithin(state.cell ?? 0);
     const within = (start, count, length) =>
       Math.max(0, Math.min(start ?? 0, count - length / cell));
     return {
@@ -218,13 +238,15 @@ export class MapsView {
     this.setView({ left: 0, top: 0, cell: 0 });
   }
 
+  // Returns the nearest size of a cell between that of the whole map and the largest.
+  cellWithin(cell) {
+    return Math.max(this.fitCell, Math.min(Math.max(MAX_CELL, this.fitCell), cell));
+  }
+
   // Zooms; the entry (row, column) keeps its position on the screen.
   zoom(factor, row, column) {
     const view = this.view();
-    const cell = Math.max(
-      this.fitCell,
-      Math.min(Math.max(MAX_CELL, this.fitCell), view.cell * factor),
-    );
+    const cell = this.cellWithin(view.cell * factor);
     this.setView({
       cell,
       left: column - ((column - view.left) * view.cell) / cell,
@@ -258,11 +280,11 @@ export class MapsView {
   }
 
   cursor() {
-    const { row, column } = this.app.state;
+    const row = this.app.row();
     const map = this.rows[0]?.map;
-    if (!map || row === null || column === null || row >= map.rows || column >= map.columns)
-      return null;
-    return { row, column };
+    if (!map || row === null || row >= map.rows) return null;
+    const column = this.app.state.column ?? map.strongestColumn(row);
+    return column < map.columns ? { row, column } : null;
   }
 
   drawCursor() {
@@ -302,7 +324,8 @@ export class MapsView {
       const values = h("span", { class: "values" });
       if (this.rows.length > 1) values.append(h("b", {}, this.app.report.models[model].name));
       let side = 1;
-      for (const plane of map.planes) {
+      const planes = this.app.state.removed && map.differential ? ["removed"] : [];
+      for (const plane of [...map.planes.slice(0, -1), ...planes, "difference"]) {
         const entry = map.entry(plane, cursor.row, cursor.column);
         if (entry) side = entry.side;
         if (plane === "difference" && map.differential) {
@@ -326,7 +349,9 @@ export class MapsView {
             h(
               "em",
               {},
-              plane === "difference" && map.differential ? "difference" : planeTitle(map, plane),
+              { difference: "difference", removed: "\u03bb \u00b7 map 2" }[
+                map.differential && plane
+              ] ?? planeTitle(map, plane),
             ),
             h("output", { "data-plane": plane }, entryText(entry)),
           ),

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The views of numbers: lambda across layers, the statistics, and the curves and tables of a
-// comparison.
+// The views of numbers: lambda across layers, and the statistics.
 
 import { h } from "./dom.js";
 import { Chart } from "./chart.js";
@@ -101,7 +100,7 @@ export class StatisticsView {
   }
 
   update(changed) {
-    if (changed && !["model", "other", "data"].some((key) => changed.has(key))) return;
+    if (changed && !["model", "other"].some((key) => changed.has(key))) return;
     const { app } = this;
     const models = app.shownModels();
     const names = app.statisticNames();
@@ -166,30 +165,4 @@ export class StatisticsView {
     const column = columns.findIndex(({ key }) => key === sort.replace(/^-/, ""));
     return column < 0 ? null : { column, descending: sort.startsWith("-") };
   }
-}
-
-// Keeps the browser from breaking lines at the hyphens of command-line options.
-function whole(text) {
-  return text
-    .split(/(\s+)/)
-    .map((word) => (word.startsWith("-") ? h("span", { class: "option" }, word) : word));
-}
-
-export class ResultsView {
-  constructor(app) {
-    const { report } = app;
-    this.element = h(
-      "section",
-      { class: "results-view" },
-      report.notes.map((note) => h("p", { class: "note" }, whole(note))),
-      report.tables.map((table, i) => new DataTable(table, { fileName: `table-${i + 1}` }).element),
-      h(
-        "div",
-        { class: "charts" },
-        report.curves.map((curves) => new Chart(curves).element),
-      ),
-    );
-  }
-
-  update() {}
 }

@@ -7,6 +7,7 @@ import { PLANE_TITLES } from "./panel.js";
 import { mapKey } from "./payload.js";
 import { paintMap } from "./paint.js";
 import { shortNumber } from "./format.js";
+import { sizedContext } from "./row_lanes.js";
 
 export class OverviewView {
   constructor(app) {
@@ -141,13 +142,8 @@ export class OverviewView {
       if (side <= 0) continue;
       const cell = side / Math.max(map.rows, map.columns);
       const [width, height] = [map.columns * cell, map.rows * cell];
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      canvas.style.width = `${width}px`;
-      canvas.style.height = `${height}px`;
-      const context = canvas.getContext("2d");
-      context.setTransform(ratio, 0, 0, ratio, 0, 0);
-      const plane = map.planes.includes(app.state.plane) ? app.state.plane : "difference";
+      const context = sizedContext(canvas, width, height);
+      const plane = map.differential ? app.state.plane : "difference";
       paintMap(
         context,
         map,

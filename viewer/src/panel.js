@@ -10,14 +10,16 @@ import { cellNumber, shortened, tokenText } from "./format.js";
 export const PLANE_TITLES = {
   p1: "map 1",
   p2: "map 2",
+  removed: "\u03bb \u00b7 map 2: what is removed",
   difference: "map 1 \u2212 \u03bb \u00b7 map 2",
 };
 
 const TOP = 56;
-const LABEL_FONT = "11px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace";
+export const LABEL_FONT = "11px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace";
 const TEXT_FONT = "11px system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif";
 const MIN_LABEL_STEP = 11;
 const MIN_NUMBER_CELL = 40;
+const POSITION_WIDTH = 36; // room for the numbers of rows, which have up to five digits
 export const REGION_COLOURS = { answer: "--answer", noise: "--noise", other: "--other" };
 
 export function planeTitle(map, plane) {
@@ -291,26 +293,51 @@ export class Panel {
     context.font = LABEL_FONT;
     context.textBaseline = "middle";
     context.direction = "ltr";
-    const tag = (text, centre, middle, align) => {
-      const width = context.measureText(text).width + 8;
-      const left =
-        align === "right"
-          ? centre - width
-          : Math.max(2, Math.min(centre - width / 2, rect.x + rect.width - width));
-      context.fillStyle = cssColour("--ink");
-      context.fillRect(left, middle - 8, width, 16);
-      context.fillStyle = cssColour("--paper");
-      context.textAlign = "left";
-      context.fillText(text, left + 4, middle + 0.5);
-    };
-    if (x >= rect.x && x <= rect.x + rect.width) {
-      tag(shortened(tokenText(map.tokens.columns[cursor.column]), 14), x, rect.y - 18);
-    }
-    if (this.gutter > 20 && y >= rect.y && y <= rect.y + rect.height) {
-      tag(shortened(tokenText(map.tokens.rows[cursor.row]), 12), rect.x - 3, y, "right");
-    }
+    if (x >= rect.x && x <= rect.x + rect.width)
+      this.drawColumnTag(context, view, tokenText(map.tokens.columns[cursor.column]), x);
+    if (this.gutter > 20 && y >= rect.y && y <= rect.y + rect.height)
+      this.drawRowTag(context, view, tokenText(map.tokens.rows[cursor.row]), y);
     const entry = map.entry(this.plane, cursor.row, cursor.column);
     if (entry) this.overlay.dataset.colour = colourOf(entry.value, scale);
+  }
+
+  // Covers only the label of its own column. Positions, which are labels too, stay visible: the tag
+  // is then above them.
+  drawColumnTag(context, view, token, x) {
+    const { rect } = this;
+    if (view.cell >= MIN_LABEL_STEP) {
+      const text = shortened(token, 7);
+      const length = context.measureText(text).width + 6;
+      const side = Math.min(15, Math.max(view.cell, 12));
+      context.save();
+      context.translate(x, rect.y - 8);
+      context.rotate(-Math.PI / 2);
+      this.drawTag(context, text, 0, -side / 2, length, side);
+      context.restore();
+      return;
+    }
+    const text = shortened(token, 14);
+    const width = context.measureText(text).width + 8;
+    const left = Math.max(2, Math.min(x - width / 2, rect.x + rect.width - width));
+    this.drawTag(context, text, left, rect.y - 35, width, 15);
+  }
+
+  drawRowTag(context, view, token, y) {
+    const { rect } = this;
+    const labelled = view.cell >= MIN_LABEL_STEP;
+    const text = shortened(token, labelled ? 12 : 8);
+    const width = Math.min(this.gutter - 4, context.measureText(text).width + 8);
+    const height = labelled ? Math.min(16, Math.max(view.cell, 12)) : 16;
+    const right = rect.x - (labelled ? 3 : POSITION_WIDTH);
+    this.drawTag(context, text, Math.max(0, right - width), y - height / 2, width, height);
+  }
+
+  drawTag(context, text, left, top, width, height) {
+    context.fillStyle = cssColour("--ink");
+    context.fillRect(left, top, width, height);
+    context.fillStyle = cssColour("--paper");
+    context.textAlign = "left";
+    context.fillText(text, left + 3, top + height / 2 + 0.5, width - 6);
   }
 
   // Returns the entry at a point of the page, or null.

@@ -38,23 +38,26 @@ function byteTable(scale) {
   return table;
 }
 
-// Decodes a tile from its slice of the base64 text. Plain loops make it fast, because decoding
-// takes most of the time of a frame with new tiles.
-function decodeTile(text, format, offset, scale, count) {
-  const length = count * BYTES[format];
-  const begin = (offset / 3) * 4;
-  const binary = atob(text.slice(begin, begin + Math.ceil(length / 3) * 4));
+// Decodes a tile of `count` cells. The block holds the lowest byte of all cells, then the second
+// byte of all, and so on. Plain loops make it fast, because decoding takes most of the time of a
+// frame with new tiles.
+function decodeTile(block, format, offset, scale, count) {
+  const bytes = block.subarray(offset, offset + count * BYTES[format]);
   const out = new Float32Array(count);
   if (format === "q8") {
     const table = byteTable(scale);
-    for (let i = 0; i < count; ++i) out[i] = table[binary.charCodeAt(i)];
+    for (let i = 0; i < count; ++i) out[i] = table[bytes[i]];
   } else if (format === "f16") {
     const table = halfTable();
-    for (let i = 0; i < count; ++i)
-      out[i] = table[binary.charCodeAt(2 * i) | (binary.charCodeAt(2 * i + 1) << 8)];
+    for (let i = 0; i < count; ++i) out[i] = table[bytes[i] | (bytes[count + i] << 8)];
   } else {
-    const bytes = new Uint8Array(out.buffer);
-    for (let i = 0; i < length; ++i) bytes[i] = binary.charCodeAt(i);
+    const words = new Uint32Array(out.buffer);
+    for (let i = 0; i < count; ++i)
+      words[i] =
+        bytes[i] |
+        (bytes[count + i] << 8) |
+        (bytes[2 * count + i] << 16) |
+        (bytes[3 * count + i] << 24);
   }
   return out;
 }
@@ -88,6 +91,11 @@ export class HeadMap {
     // The maps to show; plain attention has only one.
     this.differential = "p2" in first;
     this.planes = this.differential ? ["p1", "p2", "difference"] : ["difference"];
+  }
+
+  // Returns the maps that stand side by side; with `removed`, lambda p2 instead of p2.
+  shownPlanes(removed) {
+    return this.planes.map((plane) => (plane === "p2" && removed ? "removed" : plane));
   }
 
   rowsAt(level) {
@@ -136,8 +144,9 @@ export class HeadMap {
   }
 
   storedTile(stored, plane, level, tileRow, tileColumn) {
-    const text = this.payload.block(stored.block);
-    if (text === undefined) return undefined;
+    const block = this.payload.block(stored.block);
+    if (block === undefined) return undefined;
+    if (plane === "removed") return this.removedTile(level, tileRow, tileColumn);
     const places =
       stored.planes[
         plane === "difference" && !this.differential && !stored.planes.difference ? "p1" : plane
@@ -146,7 +155,22 @@ export class HeadMap {
     const place = places.get(`${tileRow},${tileColumn}`);
     if (!place) return null;
     const [rows, columns] = this.tileSize(level, tileRow, tileColumn);
-    return decodeTile(text, stored.format, place.offset, place.scale, rows * columns);
+    return decodeTile(block, stored.format, place.offset, place.scale, rows * columns);
+  }
+
+  // Computes lambda p2, which the head subtracts from p1. A cell of a coarse level has many rows: it
+  // uses the lambda of the middle one.
+  removedTile(level, tileRow, tileColumn) {
+    const p2 = this.tile("p2", level, tileRow, tileColumn);
+    if (!p2) return p2;
+    const [rows, columns] = this.tileSize(level, tileRow, tileColumn);
+    const out = new Float32Array(rows * columns);
+    for (let row = 0; row < rows; ++row) {
+      const middle = (tileRow * this.tileSide + row + 0.5) * 2 ** level;
+      const lambda = this.lambdaAt(Math.min(this.rows - 1, Math.floor(middle)));
+      for (let i = row * columns; i < (row + 1) * columns; ++i) out[i] = lambda * p2[i];
+    }
+    return out;
   }
 
   // Computes p1 - lambda p2 in single precision, which the stored entries have too.
@@ -224,6 +248,20 @@ export class HeadMap {
       if (entry) out[column] = entry.value;
     }
     return out;
+  }
+
+  // Returns the visible column with the largest weight of the final map in a row.
+  strongestColumn(row) {
+    this.strongest ||= new Map();
+    if (!this.strongest.has(row)) {
+      let best = 0;
+      const values = this.row("difference", row);
+      values.forEach((value, column) => {
+        if (Math.abs(value) > Math.abs(values[best]) || Number.isNaN(values[best])) best = column;
+      });
+      this.strongest.set(row, best);
+    }
+    return this.strongest.get(row);
   }
 
   // Returns a magnitude that 99.7 % of the non-zero cells of all planes do not exceed. With the

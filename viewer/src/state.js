@@ -10,6 +10,7 @@ export const DEFAULTS = {
   layer: null,
   head: null,
   plane: "difference",
+  removed: false,
   statistic: null,
   range: null,
   root: true,
@@ -26,7 +27,7 @@ const TEXTS = new Set(["view", "plane", "statistic", "sort", "theme"]);
 
 function parsed(key, text) {
   if (TEXTS.has(key)) return text;
-  if (key === "root") return text === "true";
+  if (typeof DEFAULTS[key] === "boolean") return text === "true";
   const number = Number(text);
   return text !== "" && Number.isFinite(number) ? number : DEFAULTS[key];
 }

@@ -8,17 +8,27 @@ const MAX_PICTURE_ROWS = 400;
 
 // table: {name, note?, columns: [{label, number, digits, better, title?, bars?}], rows: [[...]]}
 export class DataTable {
-  constructor(table, { sort = null, onSort = null, onOpen = null, fileName = "table" } = {}) {
+  constructor(table, options = {}) {
+    const {
+      sort = null,
+      onSort = null,
+      onOpen = null,
+      fileName = "table",
+      titled = true,
+    } = options;
     Object.assign(this, { table, sort, onSort, onOpen, fileName });
     this.head = h("tr", {});
     this.body = h("tbody", {});
+    const body = h("table", {}, h("thead", {}, this.head), this.body);
+    this.scroll = h("div", { class: "table-scroll", onscroll: () => this.tellMore() }, body);
+    new ResizeObserver(() => this.tellMore()).observe(this.scroll);
     this.element = h(
       "div",
       { class: "table-block" },
       h(
         "div",
         { class: "table-head" },
-        h("h3", {}, table.name),
+        titled ? h("h3", {}, table.name) : h("span"),
         h(
           "span",
           { class: "tools" },
@@ -27,13 +37,20 @@ export class DataTable {
         ),
       ),
       table.note ? h("p", { class: "explain" }, table.note) : "",
-      h("div", { class: "table-scroll" }, h("table", {}, h("thead", {}, this.head), this.body)),
+      this.scroll,
+      h("p", { class: "more hint" }, "more columns: scroll the table \u2192"),
     );
     this.best = table.columns.map((column, i) => this.bestOf(column, i));
     this.most = table.columns.map((column, i) =>
       Math.max(1e-30, ...table.rows.map((row) => Math.abs(row[i])).filter(Number.isFinite)),
     );
     this.render();
+  }
+
+  // Tells if columns are hidden on the right.
+  tellMore() {
+    const { scrollLeft, clientWidth, scrollWidth } = this.scroll;
+    this.element.dataset.more = String(scrollLeft + clientWidth < scrollWidth - 4);
   }
 
   bestOf(column, i) {

@@ -4,14 +4,21 @@
 
 import { cssColour, h } from "./dom.js";
 import { Legend } from "./legend.js";
-import { REGION_COLOURS, planeTitle } from "./panel.js";
+import { planeTitle } from "./panel.js";
 import { colourOf, inkOn } from "./colour.js";
+import { LANE_FONT, drawBars, drawRegions, sizedContext } from "./row_lanes.js";
 import { shortNumber, shortened, tokenText } from "./format.js";
 
 // Tokens per page: about as many as a browser can recolour in one frame.
 const WINDOW = 600;
-const LANE = 56;
+const STRIP_LANE = 56;
 const TOP_COUNT = 8;
+
+// A token; the line breaks after one with a newline.
+function tokenElement(token, attributes) {
+  const breaks = token.includes("\n") ? " breaks" : "";
+  return h("bdi", { class: `token${breaks}`, ...attributes }, tokenText(token));
+}
 
 export class TokensView {
   constructor(app) {
@@ -69,14 +76,16 @@ export class TokensView {
   }
 
   row() {
-    return Math.min(this.app.state.row ?? this.map.rows - 1, this.map.rows - 1);
+    return Math.min(this.app.row() ?? this.map.rows - 1, this.map.rows - 1);
   }
 
   update(changed) {
     const shown = this.app.shownMaps();
     this.map = shown[0]?.map;
     if (!this.map) {
-      this.heading.textContent = "This report has no map of this layer and head.";
+      this.heading.textContent = this.app.payload.finished()
+        ? "This report has no map of this layer and head."
+        : "Loading\u2026";
       return;
     }
     const row = this.row();
@@ -95,19 +104,13 @@ export class TokensView {
     this.source.replaceChildren(
       ...tokens.rows
         .slice(this.start, end)
-        .map((token, i) =>
-          h(
-            "bdi",
-            { class: "token", "data-row": this.start + i, role: "option" },
-            tokenText(token),
-          ),
-        ),
+        .map((token, i) => tokenElement(token, { "data-row": this.start + i, role: "option" })),
     );
     this.pages.replaceChildren(...this.pageButtons());
     this.lanes = shown
       .filter(({ map }) => map)
       .flatMap(({ model, map }) =>
-        map.planes.map((plane) => {
+        map.shownPlanes(this.app.state.removed).map((plane) => {
           const text = h("p", { class: "text", "data-plane": plane });
           const list = h("ol", { class: "strongest" });
           const title =
@@ -178,9 +181,7 @@ export class TokensView {
     const end = Math.min(columns.length, from + WINDOW);
     if (text.childElementCount !== end - from || text.dataset.from !== String(from)) {
       text.dataset.from = String(from);
-      text.replaceChildren(
-        ...columns.slice(from, end).map((token) => h("bdi", { class: "token" }, tokenText(token))),
-      );
+      text.replaceChildren(...columns.slice(from, end).map((token) => tokenElement(token, {})));
     }
     for (let column = from; column < end; ++column) {
       const { style } = text.children[column - from];
@@ -203,6 +204,7 @@ export class TokensView {
         return h(
           "li",
           {},
+          h("span", { class: "position", title: "position of the key" }, column),
           h("bdi", { class: "token" }, shortened(tokenText(map.tokens.columns[column]), 18)),
           h("span", { class: "track" }, bar),
           h("output", {}, shortNumber(value)),
@@ -214,30 +216,21 @@ export class TokensView {
   // Draws all keys as signed bars, one lane per map.
   drawStrip() {
     if (!this.lanes || !this.map) return;
-    const ratio = window.devicePixelRatio || 1;
     const width = this.element.clientWidth;
-    const height = this.lanes.length * LANE + 16;
-    this.strip.width = Math.round(width * ratio);
-    this.strip.height = Math.round(height * ratio);
-    this.strip.style.width = `${width}px`;
-    this.strip.style.height = `${height}px`;
-    const context = this.strip.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const height = this.lanes.length * STRIP_LANE + 16;
+    const context = sizedContext(this.strip, width, height);
     const left = 150;
-    context.font = "12px system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif";
+    context.font = LANE_FONT;
     const step = (width - left - 8) / this.map.columns;
-    for (const region of this.map.tokens.regions) {
-      context.fillStyle = cssColour(REGION_COLOURS[region.kind] || "--other");
-      context.globalAlpha = region.kind === "noise" ? 0.1 : 0.2;
-      context.fillRect(
-        left + region.begin * step,
-        0,
-        Math.max(2, (region.end - region.begin) * step),
-        height - 16,
-      );
-    }
-    context.globalAlpha = 1;
-    this.lanes.forEach((lane, i) => this.drawLane(context, lane, i * LANE, left, step, width));
+    const frame = { left, step, width: width - 8, from: 0, to: this.map.columns, lane: STRIP_LANE };
+    drawRegions(context, this.map.tokens.regions, frame, height - 16);
+    this.lanes.forEach(({ values, title }, i) => {
+      if (!values) return;
+      context.fillStyle = cssColour("--ink");
+      context.textAlign = "right";
+      context.fillText(title, left - 12, i * STRIP_LANE + STRIP_LANE / 2 + 4, left - 16);
+      drawBars(context, values, i * STRIP_LANE, frame, this.strongest);
+    });
     context.fillStyle = cssColour("--quiet");
     context.textAlign = "left";
     context.fillText("key 0", left, height - 3);
@@ -245,33 +238,5 @@ export class TokensView {
     context.fillText(`tallest bar ${shortNumber(this.strongest)}`, (left + width) / 2, height - 3);
     context.textAlign = "right";
     context.fillText(String(this.map.columns - 1), width - 8, height - 3);
-  }
-
-  drawLane(context, { values, title }, top, left, step, width) {
-    if (!values) return;
-    const range = this.strongest;
-    // A lane has space below zero only if it has negative values. All lanes share one scale.
-    const zero = top + (values.some((value) => value < 0) ? LANE * 0.62 : LANE - 8);
-    const room = LANE * 0.62 - 6;
-    context.fillStyle = cssColour("--ink");
-    context.textAlign = "right";
-    context.fillText(title, left - 12, top + LANE / 2 + 4, left - 16);
-    context.fillStyle = cssColour("--frame");
-    context.fillRect(left, zero, width - left - 8, 1);
-    for (let column = 0; column < values.length; ++column) {
-      const value = values[column];
-      if (!value) continue;
-      const length = Math.min(1, Math.abs(value) / range) * room;
-      context.fillStyle = cssColour(value < 0 ? "--negative" : "--positive");
-      const wide = Math.max(1, step - (step > 4 ? 1 : 0));
-      if (value > 0) context.fillRect(left + column * step, zero - length, wide, length);
-      else
-        context.fillRect(
-          left + column * step,
-          zero + 1,
-          wide,
-          Math.min(length, top + LANE - zero - 2),
-        );
-    }
   }
 }

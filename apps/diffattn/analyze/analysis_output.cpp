@@ -8,7 +8,9 @@
 #include <cmath>
 
 #include "apps/diffattn/terminal/json_output.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 #include "apps/diffattn/terminal/terminal.h"
 #include "apps/diffattn/terminal/text_table.h"
 #include "diffattn/io/file.h"
@@ -96,7 +98,7 @@ std::string short_number(double value) {
 }
 
 void print_model_statistics(const ModelAttention& model, const HeadIndex& shown) {
-  fmt::print("{}: {}\n", model.name, model.description);
+  print_out("{}: {}\n", model.name, model.description);
   TextTable table{.lines = {"layer head"}, .marks = {""}, .columns = {}};
   for (const analysis::Statistic& name : model.statistics.names) {
     table.columns.push_back({statistic_heading(name.key), {}});
@@ -122,7 +124,10 @@ void write_page(const std::string& path, const AnalysisResult& result) {
   int64_t heads = 0;
   for (const ModelAttention& model : result.models) heads += model.layers() * model.heads();
   ProgressBar bar("maps", heads);
-  options.progress = [&](int64_t, int64_t) { bar.step(""); };
+  options.progress = [&](int64_t, int64_t) {
+    check_interrupt();
+    bar.step("");
+  };
   analysis::write_report(path, report, result.models, options);
 }
 
@@ -152,10 +157,9 @@ analysis::Picture picture_of_result(const AnalysisResult& result, const std::str
 
 void print_picture(const analysis::Picture& picture, const analysis::PictureStyle& style) {
   const bool colours = is_terminal(STDOUT_FILENO) && environment_variable("NO_COLOR").empty();
-  fmt::print("{}", analysis::to_ascii(
-                       picture,
-                       colours ? analysis::TerminalColours::k256 : analysis::TerminalColours::kNone,
-                       terminal_columns(STDOUT_FILENO).value_or(100), style));
+  print_drawing(analysis::to_ascii(
+      picture, colours ? analysis::TerminalColours::k256 : analysis::TerminalColours::kNone,
+      terminal_columns(STDOUT_FILENO).value_or(100), style));
 }
 
 void print_analysis_json(const AnalysisResult& result, bool maps) {
@@ -173,7 +177,7 @@ void print_statistics(const AnalysisResult& result) {
   for (size_t i = 0; i < result.models.size(); ++i) {
     print_model_statistics(result.models[i], result.heads[i]);
   }
-  fmt::print("\n* head in page and pictures; docs/analysis.md explains the columns\n");
+  print_out("\n* head in page and pictures; docs/analysis.md explains the columns\n");
 }
 
 }  // namespace diffattn::app

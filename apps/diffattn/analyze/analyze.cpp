@@ -6,7 +6,10 @@
 
 #include "apps/diffattn/analyze/analysis_output.h"
 #include "apps/diffattn/analyze/run_analysis.h"
+#include "apps/diffattn/options/machine_options.h"
+#include "apps/diffattn/options/model_option.h"
 #include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
@@ -63,7 +66,7 @@ int run_analyze(const AnalyzeOptions& options) {
     print_analysis_json(result, request.layer && request.head);
   } else if (!options.ascii) {
     print_statistics(result);
-    if (!options.out.empty()) fmt::print("page in {}\n", options.out);
+    if (!options.out.empty()) print_out("page in {}\n", options.out);
   }
   return 0;
 }
@@ -94,7 +97,10 @@ void check_combinations(const CLI::App& verb) {
 void add_text_options(CLI::App& verb, TextOptions& text) {
   verb.add_option("--text", text.text, "text to look at");
   verb.add_option("--prompt-ids", text.prompt_ids, "token ids to look at: 5,7,9")->delimiter(',');
-  verb.add_option("--input", text.input, "file with the text to look at, - for standard input");
+  verb.add_option("--input", text.input,
+                  "file or pipe with the text to look at, - for standard input");
+  verb.add_flag("--truncate", text.truncate,
+                "look at the beginning of a text that is longer than the model reads");
   CLI::Option* task = verb.add_option("--task", text.task, "example of a generated task to look at")
                           ->check(CLI::IsMember({"needle", "recall", "classify", "summarize"}));
   CLI::Option* data = verb.add_option(
@@ -145,9 +151,10 @@ void add_output_options(CLI::App& verb, AnalyzeOptions& options) {
 VerbAction add_analyze(CLI::App& app) {
   auto options = std::make_shared<AnalyzeOptions>();
   CLI::App* verb = app.add_subcommand("analyze", "Show the attention of a model on a text");
-  verb->add_option("--model", options->model, "model folder or checkpoint")->required();
-  verb->add_option("--compare", options->compare, "another model to show beside it")
-      ->allow_extra_args(false);
+  add_model_option(*verb, options->model, "model");
+  take_model_folders(
+      *verb->add_option("--compare", options->compare, "another model to show beside it")
+           ->allow_extra_args(false));
   add_text_options(*verb, options->request.text);
   add_output_options(*verb, *options);
   verb->callback([verb] { check_combinations(*verb); });
@@ -163,9 +170,10 @@ VerbAction add_analyze(CLI::App& app) {
   verb->add_option("--dtype", options->request.dtype, "type of the weights (default float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   add_device_option(*verb, options->request.device);
+  add_threads_option(*verb);
   verb->footer(
       "Give one of --text, --prompt-ids, --input and --task, or --data.\n\n"
-      "Example:\n  diffattn analyze --model runs/a/model --text \"Once upon a time\" \\\n"
+      "Example:\n  diffattn analyze --model runs/a --text \"Once upon a time\" \\\n"
       "    --out report.html");
   return [options] { return run_analyze(*options); };
 }

@@ -95,7 +95,8 @@ torch::Tensor AnalyzedModel::tensor_of(const std::vector<int64_t>& ids,
   if (count == 0) throw io::Error(given_as, "expected at least one token, got none");
   if (count > config.max_position_embeddings) {
     throw io::Error(given_as,
-                    fmt::format("expected at most {} tokens, the most that {} reads, got {}",
+                    fmt::format("expected at most {} tokens, the most that {} reads, got {}; "
+                                "--truncate reads the beginning",
                                 config.max_position_embeddings, folder, count));
   }
   for (const int64_t id : ids) {
@@ -111,7 +112,7 @@ void AnalyzedModel::append_parts(std::vector<ModelPart>& parts, const std::strin
   std::vector<analysis::LayerCalls> calls;
   try {
     calls = analysis::calls_of(traces);
-  } catch (const std::invalid_argument&) {
+  } catch (const diffattn::Error&) {
     throw io::Error(folder, "expected a model with attention, got one without");
   }
   for (size_t i = 0; i < calls.size(); ++i) {

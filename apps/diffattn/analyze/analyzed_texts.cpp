@@ -5,13 +5,14 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <iostream>
 
+#include "apps/diffattn/options/input_stream.h"
 #include "apps/diffattn/options/run_file.h"
+#include "apps/diffattn/terminal/print.h"
 #include "compare/haystack.h"
+#include "compare/token_labels.h"
 #include "diffattn/data/tasks.h"
 #include "diffattn/io/error.h"
-#include "diffattn/io/file.h"
 
 namespace diffattn::app {
 namespace {
@@ -24,38 +25,16 @@ std::vector<int64_t> ids_of(const std::vector<io::TokenId>& tokens) {
   return {tokens.begin(), tokens.end()};
 }
 
-std::string whole_file(const std::string& path) {
-  std::string text = path == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {})
-                                 : io::read_text(path, kMostTextBytes);
+std::string whole_input(const std::string& path) {
+  std::string text = input_text(path, kMostTextBytes);
   if (text.ends_with('\n')) text.pop_back();
   return text;
 }
 
-/// Returns the text of each token, or its id if there is no tokenizer or the token has no text.
-std::vector<std::string> token_labels(const std::vector<int64_t>& ids,
-                                      const std::optional<io::Tokenizer>& tokenizer) {
-  std::vector<std::string> labels;
-  std::vector<io::TokenId> pair;  // the token before and the token itself
-  for (const int64_t id : ids) {
-    std::string label;
-    if (tokenizer) {
-      // Decoding drops a blank at the front of a text, so we decode the token before as well.
-      const std::string before = tokenizer->decode_bytes(pair, false);
-      pair.push_back(static_cast<io::TokenId>(id));
-      const std::string both = tokenizer->decode_bytes(pair, false);
-      label = both.starts_with(before) ? both.substr(before.size())
-                                       : tokenizer->decode_bytes({&pair.back(), 1}, false);
-      if (pair.size() > 1) pair.erase(pair.begin());
-    }
-    labels.push_back(label.empty() ? std::to_string(id) : label);
-  }
-  return labels;
-}
-
 }  // namespace
 
-AnalyzedTexts::AnalyzedTexts(const TextOptions& options, AnalyzedModel& model)
-    : options_(options), model_(model), config_(task_config()) {
+AnalyzedTexts::AnalyzedTexts(const TextOptions& options, AnalyzedModel& model, int64_t max_tokens)
+    : options_(options), model_(model), max_tokens_(max_tokens), config_(task_config()) {
   if (!options.summary.empty() && !model.writes()) {
     throw io::Error("--summary",
                     fmt::format("expected an encoder-decoder as --model, got {}, which "
@@ -67,11 +46,12 @@ AnalyzedTexts::AnalyzedTexts(const TextOptions& options, AnalyzedModel& model)
     shown_.text.ids = options.prompt_ids;
     shown_.name = "ids";
     shown_.text.given_as = "--prompt-ids";
+    truncate(shown_.text.ids, shown_.text.given_as);
     complete(shown_);
   } else if (!options.task.empty()) {
     shown_ = task_example(0);
   } else if (!options.input.empty()) {
-    shown_ = text_of(whole_file(options.input), options.input);
+    shown_ = text_of(whole_input(options.input), options.input);
   } else if (!options.text.empty() || options.data.empty()) {
     shown_ = text_of(options.text, "text");
   } else {
@@ -98,13 +78,23 @@ KnownText AnalyzedTexts::text_of(const std::string& text, const std::string& nam
   }
   KnownText known;
   known.text.ids = ids_of(model_.tokenizer->encode(text));
+  truncate(known.text.ids, name);
   if (model_.writes() && !options_.summary.empty()) {
     known.text.written = ids_of(model_.tokenizer->encode(options_.summary));
     known.text.written.insert(known.text.written.begin(), model_.first_written());
+    truncate(known.text.written, "--summary");
   }
   known.name = known.text.given_as = name;
   complete(known);
   return known;
+}
+
+/// With --truncate, cuts ids after the most tokens that every model reads, with a note.
+void AnalyzedTexts::truncate(std::vector<int64_t>& ids, const std::string& given_as) const {
+  if (!options_.truncate || std::ssize(ids) <= max_tokens_) return;
+  print_note("diffattn: {}: reading the first {} of {} tokens\n", given_as, max_tokens_,
+             ids.size());
+  ids.resize(static_cast<size_t>(max_tokens_));
 }
 
 /// Adds labels and, for an encoder-decoder without a given summary, the text that it writes.
@@ -112,9 +102,9 @@ void AnalyzedTexts::complete(KnownText& known) const {
   if (model_.writes() && known.text.written.empty()) {
     known.text.written = model_.write(known.text, kMostWritten);
   }
-  if (known.labels.empty()) known.labels = token_labels(known.text.ids, model_.tokenizer);
+  if (known.labels.empty()) known.labels = compare::token_labels(known.text.ids, model_.tokenizer);
   if (known.written_labels.empty()) {
-    known.written_labels = token_labels(known.text.written, model_.tokenizer);
+    known.written_labels = compare::token_labels(known.text.written, model_.tokenizer);
   }
 }
 
@@ -184,6 +174,11 @@ KnownText AnalyzedTexts::source_example(int64_t index) const {
     known.text.written = {model_.first_written()};
     known.text.written.insert(known.text.written.end(), example.target.begin(),
                               example.target.end() - 1);
+  }
+  if (options_.task == "summarize") {
+    const auto label = [&](int64_t id) { return data::select_label(id, config_.summarize.select); };
+    for (const int64_t id : known.text.ids) known.labels.push_back(label(id));
+    for (const int64_t id : known.text.written) known.written_labels.push_back(label(id));
   }
   return known;
 }

@@ -22,7 +22,8 @@ struct TextOptions {
   std::vector<std::string> settings;  // key=value of the task
   int64_t examples = 8;               // of a task, for the statistics
   int64_t seed = 0;
-  int64_t seq_len = 0;  // tokens of --data at a time; 0: the most that the model reads
+  int64_t seq_len = 0;    // tokens of --data at a time; 0: the most that the model reads
+  bool truncate = false;  // cuts a text that is longer than the models read
 };
 
 /// A row that asks a question, and the columns of its answer.
@@ -44,8 +45,10 @@ struct KnownText {
 /// The texts of an analysis: one text whose maps are shown, and all texts for the statistics.
 class AnalyzedTexts {
  public:
-  /// Takes tokenizer and task of `model`. Throws io::Error, and train::ConfigError for settings.
-  AnalyzedTexts(const TextOptions& options, AnalyzedModel& model);
+  /// Takes tokenizer and task of `model`. With TextOptions::truncate, cuts the shown text after
+  /// `max_tokens`, the most that every model reads. Throws io::Error, and train::ConfigError for
+  /// settings.
+  AnalyzedTexts(const TextOptions& options, AnalyzedModel& model, int64_t max_tokens);
 
   const KnownText& shown() const { return shown_; }
   /// Returns the number of texts for the statistics.
@@ -66,10 +69,12 @@ class AnalyzedTexts {
   void read_data();
   int64_t piece_length() const;
   void complete(KnownText& known) const;
+  void truncate(std::vector<int64_t>& ids, const std::string& given_as) const;
   std::string run_file() const;
 
   const TextOptions options_;
   AnalyzedModel& model_;
+  const int64_t max_tokens_;
   const train::RunConfig config_;  // of --task
   KnownText shown_;
   std::optional<data::Corpus> corpus_;  // --data of models that read text

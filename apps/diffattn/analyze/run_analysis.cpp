@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 #include "diffattn/io/error.h"
 
 namespace diffattn::app {
@@ -62,6 +64,7 @@ analysis::Sequence sequence_of_part(const ModelPart& part, const KnownText& know
     sequence.columns = part.written_columns ? known.written_labels : known.labels;
   }
   if (!part.written_columns) sequence.regions = known.regions;
+  if (!part.written_rows && !known.asked.empty()) sequence.question = known.asked.front().row;
   return analysis::path_sequence(std::move(sequence), part.path);
 }
 
@@ -100,8 +103,9 @@ std::vector<ModelAttention> attentions_of(AnalyzedModel& model, const AnalyzedTe
   std::vector<ModelPart> shown = model.read(texts.shown().text);
   std::vector<PartStatistics> statistics(
       shown.size(), {.statistics = analysis::AttentionStatistics(threshold), .mass = {}});
-  ProgressBar bar("reading " + model.name, texts.count());
+  ProgressBar bar("reading " + terminal_text(model.name), texts.count());
   texts.each([&](const KnownText& known) {
+    check_interrupt();
     const bool is_shown = known.text == texts.shown().text;
     const std::vector<ModelPart> read =
         is_shown ? std::vector<ModelPart>{} : model.read(known.text);
@@ -176,7 +180,11 @@ std::vector<AnalyzedModel> load_models(const AnalysisRequest& request) {
 
 AnalysisResult run_analysis(const AnalysisRequest& request) {
   std::vector<AnalyzedModel> loaded = load_models(request);
-  const AnalyzedTexts texts(request.text, loaded.front());
+  int64_t max_tokens = loaded.front().config.max_position_embeddings;
+  for (const AnalyzedModel& model : loaded) {
+    max_tokens = std::min(max_tokens, model.config.max_position_embeddings);
+  }
+  const AnalyzedTexts texts(request.text, loaded.front(), max_tokens);
   AnalysisResult result;
   for (AnalyzedModel& model : loaded) {
     std::vector<ModelAttention> parts = attentions_of(model, texts, request.threshold);

@@ -14,7 +14,9 @@
 #include "apps/diffattn/bench/measure/fma_peak.h"
 #include "apps/diffattn/bench/measure/peak_memory.h"
 #include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/ops.h"
 
@@ -147,17 +149,17 @@ void print_ratios(const Json& point) {
     ratios.push_back(
         fmt::format("{:.2f}x as fast as plain attention of equal width", plain.get<double>()));
   }
-  if (!ratios.empty()) fmt::print("  fused is {}\n", fmt::join(ratios, ",\n           "));
+  if (!ratios.empty()) print_out("  fused is {}\n", fmt::join(ratios, ",\n           "));
 }
 
 void print_attention_point(const Json& point) {
   const auto text = [&](const char* key) { return point[key].get<std::string>(); };
   const auto number = [&](const char* key) { return point[key].get<int64_t>(); };
-  fmt::print("\n{}, {}, {}: N = {}, d = {}, V = {}, {} heads, batch {},\n  {}{}, backend {}\n",
-             text("pass"), text("dtype"), text("mask"), number("seq"), number("head_dim"),
-             2 * number("head_dim"), number("heads"), number("batch"),
-             thread_text(number("threads")), text("lambda") == "token" ? ", lambda per token" : "",
-             text("backend"));
+  print_out("\n{}, {}, {}: N = {}, d = {}, V = {}, {} heads, batch {},\n  {}{}, backend {}\n",
+            text("pass"), text("dtype"), text("mask"), number("seq"), number("head_dim"),
+            2 * number("head_dim"), number("heads"), number("batch"),
+            thread_text(number("threads")), text("lambda") == "token" ? ", lambda per token" : "",
+            text("backend"));
   const bool on_gpu = text("device") != "cpu";
   const double fused = point["routes"][0]["ms"];
   std::vector<BenchColumn> columns = time_columns();
@@ -179,18 +181,18 @@ void print_attention_point(const Json& point) {
 }
 
 void print_attention_csv(const Json& points) {
-  fmt::print(
+  print_out(
       "pass,dtype,mask,seq,head_dim,heads,batch,threads,backend,route,ms,ms_fastest,"
       "ms_slowest,gflops\n");
   for (const Json& p : points) {
     for (const Json& row : p["routes"]) {
-      fmt::print(
-          "{},{},{},{},{},{},{},{},{},\"{}\",{:.4f},{:.4f},{:.4f},{:.2f}\n",
-          p["pass"].get<std::string>(), p["dtype"].get<std::string>(), p["mask"].get<std::string>(),
-          p["seq"].get<int64_t>(), p["head_dim"].get<int64_t>(), p["heads"].get<int64_t>(),
-          p["batch"].get<int64_t>(), p["threads"].get<int64_t>(), p["backend"].get<std::string>(),
-          row["route"].get<std::string>(), row["ms"].get<double>(), row["ms_fastest"].get<double>(),
-          row["ms_slowest"].get<double>(), row["gflops"].get<double>());
+      print_out("{},{},{},{},{},{},{},{},{},\"{}\",{:.4f},{:.4f},{:.4f},{:.2f}\n",
+                p["pass"].get<std::string>(), p["dtype"].get<std::string>(),
+                p["mask"].get<std::string>(), p["seq"].get<int64_t>(), p["head_dim"].get<int64_t>(),
+                p["heads"].get<int64_t>(), p["batch"].get<int64_t>(), p["threads"].get<int64_t>(),
+                p["backend"].get<std::string>(), row["route"].get<std::string>(),
+                row["ms"].get<double>(), row["ms_fastest"].get<double>(),
+                row["ms_slowest"].get<double>(), row["gflops"].get<double>());
     }
   }
 }

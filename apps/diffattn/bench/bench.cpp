@@ -2,11 +2,12 @@
 //
 // diffattn bench: picks one of the benchmarks.
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <utility>
 #include <vector>
 
+#include "apps/diffattn/options/nearest.h"
 #include "apps/diffattn/verbs.h"
 
 namespace diffattn::app {
@@ -18,14 +19,16 @@ void require_benchmark(CLI::App& bench) {
   bench.require_subcommand(0, 1);
   bench.parse_complete_callback([&bench] {
     if (!bench.get_subcommands().empty()) return;
-    std::string known;
+    std::vector<std::string> names;
     for (const CLI::App* benchmark : bench.get_subcommands([](const CLI::App*) { return true; })) {
-      known += (known.empty() ? "" : ", ") + benchmark->get_name();
+      names.push_back(benchmark->get_name());
     }
     const auto rest = bench.remaining();
-    throw CLI::RequiredError(fmt::format("bench: expected one of {}{}", known,
-                                         rest.empty() ? "" : ", got '" + rest.front() + "'"),
-                             CLI::ExitCodes::RequiredError);
+    const std::string got =
+        rest.empty() ? "" : ", got '" + rest.front() + "'" + nearest_hint(rest.front(), names);
+    throw CLI::RequiredError(
+        fmt::format("bench: expected one of {}{}", fmt::join(names, ", "), got),
+        CLI::ExitCodes::RequiredError);
   });
 }
 

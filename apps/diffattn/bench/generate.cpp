@@ -11,8 +11,9 @@
 #include "apps/diffattn/bench/sweep.h"
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
-#include "diffattn/nn/generate.h"
+#include "diffattn/infer/generator.h"
 #include "train/new_model.h"
 
 namespace diffattn::app {
@@ -30,40 +31,40 @@ struct GenerationTime {
   double first = 0, all = 0;  // first new token; all of them
 };
 
-GenerationTime time_generation(nn::CausalLMImpl& model,
+GenerationTime time_generation(infer::Generator& generator,
                                const std::vector<std::vector<int64_t>>& prompts, int64_t count,
                                bool on_gpu) {
   const auto seconds = [&](int64_t tokens) {
-    return wall_seconds(on_gpu, [&] {
-      nn::generate(model, prompts, nn::SamplingOptions().max_new_tokens(tokens));
-    });
+    return wall_seconds(
+        on_gpu, [&] { generator.generate(prompts, nn::SamplingOptions().max_new_tokens(tokens)); });
   };
   return {seconds(1), seconds(count)};
 }
 
 Json measure_generation(const GenerationSettings& s, int64_t length) {
-  std::vector<nn::CausalLM> models;
+  std::vector<infer::Generator> generators;
   const auto dtype = bench_dtype(s.model.dtype);
   for (const std::string& name : s.model.attention) {
-    models.push_back(train::new_model(s.model.run_config(name, s.batch, length + s.new_tokens)));
-    models.back()->to(torch::Device(s.model.device), dtype);
-    models.back()->eval();
+    auto model = train::new_model(s.model.run_config(name, s.batch, length + s.new_tokens));
+    model->to(torch::Device(s.model.device), dtype);
+    model->eval();
+    generators.emplace_back(model);
   }
   std::vector<std::vector<int64_t>> prompts(static_cast<size_t>(s.batch));
   for (auto& prompt : prompts) {
     const auto ids = torch::randint(s.model.vocab, {length}, torch::kLong);
     prompt.assign(ids.data_ptr<int64_t>(), ids.data_ptr<int64_t>() + length);
   }
-  std::vector<std::vector<double>> first(models.size());
-  const auto samples = take_turns(models.size(), s.output.repeat, [&](size_t i) {
+  std::vector<std::vector<double>> first(generators.size());
+  const auto samples = take_turns(generators.size(), s.output.repeat, [&](size_t i) {
     const PeakMemory peak(s.model.on_gpu());
     const GenerationTime time =
-        time_generation(*models[i], prompts, s.new_tokens, s.model.on_gpu());
+        time_generation(generators[i], prompts, s.new_tokens, s.model.on_gpu());
     first[i].push_back(time.first);
     return BenchSample{time.all, peak.bytes(), {}};
   });
   Json rows = Json::array();
-  for (size_t i = 0; i < models.size(); ++i) {
+  for (size_t i = 0; i < generators.size(); ++i) {
     Json row = bench_row(s.model.attention[i], samples[i]);
     first[i].erase(first[i].begin());  // the warm-up
     const double all = samples[i].timing.median, begin = summarise(first[i]).median;
@@ -82,10 +83,10 @@ Json measure_generation(const GenerationSettings& s, int64_t length) {
 }
 
 void print_generation(const Json& point) {
-  fmt::print("\ngeneration, {}: {} x {} tokens after {}, {}, {}\n",
-             point["dtype"].get<std::string>(), point["batch"].get<int64_t>(),
-             point["new_tokens"].get<int64_t>(), point["prompt"].get<int64_t>(),
-             thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
+  print_out("\ngeneration, {}: {} x {} tokens after {}, {}, {}\n",
+            point["dtype"].get<std::string>(), point["batch"].get<int64_t>(),
+            point["new_tokens"].get<int64_t>(), point["prompt"].get<int64_t>(),
+            thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
   std::vector<BenchColumn> columns = time_columns();
   columns.push_back(number_column("tokens/s", "tokens_per_second", 1));
   columns.push_back(number_column("first ms", "ms_first_token", 3));
@@ -94,13 +95,13 @@ void print_generation(const Json& point) {
 }
 
 void print_generation_csv(const Json& points) {
-  fmt::print("batch,prompt,new_tokens,attention,ms,ms_first_token,tokens_per_second\n");
+  print_out("batch,prompt,new_tokens,attention,ms,ms_first_token,tokens_per_second\n");
   for (const Json& p : points) {
     for (const Json& row : p["routes"]) {
-      fmt::print("{},{},{},{},{:.3f},{:.3f},{:.2f}\n", p["batch"].get<int64_t>(),
-                 p["prompt"].get<int64_t>(), p["new_tokens"].get<int64_t>(),
-                 row["route"].get<std::string>(), row["ms"].get<double>(),
-                 row["ms_first_token"].get<double>(), row["tokens_per_second"].get<double>());
+      print_out("{},{},{},{},{:.3f},{:.3f},{:.2f}\n", p["batch"].get<int64_t>(),
+                p["prompt"].get<int64_t>(), p["new_tokens"].get<int64_t>(),
+                row["route"].get<std::string>(), row["ms"].get<double>(),
+                row["ms_first_token"].get<double>(), row["tokens_per_second"].get<double>());
     }
   }
 }

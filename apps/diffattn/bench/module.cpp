@@ -8,7 +8,9 @@
 
 #include "apps/diffattn/bench/measure/peak_memory.h"
 #include "apps/diffattn/bench/sweep.h"
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/nn/presets.h"
@@ -41,8 +43,8 @@ struct ModulePoint {
 };
 
 std::shared_ptr<Layer> module_layer(const ModuleSettings& s, const ModulePoint& p) {
-  auto options =
-      preset_options(s.preset, nn::PresetOptions(s.embed_dim, s.heads).num_kv_heads(s.kv_heads));
+  auto options = preset_options(
+      s.preset, nn::PresetOptions(s.embed_dim, s.heads).num_key_value_heads(s.kv_heads));
   if (s.no_rotary) options.rotary({});
   const auto layer = std::make_shared<Layer>(options);
   layer->to(torch::Device(s.device), bench_dtype(p.dtype));
@@ -143,11 +145,11 @@ Json measure_point(const ModuleSettings& s, const ModulePoint& p) {
 }
 
 void print_module_point(const Json& point) {
-  fmt::print("\n{} ({} parameters), {}, {}, {}:\n  N = {}, batch {}, rotary {}\n",
-             point["preset"].get<std::string>(), point["parameters"].get<int64_t>(),
-             point["pass"].get<std::string>(), point["dtype"].get<std::string>(),
-             point["mask"].get<std::string>(), point["seq"].get<int64_t>(),
-             point["batch"].get<int64_t>(), point["rotary"].get<bool>() ? "on" : "off");
+  print_out("\n{} ({} parameters), {}, {}, {}:\n  N = {}, batch {}, rotary {}\n",
+            point["preset"].get<std::string>(), point["parameters"].get<int64_t>(),
+            point["pass"].get<std::string>(), point["dtype"].get<std::string>(),
+            point["mask"].get<std::string>(), point["seq"].get<int64_t>(),
+            point["batch"].get<int64_t>(), point["rotary"].get<bool>() ? "on" : "off");
   const Json& first = point["routes"][0];
   const double first_ms = first["ms"];
   std::vector<BenchColumn> columns = time_columns();
@@ -160,19 +162,19 @@ void print_module_point(const Json& point) {
 }
 
 void print_module_csv(const Json& points) {
-  fmt::print(
+  print_out(
       "preset,pass,dtype,mask,seq,batch,rotary,threads,device,route,ms,ms_fastest,ms_slowest,"
       "tokens_per_second,peak_memory_mib\n");
   for (const Json& p : points) {
     for (const Json& row : p["routes"]) {
-      fmt::print("{},{},{},{},{},{},{},{},{},\"{}\",{:.4f},{:.4f},{:.4f},{:.1f},{:.2f}\n",
-                 p["preset"].get<std::string>(), p["pass"].get<std::string>(),
-                 p["dtype"].get<std::string>(), p["mask"].get<std::string>(),
-                 p["seq"].get<int64_t>(), p["batch"].get<int64_t>(), p["rotary"].get<bool>(),
-                 p["threads"].get<int64_t>(), p["device"].get<std::string>(),
-                 row["route"].get<std::string>(), row["ms"].get<double>(),
-                 row["ms_fastest"].get<double>(), row["ms_slowest"].get<double>(),
-                 row["tokens_per_second"].get<double>(), row["peak_memory_mib"].get<double>());
+      print_out("{},{},{},{},{},{},{},{},{},\"{}\",{:.4f},{:.4f},{:.4f},{:.1f},{:.2f}\n",
+                p["preset"].get<std::string>(), p["pass"].get<std::string>(),
+                p["dtype"].get<std::string>(), p["mask"].get<std::string>(),
+                p["seq"].get<int64_t>(), p["batch"].get<int64_t>(), p["rotary"].get<bool>(),
+                p["threads"].get<int64_t>(), p["device"].get<std::string>(),
+                row["route"].get<std::string>(), row["ms"].get<double>(),
+                row["ms_fastest"].get<double>(), row["ms_slowest"].get<double>(),
+                row["tokens_per_second"].get<double>(), row["peak_memory_mib"].get<double>());
     }
   }
 }

@@ -17,6 +17,7 @@
 #include "apps/diffattn/machine/heap.h"
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/train/trainer.h"
 #include "train/new_model.h"
@@ -183,9 +184,9 @@ Json measure_step(const StepSettings& s, int64_t seq) {
 }
 
 void print_step(const Json& point) {
-  fmt::print("\ntraining step, {}: {} x {} tokens, {}, {}\n", point["dtype"].get<std::string>(),
-             point["batch"].get<int64_t>(), point["seq"].get<int64_t>(),
-             thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
+  print_out("\ntraining step, {}: {} x {} tokens, {}, {}\n", point["dtype"].get<std::string>(),
+            point["batch"].get<int64_t>(), point["seq"].get<int64_t>(),
+            thread_text(point["threads"].get<int64_t>()), point["device"].get<std::string>());
   std::vector<BenchColumn> columns = time_columns();
   columns.insert(columns.begin(), number_column("parameters", "parameters", 0));
   columns.push_back(number_column("tokens/s", "tokens_per_second", 0));
@@ -194,22 +195,22 @@ void print_step(const Json& point) {
   print_routes(point, "attention", columns);
   for (const Json& row : point["routes"]) {
     if (!row.contains("profile")) continue;
-    fmt::print("  longest parts of a step of {}:\n", row["route"].get<std::string>());
+    print_out("  longest parts of a step of {}:\n", row["route"].get<std::string>());
     for (const Json& entry : row["profile"]) {
-      fmt::print("    {:>9.2f} ms {:>6} x  {:.53}\n", entry["ms"].get<double>(),
-                 entry["calls"].get<int64_t>(), entry["name"].get<std::string>());
+      print_out("    {:>9.2f} ms {:>6} x  {:.53}\n", entry["ms"].get<double>(),
+                entry["calls"].get<int64_t>(), entry["name"].get<std::string>());
     }
   }
 }
 
 void print_step_csv(const Json& points) {
-  fmt::print("batch,seq,attention,ms,ms_fastest,ms_slowest,tokens_per_second,peak_memory_mib\n");
+  print_out("batch,seq,attention,ms,ms_fastest,ms_slowest,tokens_per_second,peak_memory_mib\n");
   for (const Json& p : points) {
     for (const Json& row : p["routes"]) {
-      fmt::print("{},{},{},{:.3f},{:.3f},{:.3f},{:.1f},{:.1f}\n", p["batch"].get<int64_t>(),
-                 p["seq"].get<int64_t>(), row["route"].get<std::string>(), row["ms"].get<double>(),
-                 row["ms_fastest"].get<double>(), row["ms_slowest"].get<double>(),
-                 row["tokens_per_second"].get<double>(), row["peak_memory_mib"].get<double>());
+      print_out("{},{},{},{:.3f},{:.3f},{:.3f},{:.1f},{:.1f}\n", p["batch"].get<int64_t>(),
+                p["seq"].get<int64_t>(), row["route"].get<std::string>(), row["ms"].get<double>(),
+                row["ms_fastest"].get<double>(), row["ms_slowest"].get<double>(),
+                row["tokens_per_second"].get<double>(), row["peak_memory_mib"].get<double>());
     }
   }
 }

@@ -7,6 +7,7 @@
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/json_output.h"
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/terminal/text_table.h"
 
@@ -27,10 +28,10 @@ int run_sweep(const BenchOutput& output, const BenchSweep& sweep) {
   report["points"] = Json::array();
   const bool quiet = output.json || output.csv;
   if (!quiet) {
-    fmt::print("{}, torch {}; {}\n", machine.cpu, DIFFATTN_TORCH_VERSION,
-               output.repeat == 1
-                   ? "one repetition"
-                   : fmt::format("medians of {} interleaved repetitions", output.repeat));
+    print_out("{}, torch {}; {}\n", machine.cpu, DIFFATTN_TORCH_VERSION,
+              output.repeat == 1
+                  ? "one repetition"
+                  : fmt::format("medians of {} interleaved repetitions", output.repeat));
   }
   ProgressBar bar("bench", static_cast<int64_t>(sweep.points));
   for (size_t i = 0; i < sweep.points; ++i) {

@@ -3,8 +3,11 @@
 
 #include <fmt/core.h>
 
-#include <iostream>
+#include <utility>
 
+#include "apps/diffattn/options/input_stream.h"
+#include "apps/diffattn/terminal/json_output.h"
+#include "apps/diffattn/terminal/print.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/json.h"
 
@@ -12,31 +15,20 @@ namespace diffattn::app {
 
 LineItems::LineItems(const std::string& path, std::optional<io::Tokenizer> tokenizer,
                      LineItemOptions options)
-    : name_(path == "-" ? "standard input" : path),
-      tokenizer_(std::move(tokenizer)),
-      options_(std::move(options)) {
-  if (path != "-") file_.emplace(path);
-}
+    : lines_(input_lines(path)), tokenizer_(std::move(tokenizer)), options_(std::move(options)) {}
 
 bool LineItems::next_line(std::string& line, LineItem& item) {
-  ++number_;
-  item = LineItem{.line = number_};
-  if (!file_) {
-    if (!std::getline(std::cin, line)) return false;
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (line.size() > io::kMaxLineBytes) {
-      item.error = fmt::format("expected at most {} bytes, got {}", io::kMaxLineBytes, line.size());
-    }
-    return true;
-  }
+  item = LineItem{};
   try {
-    return file_->next(line);
+    if (!lines_.next(line)) return false;
   } catch (const io::Error& error) {
-    // The reader stands still after a failed read; after a bad line it has moved on.
-    if (!error.message().starts_with("line ")) throw;
-    item.error = error.message();
-    return true;
+    // An error that names the line is about a line that is too long; other reads have failed.
+    const std::string number = fmt::format("line {}: ", lines_.number());
+    if (!error.message().starts_with(number)) throw;
+    item.error = error.message().substr(number.size());
   }
+  item.line = lines_.number();
+  return true;
 }
 
 bool LineItems::next(LineItem& item) {
@@ -57,13 +49,20 @@ bool LineItems::next(LineItem& item) {
 
 bool LineItems::next(std::vector<LineItem>& batch, int64_t size) {
   batch.clear();
-  for (LineItem item; std::ssize(batch) < size && next(item);) batch.push_back(std::move(item));
+  if (failure_) std::rethrow_exception(failure_);
+  try {
+    for (LineItem item; std::ssize(batch) < size && next(item);) batch.push_back(std::move(item));
+  } catch (const io::Error&) {
+    if (batch.empty()) throw;
+    failure_ = std::current_exception();  // the lines before the failed read get their answers
+  }
   return !batch.empty();
 }
 
 void LineItems::parse(const std::string& line, LineItem& item) const {
-  const nlohmann::json document = io::parse_json(line, name_);
-  const io::JsonValue root(document, name_);
+  const std::string& name = lines_.name();
+  const nlohmann::json document = io::parse_json(line, name);
+  const io::JsonValue root(document, name);
   if (const auto ids = root.find("ids"); ids && !root.find(options_.text_key)) {
     for (size_t i = 0; i < ids->size(); ++i) {
       item.ids.push_back(ids->at(i).to_int(0, options_.vocab_size - 1));
@@ -71,7 +70,7 @@ void LineItems::parse(const std::string& line, LineItem& item) const {
   } else {
     const io::JsonValue text = root.at(options_.text_key);
     if (!tokenizer_) {
-      throw io::Error(name_, "expected key 'ids', because the model has no tokenizer.json");
+      throw io::Error(name, "expected key 'ids', because the model has no tokenizer.json");
     }
     const std::string& value = text.to_string(io::kMaxLineBytes);
     if (value.empty()) text.fail("text");
@@ -79,12 +78,12 @@ void LineItems::parse(const std::string& line, LineItem& item) const {
     item.ids.assign(encoded.begin(), encoded.end());
     for (const int64_t id : item.ids) {
       if (id < options_.vocab_size) continue;
-      throw io::Error(name_, fmt::format("token of tokenizer.json: expected an id in [0, {}], the "
-                                         "vocabulary of the model, got {}",
-                                         options_.vocab_size - 1, id));
+      throw io::Error(name, fmt::format("token of tokenizer.json: expected an id in [0, {}], the "
+                                        "vocabulary of the model, got {}",
+                                        options_.vocab_size - 1, id));
     }
   }
-  if (item.ids.empty()) throw io::Error(name_, "expected at least one token, got none");
+  if (item.ids.empty()) throw io::Error(name, "expected at least one token, got none");
   item.tokens = std::ssize(item.ids);
   if (item.tokens > options_.max_tokens) {
     item.ids.resize(static_cast<size_t>(options_.max_tokens));
@@ -97,20 +96,20 @@ void LineItems::parse(const std::string& line, LineItem& item) const {
 
 void LineResults::add(const LineItem& item, const Json& result) {
   if (!item.error.empty()) {
-    fmt::print(stderr, "diffattn: line {}: {}\n", item.line, item.error);
+    print_note("diffattn: line {}: {}\n", item.line, item.error);
     ++faults_;
   } else if (item.truncated() && !may_truncate_) {
-    fmt::print(stderr,
-               "diffattn: line {}: expected at most {} tokens, got {}; the model read only the "
-               "beginning (--truncate allows this)\n",
-               item.line, item.ids.size(), item.tokens);
+    print_note(
+        "diffattn: line {}: expected at most {} tokens, got {}; the model read only the "
+        "beginning (--truncate allows this)\n",
+        item.line, item.ids.size(), item.tokens);
     ++faults_;
   }
   const Json shown = item.error.empty() ? result : Json{{"line", item.line}, {"error", item.error}};
   if (in_one_) {
     all_.push_back(shown);
   } else {
-    fmt::print("{}\n", json_text(shown, -1));
+    print_json(shown, -1);
     std::fflush(stdout);
   }
 }
@@ -120,10 +119,10 @@ int LineResults::finish(const Json& rest) {
     Json result{{"results", all_}};
     result.update(rest);
     result["faults"] = faults_;
-    fmt::print("{}\n", json_text(result));
+    print_json(result);
   }
   if (faults_ > 0) {
-    fmt::print(stderr, "diffattn: {}\n",
+    print_note("diffattn: {}\n",
                faults_ == 1 ? "1 line has a fault" : fmt::format("{} lines have faults", faults_));
   }
   return faults_ > 0 ? 1 : 0;

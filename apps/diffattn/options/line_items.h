@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,26 +31,26 @@ struct LineItemOptions {
   int64_t vocab_size = 0;
 };
 
-/// Reads lines of JSON objects from a file, or from standard input for "-". Each line holds a text,
-/// or `ids` for models without a tokenizer. A line that cannot be used becomes an item with an
-/// error. Empty lines are skipped.
+/// Reads lines of JSON objects from a file, a pipe or, for "-", standard input. Each line holds a
+/// text, or `ids` for models without a tokenizer. A line that cannot be used becomes an item with
+/// an error. Empty lines are skipped.
 class LineItems {
  public:
   LineItems(const std::string& path, std::optional<io::Tokenizer> tokenizer,
             LineItemOptions options);
 
-  /// Reads the next item. Returns false at the end; throws io::Error if the file cannot be read.
+  /// Reads the next item. Returns false at the end; throws io::Error if a read fails.
   bool next(LineItem& item);
-  /// Reads up to `size` items. Returns false at the end.
+  /// Reads up to `size` items. Returns false at the end. If a read fails after some items, returns
+  /// these first and throws io::Error in the next call.
   bool next(std::vector<LineItem>& batch, int64_t size);
 
  private:
   bool next_line(std::string& line, LineItem& item);
   void parse(const std::string& line, LineItem& item) const;
 
-  std::string name_;
-  std::optional<io::LineReader> file_;  // none: standard input
-  uint64_t number_ = 0;
+  io::LineReader lines_;
+  std::exception_ptr failure_;  // of a read after the items that next() has returned
   std::optional<io::Tokenizer> tokenizer_;
   LineItemOptions options_;
 };

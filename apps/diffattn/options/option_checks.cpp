@@ -8,8 +8,6 @@
 #include <cmath>
 #include <functional>
 
-#include "apps/diffattn/machine/machine.h"
-
 namespace diffattn::app {
 namespace {
 
@@ -74,11 +72,6 @@ CLI::Validator not_negative() {
 CLI::Validator positive() {
   return checked<double>("> 0", "a finite number above 0",
                          [](double value) { return std::isfinite(value) && value > 0.0; });
-}
-
-CLI::Option* add_device_option(CLI::App& verb, std::string& device) {
-  return verb.add_option("--device", device, "cpu, cuda or cuda:N (default cpu)")
-      ->check(device_problem);
 }
 
 void check_one_of(const CLI::App& verb, const std::vector<std::string>& options, bool required) {

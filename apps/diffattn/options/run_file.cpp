@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/diffattn/terminal/print.h"
 #include "diffattn/io/error.h"
 #include "io/settings.h"
 
@@ -55,8 +56,7 @@ void warn_of_unread(const RunConfig& config, const std::vector<GivenKey>& given)
   for (const auto& [key, where] : given) {
     if (config.reads(key)) continue;
     if (sets_curriculum && key.starts_with("curriculum.")) continue;
-    fmt::print(stderr,
-               "diffattn: {}: {} has no effect: a run with task = \"{}\"{} does not read it\n",
+    print_note("diffattn: {}: {} has no effect: a run with task = \"{}\"{} does not read it\n",
                where, key, train::task_name(config.task),
                config.data.train.empty() ? "" : " and data.train");
   }

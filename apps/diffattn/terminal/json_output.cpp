@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/diffattn/terminal/json_output.h"
 
-#include <fmt/core.h>
+#include "apps/diffattn/terminal/print.h"
 
 namespace diffattn::app {
 namespace {
@@ -15,7 +15,7 @@ void print_json(const Json& json, int indent) {
   if (captured != nullptr) {
     *captured += text;
   } else {
-    fmt::print("{}", text);
+    print_out("{}", text);
   }
 }
 

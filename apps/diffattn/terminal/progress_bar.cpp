@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <string_view>
+#include <vector>
 
-#include "apps/diffattn/terminal/interrupt.h"
 #include "apps/diffattn/terminal/terminal.h"
 
 namespace diffattn::app {
@@ -47,6 +47,29 @@ std::string cut(std::string text, int64_t columns) {
   return text;
 }
 
+constexpr std::string_view kBetween = "  ";  // two fields of a line
+
+/// Appends the fields of `text`, which kBetween separates.
+void add_fields(std::vector<std::string>& fields, std::string_view text) {
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(kBetween), text.size());
+    if (end > 0) fields.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + kBetween.size(), text.size()));
+  }
+}
+
+/// Joins the fields from the first on, as many as fit into `columns`. Never cuts a field.
+std::string joined(const std::vector<std::string>& fields, int64_t columns) {
+  std::string line;
+  for (const std::string& field : fields) {
+    const std::string_view between = line.empty() ? "" : kBetween;
+    if (columns_of(line) + columns_of(between) + columns_of(field) > columns) break;
+    line += between;
+    line += field;
+  }
+  return line;
+}
+
 }  // namespace
 
 ProgressBar::ProgressBar(std::string name, int64_t total, int64_t done)
@@ -62,13 +85,16 @@ ProgressBar::ProgressBar(std::string name, int64_t total, int64_t done)
 ProgressBar::~ProgressBar() { clear(); }
 
 void ProgressBar::step(const std::string& text) {
-  check_interrupt();
   done_ = std::min(done_ + 1, total_);
   draw(text);
 }
 
 void ProgressBar::clear() {
   if (shown_) fmt::print(stderr, "\r\033[K");
+}
+
+void ProgressBar::end_line() {
+  if (shown_) fmt::print(stderr, "\n");
 }
 
 void ProgressBar::draw(const std::string& text) {
@@ -79,18 +105,20 @@ void ProgressBar::draw(const std::string& text) {
   const double rate = seconds > 0.0 ? static_cast<double>(done_ - first_) / seconds : 0.0;
   const std::string left =
       done_ == first_ ? "-" : clock_text(static_cast<double>(total_ - done_) / rate);
-  const std::string behind =
-      fmt::format(" {}/{}  {:.1f}/s  {} left  {}", done_, total_, rate, left, text);
-  // We cannot erase a line that has wrapped, so we shorten the bar first, then cut the text.
+  std::vector<std::string> fields{fmt::format("{}/{}", done_, total_),
+                                  fmt::format("{:.1f}/s", rate), fmt::format("{} left", left)};
+  add_fields(fields, text);
+  // We cannot erase a line that has wrapped, so we shorten the bar first, then leave fields out.
   const int64_t columns = terminal_columns(STDERR_FILENO).value_or(80) - 1;
-  const int64_t room = columns - columns_of(name_) - 1 - columns_of(behind);
-  const int64_t width = std::clamp(room, kSmallestWidth, kWidth);
+  const int64_t before = columns_of(name_) + 2;  // the spaces around the bar
+  const std::string behind = joined(fields, columns - before - kSmallestWidth);
+  const int64_t width = std::clamp(columns - before - columns_of(behind), kSmallestWidth, kWidth);
   std::string bar;
   for (int64_t i = 0; i < width; ++i) {
     const bool filled = i < width * done_ / total_;
     bar += utf8 ? (filled ? "█" : "░") : (filled ? "#" : ".");
   }
-  fmt::print(stderr, "\r\033[K{}", cut(fmt::format("{} {}{}", name_, bar, behind), columns));
+  fmt::print(stderr, "\r\033[K{}", cut(fmt::format("{} {} {}", name_, bar, behind), columns));
   std::fflush(stderr);
 }
 

@@ -8,8 +8,8 @@
 
 namespace diffattn::app {
 
-/// A bar with rate and time left, cut to the width of the terminal. It writes to standard error, so
-/// that standard output holds results only, and stays silent on pipes and with TERM=dumb.
+/// A bar with rate and time left that fits the terminal. It writes to standard error, so that
+/// standard output holds results only, and stays silent on pipes and with TERM=dumb.
 class ProgressBar {
  public:
   /// A resumed run starts with `done` of the `total` steps.
@@ -18,11 +18,13 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  /// Counts one step and redraws the bar with `text` behind it. Throws Interrupted if the host
-  /// process asks the verb to stop.
+  /// Counts one step and redraws the bar with `text` behind it. Two spaces separate the fields of
+  /// `text`. A narrow terminal shows the first ones only, each of them whole.
   void step(const std::string& text);
   /// Erases the bar before other output; the next step draws it again.
   void clear();
+  /// Leaves the bar as it is and continues on the next line.
+  void end_line();
   /// True if standard error is a terminal, so that there is a bar.
   bool shown() const { return shown_; }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/terminal.h"
 
 namespace diffattn::app {
@@ -47,7 +48,7 @@ void print_table(const TextTable& table, size_t width, size_t gap) {
       if (end > first && taken + more > room) break;
       taken += more;
     }
-    if (first > 0) fmt::print("\n");
+    if (first > 0) print_out("\n");
     for (size_t line = 0; line < heads - 1 + table.lines.size(); ++line) {
       const bool above = line + 1 < heads;  // `lines` and `marks` start at the heading's last line
       std::string text = above ? "" : table.lines[line + 1 - heads];
@@ -58,7 +59,7 @@ void print_table(const TextTable& table, size_t width, size_t gap) {
                             column_width(column, width));
       }
       if (!above) text += table.marks[line + 1 - heads];
-      fmt::print("{}\n", text.substr(0, text.find_last_not_of(' ') + 1));
+      print_out("{}\n", text.substr(0, text.find_last_not_of(' ') + 1));
     }
   }
 }

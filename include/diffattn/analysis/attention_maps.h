@@ -7,7 +7,7 @@
 #include "diffattn/analysis/attention_statistics.h"
 #include "diffattn/analysis/report.h"
 
-// These functions return maps of the first sequence of a batch. They throw std::invalid_argument
+// These functions return maps of the first sequence of a batch. They throw diffattn::Error
 // for packed sequences, which only have statistics.
 
 namespace diffattn::analysis {

@@ -29,7 +29,7 @@ struct ModelAttention {
 };
 
 /// Fills in `sequence.visible_*` from the call of the first layer. If there are no statistics, also
-/// fills in the statistics and lambda of this text. Throws std::invalid_argument if the numbers of
+/// fills in the statistics and lambda of this text. Throws diffattn::Error if the numbers of
 /// tokens differ from the sizes of the maps.
 void describe(ModelAttention& model);
 
@@ -50,9 +50,10 @@ HeadIndex strongest_head(const StatisticsTable& table, const std::vector<std::st
 struct ReportOptions {
   /// The head of each model that the page opens first. Its maps keep every entry, up to 512 MiB.
   std::vector<HeadIndex> shown;
-  /// If the maps of all heads need more bytes than this, the other heads are downsampled to at most
-  /// 512 x 512 cells, each with its entry of largest magnitude.
-  int64_t max_bytes = int64_t{64} << 20;
+  /// If the maps of all heads could need more bytes than this, the other heads are downsampled to
+  /// 512 x 512 cells of one byte or fewer, until they fit. A cell has its entry of largest
+  /// magnitude.
+  int64_t max_bytes = int64_t{16} << 20;
   /// Called after every head with the heads done and the total.
   std::function<void(int64_t, int64_t)> progress;
 };
@@ -66,7 +67,7 @@ void write_report(const std::string& path, Report report, const std::vector<Mode
 enum class Planes { kAll, kMap1, kMap2, kDifference };
 
 /// Returns a picture of the maps of one head per model. The models must have the same tokens.
-/// Throws std::invalid_argument for Planes::kMap2 if no model is differential.
+/// Throws diffattn::Error for Planes::kMap2 if no model is differential.
 Picture picture_of(const std::vector<ModelAttention>& models, const std::vector<HeadIndex>& heads,
                    Planes planes);
 

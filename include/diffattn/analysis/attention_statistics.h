@@ -17,7 +17,7 @@ using LayerCalls = std::vector<nn::HeadTensors>;
 
 /// Regroups traces, one per layer: element i of the result holds call i of every layer. Ordinary
 /// attention makes one call in a layer, introspective attention one per path. Throws
-/// std::invalid_argument if there are no calls or if layers differ in their number of calls.
+/// diffattn::Error if there are no calls or if layers differ in their number of calls.
 std::vector<LayerCalls> calls_of(const std::vector<nn::AttentionTrace>& traces);
 
 /// Entries with |A| below this threshold count as zero for the sparsity.
@@ -38,7 +38,7 @@ class AttentionStatistics {
       : sparse_threshold_(sparse_threshold) {}
 
   /// Adds batches [B, M, H, D] or packed sequences [total, H, D] on any device; computes no
-  /// gradients. Throws std::invalid_argument if the number of layers or heads differs from earlier
+  /// gradients. Throws diffattn::Error if the number of layers or heads differs from earlier
   /// calls.
   void add(const LayerCalls& calls);
   /// Like add(calls), with the results of row_statistics() for each of the calls.

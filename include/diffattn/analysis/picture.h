@@ -45,7 +45,7 @@ enum class TerminalColours { kNone, k256 };
 /// The built-in font has ASCII, a Greek lambda, a minus sign and a middle dot; it shows other
 /// characters as boxes.
 ///
-/// These functions throw std::invalid_argument for a picture whose sizes contradict each other. A
+/// These functions throw diffattn::Error for a picture whose sizes contradict each other. A
 /// cell of a downsampled map shows the entry of largest magnitude.
 std::string to_png(const Picture& picture, const PictureStyle& style = {});
 

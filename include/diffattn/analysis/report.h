@@ -31,6 +31,8 @@ struct Sequence {
   std::vector<int64_t> visible_begin;
   std::vector<int64_t> visible_end;
   std::vector<Region> regions;
+  /// The row that asks for the answer. The page opens on it; without one, on the last row.
+  std::optional<int64_t> question;
 
   bool operator==(const Sequence&) const = default;
   int64_t row_count() const { return static_cast<int64_t>(rows.size()); }
@@ -76,6 +78,7 @@ struct Curves {
   bool log_x = false;
   bool log_y = false;
   std::vector<Series> series;
+  std::string note = {};  // a sentence below the curves, or empty
 };
 
 struct TableColumn {
@@ -93,11 +96,39 @@ struct Table {
   std::vector<std::vector<std::variant<std::string, double>>> rows;
 };
 
-/// A report without its maps. Only `title` is required.
+/// A word of an example, with a mark: "" (none), "answer" or "wrong".
+struct MarkedWord {
+  std::string text;
+  std::string mark;
+};
+
+/// One example of the task in words: the input, what each model made of it, and what is right.
+struct ReadExample {
+  struct Line {
+    std::string label;
+    std::vector<MarkedWord> words;
+  };
+  std::string name;
+  std::string note;
+  std::vector<Line> lines;
+};
+
+/// A command to run next and what it is for.
+struct NextCommand {
+  std::string purpose;
+  std::string command;
+};
+
+/// A report without its maps. Only `title` is required. The page shows the verdict, the first two
+/// curves and the weights of the question's row first, then the examples, the other curves and the
+/// notes, then the tables, folded, and the commands.
 struct Report {
   std::string title;
   std::string subtitle;
-  std::vector<std::string> notes;  // one paragraph each
+  std::vector<std::string> verdict;  // one paragraph each
+  std::vector<std::string> notes;    // one paragraph each
+  std::vector<ReadExample> examples;
+  std::vector<NextCommand> commands;
   std::vector<Sequence> sequences;
   std::vector<ReportModel> models;
   std::vector<Curves> curves;
@@ -118,7 +149,8 @@ struct HeadMaps {
   std::vector<float> p2;          // empty for plain attention
   std::vector<float> lambda;      // one number or [M]; empty if p2 is empty
   std::vector<float> difference;  // empty: p1 - lambda p2, or p1 without p2
-  bool full = true;               // false: store only a downsampled map of at most 512 x 512 cells
+  bool full = true;               // false: store only a downsampled map, in bytes
+  int64_t overview_side = 512;    // largest number of rows or columns of a downsampled map
   Precision precision = Precision::kAuto;
 };
 
@@ -128,7 +160,7 @@ std::vector<float> difference_of(const HeadMaps& maps, int64_t columns);
 /// Writes one self-contained HTML file. It takes one map at a time, so only one needs to be in
 /// memory. The file becomes visible at commit() (see io::AtomicFile).
 ///
-/// The constructor and add() throw std::invalid_argument if sizes in a Report or map contradict
+/// The constructor and add() throw diffattn::Error if sizes in a Report or map contradict
 /// each other; the message names the member, the expected size and the actual one. They throw
 /// io::Error if the path cannot be written. docs/report_format.md describes the format.
 class ReportWriter {

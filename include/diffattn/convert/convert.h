@@ -65,7 +65,8 @@ struct Options {
   bool attention_only = false;
   bool force = false;    // replace an existing model folder
   bool dry_run = false;  // check everything, write nothing
-  io::Symlinks symlinks = io::Symlinks::kRefuse;
+  /// kRefuse fails if a weight file is a symbolic link, and does not copy other files that are.
+  io::Symlinks symlinks = io::Symlinks::kFollow;
   uint64_t max_shard_bytes = uint64_t{50} << 30;
   uint64_t seed = 0;  // random seed for the new second maps of a Llama
   /// Pairs (text, replacement), applied in order. Each replaces the first occurrence of the text in

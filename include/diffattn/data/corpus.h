@@ -33,6 +33,8 @@ class Corpus {
   const std::vector<Document>& documents() const noexcept { return *documents_; }
   /// Returns the number of tokens of all documents.
   uint64_t tokens() const noexcept { return tokens_; }
+  /// True if a document has two tokens or more: the label of a token is the next one.
+  bool has_labels() const noexcept;
   /// Copies the tokens from `begin` on. Throws io::Error outside the corpus.
   void read(uint64_t begin, std::span<TokenId> out) const;
   /// Returns a hash of the documents' boundaries and of the tokens. For a token file, it hashes the
@@ -61,8 +63,9 @@ struct ReadReport {
   uint64_t total_bytes = 0;
   uint64_t documents = 0;
   uint64_t tokens = 0;
-  uint64_t skipped = 0;     // bad lines
-  std::string first_fault;  // message about the first bad line
+  uint64_t skipped = 0;                         // bad lines
+  std::string first_fault;                      // message about the first bad line
+  std::vector<std::string> skipped_files = {};  // in a folder, because they are not text
 };
 
 struct ReadOptions {
@@ -74,12 +77,14 @@ struct ReadOptions {
 
 /// Returns the files of a text source in reading order: the file itself, or every regular file
 /// below a folder, sorted by path. Skips names that begin with '.' and files with a NUL byte in
-/// their first 4096 bytes.
-std::vector<std::string> text_files(const std::string& path);
+/// their first 4096 bytes, which are not text; `skipped` gets those.
+std::vector<std::string> text_files(const std::string& path,
+                                    std::vector<std::string>* skipped = nullptr);
 
 /// Reads and tokenises `path`: a text file (one document), a JSONL file (`*.jsonl`, one document
 /// per line {"text": ...}), a folder of both, or a token file, which must have been written with
-/// this tokenizer. Throws io::Error if it cannot read the source or finds no token.
+/// this tokenizer. Throws io::Error if it cannot read the source, finds no text or no document of
+/// two tokens.
 Corpus read_corpus(const std::string& path, const io::Tokenizer& tokenizer,
                    const ReadOptions& options = {}, ReadReport* report = nullptr);
 

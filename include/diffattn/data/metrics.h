@@ -14,7 +14,7 @@ class Confusion {
  public:
   explicit Confusion(int64_t classes = 0);
 
-  /// Adds one prediction. Throws std::out_of_range for a class outside [0, classes).
+  /// Adds one prediction. Throws diffattn::Error for a class outside [0, classes).
   void add(int64_t label, int64_t predicted);
   int64_t classes() const noexcept { return classes_; }
   int64_t total() const noexcept { return total_; }

@@ -130,6 +130,9 @@ struct SelectOptions {
   int64_t cues = 8, vocabulary = 128;
 };
 std::unique_ptr<ExampleTask> select_task(const SelectOptions& options);
+/// Returns a readable name of a token: "KEEP2" (a cue of the summary), "skip1" (another cue), "w7",
+/// "." (stop), "<s>" (mark), "</s>" (end).
+std::string select_label(int64_t id, const SelectOptions& options);
 
 /// Batches of an ExampleTask. The position is the number of examples.
 class ExampleRows {

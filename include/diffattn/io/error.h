@@ -3,9 +3,10 @@
 
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
+
+#include "diffattn/error.h"
 
 namespace diffattn::io {
 
@@ -14,7 +15,7 @@ namespace diffattn::io {
 /// what() reads `<file>: byte <offset>: expected <this>, got <that>`. It has no offset if no single
 /// byte is to blame (a missing file, a full disk). Messages escape and shorten text that comes from
 /// a file, so it is safe to print them.
-class Error : public std::runtime_error {
+class Error : public diffattn::Error {
  public:
   Error(std::string file, std::string message);
   Error(std::string file, uint64_t offset, std::string message);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -11,29 +13,39 @@ namespace diffattn::io {
 
 inline constexpr size_t kMaxLineBytes = size_t{64} << 20;
 
-/// Reads a file of any size line by line, without the line ends (LF or CR LF).
+/// Reads the next bytes of a stream and returns their number; 0 at the end. Throws Error if the
+/// read fails.
+using ReadBytes = std::function<size_t(std::span<char> out)>;
+
+/// Reads a file or a stream of any size line by line, without the line ends (LF or CR LF). It never
+/// holds more than one line of at most max_line_bytes bytes and a buffer.
 class LineReader {
  public:
+  /// Reads a regular file.
   explicit LineReader(const std::string& path, size_t max_line_bytes = kMaxLineBytes);
+  /// Reads a stream; `name` is used for messages.
+  LineReader(std::string name, ReadBytes read, size_t max_line_bytes = kMaxLineBytes);
 
   /// Reads the next line; returns false at the end of the file. Throws Error for a line that is too
   /// long; the next call then continues with the following line.
   bool next(std::string& line);
   /// Number of the line that next() read last, counted from 1.
   uint64_t number() const noexcept { return number_; }
-  const std::string& name() const noexcept { return file_.name(); }
+  const std::string& name() const noexcept { return name_; }
   /// Bytes from the start of the file to the end of the line that next() read last.
   uint64_t position() const noexcept { return position_; }
-  uint64_t size() const noexcept { return file_.size(); }
+  /// Size of the file when it was opened; 0 for a stream.
+  uint64_t size() const noexcept { return size_; }
 
  private:
   bool fill();
 
-  File file_;
+  std::string name_;
+  ReadBytes read_;
   size_t max_line_bytes_;
+  uint64_t size_ = 0;
   std::string buffer_;
-  size_t at_ = 0;         // start of the next line in buffer_
-  uint64_t read_to_ = 0;  // bytes of the file that were read into buffer_
+  size_t at_ = 0;  // start of the next line in buffer_
   uint64_t position_ = 0;
   uint64_t number_ = 0;
 };

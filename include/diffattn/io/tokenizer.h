@@ -19,6 +19,7 @@ using TokenId = uint32_t;
 inline constexpr uint64_t kMaxTokenizerBytes = uint64_t{256} << 20;
 inline constexpr size_t kMaxVocabulary = size_t{1} << 24;
 inline constexpr size_t kMaxTokenBytes = 4096;
+inline constexpr size_t kMaxTextBytes = 0xfffffffe;  // encode() counts positions in 32 bits
 inline constexpr size_t kMaxAddedTokens = size_t{1} << 16;
 inline constexpr char kTokenizerFile[] = "tokenizer.json";
 inline constexpr char kEndOfText[] = "<|endoftext|>";
@@ -59,11 +60,15 @@ class Tokenizer {
   ///                   Digits, Metaspace, Sequence
   ///   post_processor  TemplateProcessing, ByteLevel, RobertaProcessing, BertProcessing, Sequence
   ///   decoder         ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, Sequence
+  /// A section has at most 16 steps. The decoder and the normalizer may lengthen the tokens of the
+  /// file to 8 times their bytes and 64 KiB; read() throws Error beyond that.
   /// to_json() keeps `truncation` and `padding`, but encode() ignores them.
   static Tokenizer read(const std::string& path);
   /// Like read(), but parses text; file is only used for messages.
   static Tokenizer parse(std::string_view json, const std::string& file);
 
+  /// Throws Error if text has more than kMaxTextBytes bytes, or if the normalizer lengthens it to
+  /// more than 64 times its bytes and 64 KiB.
   std::vector<TokenId> encode(std::string_view text, const EncodeOptions& options = {}) const;
   /// Appends the ids to `ids`.
   void encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids) const;

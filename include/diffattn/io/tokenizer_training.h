@@ -33,7 +33,8 @@ struct TrainingProgress {
 using ProgressCallback = std::function<void(const TrainingProgress&)>;
 
 /// Trains a byte-level BPE tokenizer. The result depends only on the text and the options, not on
-/// the number of threads. It equals that of BpeTrainer in the `tokenizers` library.
+/// the number of threads. It equals that of BpeTrainer in the `tokenizers` library, except that no
+/// merge makes a token of more than kMaxTokenBytes bytes, which no file may hold.
 ///
 /// Words do not continue from one add_text() to the next. Special tokens that are written out in
 /// the text count as ordinary text.

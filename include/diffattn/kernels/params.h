@@ -30,6 +30,14 @@ struct MaskStrides {
   int64_t column = 0;
 };
 
+/// The pages of a KV cache: row n of k1, k2 and v of sequence b lies at
+/// p batch_stride + (n % size) seq_stride with p = table[b stride + n / size].
+struct Pages {
+  const int32_t* table = nullptr;  // [B, stride]; null: the cache is contiguous
+  int64_t stride = 0;
+  int64_t size = 0;  // rows of a page, a multiple of 16
+};
+
 enum class MaskKind : uint8_t { kNone, kBoolean, kAdditive };
 
 /// A boolean mask (one byte per entry, non-zero = visible) or an additive mask (added to the scores
@@ -72,6 +80,7 @@ struct Problem {
   const int32_t* cu_seqlens_q = nullptr;
   const int32_t* cu_seqlens_k = nullptr;
   int64_t total_q = 0, total_k = 0;  // packed: rows of q1 and of k1; 0 = unknown
+  Pages pages;                       // only with align_to_key_lengths, not packed
   Mask mask;  // indexed by row and column within the sequence, also if packed
 
   /// CUDA only: kernels written for GPUs newer than this compute capability (10 * major + minor)

@@ -34,11 +34,17 @@ void load_weights(const std::string& folder, const torch::nn::Module& model,
 
 inline constexpr uint64_t kDefaultShardBytes = uint64_t{50} << 30;  // as in transformers
 
-/// Writes config.json and the weights into an existing folder. Files appear only when complete.
+/// Writes config.json and the weights into a folder, and creates it if it is missing. Files appear
+/// only when they are complete. Throws io::Error.
 void save_model(const std::string& folder, const torch::nn::Module& model,
                 const nn::ModelConfig& config, uint64_t max_shard_bytes = kDefaultShardBytes);
 void save_causal_lm(const std::string& folder, const nn::CausalLMImpl& model,
                     uint64_t max_shard_bytes = kDefaultShardBytes);
+/// Takes the model that load_causal_lm() returns.
+inline void save_causal_lm(const std::string& folder, const nn::CausalLM& model,
+                           uint64_t max_shard_bytes = kDefaultShardBytes) {
+  save_causal_lm(folder, *model, max_shard_bytes);
+}
 
 /// Returns every parameter with its name, each tied parameter once.
 std::vector<std::pair<std::string, torch::Tensor>> named_weights(const torch::nn::Module& model);

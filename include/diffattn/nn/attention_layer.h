@@ -17,6 +17,8 @@ struct TokenPast;
 
 namespace diffattn::nn {
 
+struct StepAttention;
+
 /// The masks of one call. If given, `causal` and `window` replace the layer's own. A query sees a
 /// key only if every mask allows it.
 struct AttentionMask {
@@ -86,6 +88,9 @@ class AttentionLayer : public torch::nn::Module {
   /// Makes room for these tokens in the cache and returns the state before them. Call it only if
   /// `token_attention` returned a value.
   virtual TokenPast token_past(const AttentionInput& input);
+
+  /// Returns the parameters with which generation on a GPU computes this layer; none if it cannot.
+  virtual std::optional<StepAttention> step_attention();
 
   /// Multiplies lambda by `factor` in all later calls; initially 1. Layers without a second map
   /// (plain, introspective) ignore it.

@@ -29,7 +29,10 @@ class CausalLMImpl : public torch::nn::Module {
   explicit CausalLMImpl(const ModelConfig& config);
 
   DecoderOutput forward(const DecoderInput& input) { return model->forward(input); }
-  /// hidden [..., E] -> [..., V].
+  /// Runs the model and returns the logits of every position, [B, N, V] (packed [total, V]). Throws
+  /// diffattn::Error for ids of a wrong type or shape and, on the CPU, outside the vocabulary.
+  torch::Tensor logits(const DecoderInput& input);
+  /// Applies the head to hidden states of forward(): [..., E] -> [..., V].
   torch::Tensor logits(const torch::Tensor& hidden);
   /// Returns the weight of the head, [V, E]; the embedding's weight if tied.
   torch::Tensor head_weight() const;

@@ -72,6 +72,9 @@ class EncoderDecoderImpl : public torch::nn::Module {
   torch::nn::Embedding embed_tokens{nullptr};
   Stack encoder{nullptr}, decoder{nullptr};
   torch::nn::Linear lm_head{nullptr};  // null if tied
+
+ private:
+  torch::Tensor embed(const torch::Tensor& ids);
 };
 TORCH_MODULE(EncoderDecoder);
 

@@ -31,8 +31,9 @@ struct SamplingOptions {
 using OnToken = std::function<bool(size_t row, int64_t token)>;
 
 /// Continues each prompt, of at least one token, with a KV cache. Pads shorter prompts on the left
-/// and masks the padding. Returns the new tokens of each row. Throws c10::Error for an empty
-/// prompt, a token outside the vocabulary, or an option out of range.
+/// and masks the padding. Returns the new tokens of each row. Throws diffattn::Error for an
+/// empty prompt, a token outside the vocabulary, an option out of range, or logits that are not
+/// finite.
 std::vector<std::vector<int64_t>> generate(CausalLMImpl& model,
                                            const std::vector<std::vector<int64_t>>& prompts,
                                            const SamplingOptions& options,

@@ -39,7 +39,7 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   bool attention_bias = false;
   bool mlp_bias = false;
-  RotaryOptions rotary = RotaryOptions().style(RotaryStyle::kHalfSplit);
+  RotaryOptions rope_parameters = RotaryOptions().style(RotaryStyle::kHalfSplit);
   std::optional<int64_t> pad_token_id, bos_token_id, eos_token_id;
 
   /// Ablations: no head norm; one lambda_init for all layers. Only for presets with two maps that
@@ -67,8 +67,8 @@ struct ModelConfig {
 /// The tokens that a block's attention sees.
 enum class AttentionRole { kCausal, kBidirectional, kCross };
 
-/// Makes the attention of a model's layer; the first layer has index 0. Throws c10::Error naming an
-/// option that the preset does not support.
+/// Makes the attention of a model's layer; the first layer has index 0. Throws diffattn::Error
+/// naming an option that the preset does not support.
 std::shared_ptr<AttentionLayer> make_attention(const ModelConfig& config, int64_t layer,
                                                AttentionRole role = AttentionRole::kCausal);
 

@@ -39,6 +39,7 @@ class MultiheadDiffAttentionImpl : public AttentionLayer {
   std::optional<RotaryTable> angles(const AttentionInput& input) override;
   std::optional<TokenAttention> token_attention(const AttentionInput& input) const override;
   TokenPast token_past(const AttentionInput& input) override;
+  std::optional<StepAttention> step_attention() override;
   void scale_lambda(double factor) override { lambda_factor_ = factor; }
 
   /// Draws new parameters.

@@ -14,30 +14,31 @@
 
 namespace diffattn::nn {
 
-/// The sizes of a published attention. Head counts are those of the Transformer of equal size, as
-/// in config.json: they count sub-heads, and a pair of sub-heads is one differential head.
+/// The sizes of a published attention, named as in config.json. As there, head counts are those of
+/// the Transformer of equal size: they count sub-heads, and a pair of sub-heads is one differential
+/// head.
 struct PresetOptions {
-  PresetOptions(int64_t embed_dim, int64_t num_heads)
-      : embed_dim_(embed_dim), num_heads_(num_heads) {}
+  PresetOptions(int64_t hidden_size, int64_t num_attention_heads)
+      : hidden_size_(hidden_size), num_attention_heads_(num_attention_heads) {}
 
-  TORCH_ARG(int64_t, embed_dim);
-  TORCH_ARG(int64_t, num_heads);
-  /// Default: num_heads.
-  TORCH_ARG(std::optional<int64_t>, num_kv_heads);
-  /// Default: embed_dim / num_heads.
+  TORCH_ARG(int64_t, hidden_size);
+  TORCH_ARG(int64_t, num_attention_heads);
+  /// Default: num_attention_heads.
+  TORCH_ARG(std::optional<int64_t>, num_key_value_heads);
+  /// Default: hidden_size / num_attention_heads.
   TORCH_ARG(std::optional<int64_t>, head_dim);
   TORCH_ARG(int64_t, layer_index) = 0;
   /// Biases of the q, k, v and output projections. Default: as published.
-  TORCH_ARG(std::optional<bool>, bias);
-  TORCH_ARG(double, norm_eps) = 1e-5;
-  TORCH_ARG(double, lambda_std) = 0.1;
+  TORCH_ARG(std::optional<bool>, attention_bias);
+  TORCH_ARG(double, rms_norm_eps) = 1e-5;
+  TORCH_ARG(double, lambda_std_dev) = 0.1;
   TORCH_ARG(bool, causal) = true;
   TORCH_ARG(std::optional<int64_t>, window);
   TORCH_ARG(bool, cross_attention) = false;
   TORCH_ARG(std::optional<int64_t>, context_dim);
   TORCH_ARG(double, dropout) = 0.0;
-  /// theta, width and scaling; the preset sets the style.
-  TORCH_ARG(RotaryOptions, rotary);
+  /// The preset sets the style.
+  TORCH_ARG(RotaryOptions, rope_parameters);
 };
 
 /// Returns all names: "microsoft_v1", "microsoft_v2", "diffllama", "phi4_flash", "motif_2_6b",

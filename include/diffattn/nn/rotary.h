@@ -24,20 +24,21 @@ enum class RotaryScaling { kNone, kLinear, kDynamic, kLlama3 };
 /// Parses "default", "linear", "dynamic" or "llama3"; throws for other names.
 RotaryScaling rotary_scaling(const std::string& name);
 
+/// `style` and `width` are ours; the other names are those of `rope_parameters` in config.json.
 struct RotaryOptions {
   TORCH_ARG(RotaryStyle, style) = RotaryStyle::kNone;
-  TORCH_ARG(double, theta) = 10000.0;
+  TORCH_ARG(double, rope_theta) = 10000.0;
   /// Number of leading elements of a head that rotate. Default: all.
   TORCH_ARG(std::optional<int64_t>, width);
-  TORCH_ARG(RotaryScaling, scaling) = RotaryScaling::kNone;
+  TORCH_ARG(RotaryScaling, rope_type) = RotaryScaling::kNone;
   TORCH_ARG(double, factor) = 1.0;
   /// Llama-3: stretches wavelengths above L / low_freq_factor and leaves those below
-  /// L / high_freq_factor unchanged, with L = original_max_position.
+  /// L / high_freq_factor unchanged, with L = original_max_position_embeddings.
   TORCH_ARG(double, low_freq_factor) = 1.0;
   TORCH_ARG(double, high_freq_factor) = 4.0;
   /// Context length of training. Dynamic scaling starts beyond it. Keys in a cache keep the angles
   /// with which they were written, as in Hugging Face's models.
-  TORCH_ARG(int64_t, original_max_position) = 8192;
+  TORCH_ARG(int64_t, original_max_position_embeddings) = 8192;
 };
 
 /// cos and sin of every angle: [N, width / 2], or [B, N, width / 2] if positions differ between

@@ -56,6 +56,8 @@ struct StackOptions {
 class StackImpl : public torch::nn::Module {
  public:
   StackImpl(const ModelConfig& config, const StackOptions& options);
+  /// Throws diffattn::Error for ids of a wrong type or shape and, on the CPU, outside the
+  /// vocabulary.
   ModelOutput forward(const ModelInput& input);
 
   /// Switches activation checkpointing on or off. Blocks then save only their inputs and the

@@ -22,7 +22,7 @@ struct ClassifierOutput {
 /// classifier.out_proj.{weight,bias}. The config holds the classes and the pooling.
 class ClassifierImpl : public torch::nn::Module {
  public:
-  /// Draws random parameters as CausalLM does. Throws c10::Error for fewer than two labels, an
+  /// Draws random parameters as CausalLM does. Throws diffattn::Error for fewer than two labels, an
   /// unknown pooling or an encoder-decoder.
   explicit ClassifierImpl(const nn::ModelConfig& config);
 

@@ -3,7 +3,10 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "diffattn/train/evaluate.h"
 #include "diffattn/train/run_config.h"
@@ -18,7 +21,7 @@ class RunLock;
 enum class Outcome {
   kDone,
   kStopped,    // RunEvents::stop returned true; a checkpoint is saved
-  kNonFinite,  // too many non-finite updates in a row; the last checkpoint is intact
+  kNonFinite,  // too many non-finite updates in a row
 };
 
 /// Callbacks of a run. Any may be empty.
@@ -27,6 +30,12 @@ struct RunEvents {
   std::function<void(int64_t step, const Evaluation&, bool best)> on_evaluation;
   std::function<void(const std::string& folder)> on_checkpoint;
   std::function<bool()> stop;  // called after every update
+};
+
+/// How Run::resume() continues a run.
+struct ResumeOptions {
+  std::optional<int64_t> from = {};  // the step of a checkpoint; none: the newest complete one
+  bool change_batch_size = false;    // allow another number of rows per update
 };
 
 /// A run folder in use: config.toml, metrics.jsonl, TensorBoard events, checkpoints/, model/.
@@ -45,9 +54,17 @@ class Run {
 
   ~Run();
 
-  /// Restores the newest checkpoint, including the position of `train`. Returns false if there is
-  /// none.
-  bool resume(BatchSource& train);
+  /// Checks the checksums of a checkpoint and restores it, including the position of `train`. Warns
+  /// about newer folders that never became complete. Returns false if there is no checkpoint.
+  /// Throws io::Error if the checkpoint is damaged; the message names the file and the newest
+  /// earlier checkpoint that is intact. Throws ConfigError if the rows per update have changed.
+  bool resume(BatchSource& train, const ResumeOptions& options = {});
+
+  /// True if the folder has a complete checkpoint.
+  bool has_checkpoint() const;
+
+  /// Returns the newest checkpoint whose checksums are right, or nothing. Reads all its files.
+  std::optional<std::string> intact_checkpoint() const;
 
   /// Trains up to step config.train.steps. `valid` may be null.
   Outcome go(BatchSource& train, BatchSource* valid, const RunEvents& events = {});
@@ -57,6 +74,8 @@ class Run {
 
  private:
   void save(const BatchSource& train);
+  void check_checkpoint(int64_t step) const;
+  void load(const std::string& checkpoint, BatchSource& train, const ResumeOptions& options);
   void save_model();
   void evaluate(BatchSource& valid, const RunEvents& events);
   void log_statistics(BatchSource& source);

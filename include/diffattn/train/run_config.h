@@ -3,13 +3,13 @@
 
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "diffattn/data/tasks.h"
+#include "diffattn/error.h"
 
 namespace diffattn::io {
 struct Setting;
@@ -18,8 +18,8 @@ struct Setting;
 namespace diffattn::train {
 
 /// A value in a run file or in `--set` that is not valid. The message starts with the key.
-struct ConfigError : std::invalid_argument {
-  using std::invalid_argument::invalid_argument;
+struct ConfigError : Error {
+  using Error::Error;
 };
 
 /// The task that a run trains a model for.
@@ -116,6 +116,7 @@ struct RunConfig {
     std::string keep_attention = "results";  // in checkpointed layers; or "sums", "nothing"
     int64_t eval_every = 200, eval_batches = 16;
     int64_t log_every = 10, stats_every = 0;
+    std::string sample_prompts;  // one per line; a language model continues them at each evaluation
     int64_t checkpoint_every = 200, keep_checkpoints = 3;
     double peak_tflops = 0.0;       // peak rate for the utilisation; 0: measured
     int64_t max_skipped_steps = 8;  // non-finite updates in a row before the run stops

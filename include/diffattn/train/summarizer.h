@@ -24,7 +24,8 @@ struct WritingOptions {
 /// end token. The text of a source does not depend on the other sources.
 ///
 /// The model's config must have decoder_start_token_id, and eos_token_id if texts have an end.
-/// Throws c10::Error for an empty source, a token outside the vocabulary or an option out of range.
+/// Throws diffattn::Error for an empty source, a token outside the vocabulary or an option out of
+/// range.
 std::vector<std::vector<int64_t>> write_texts(nn::EncoderDecoderImpl& model,
                                               const std::vector<std::vector<int64_t>>& sources,
                                               const WritingOptions& options);

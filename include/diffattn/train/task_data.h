@@ -26,6 +26,7 @@ class TaskData {
   std::optional<io::Tokenizer> tokenizer;  // none if the task generates token ids
   std::optional<int64_t> train_tokens;     // none if the task generates data without end
   uint64_t skipped_lines = 0;              // bad lines, skipped because of data.skip_bad
+  std::vector<std::string> skipped_files;  // in data folders, because they are not text
   /// Number of examples whose source was longer than train.seq_len or whose summary was longer than
   /// summarize.max_summary.
   uint64_t truncated = 0;

@@ -32,10 +32,13 @@ struct StepReport {
   int64_t step = 0;  // TrainingState::step after the update
   double loss = 0, gradient_norm = 0, learning_rate = 0;
   bool skipped = false;
-  int64_t tokens = 0;  // labels that counted in this update
+  int64_t tokens = 0;        // labels that counted in this update
+  int64_t model_tokens = 0;  // tokens that went through the model, with padding
   double seconds = 0;
-  double flops = 0;        // floating-point operations of the model, without recomputation
-  double utilisation = 0;  // flops / seconds, as a share of the peak; see train.peak_tflops
+  double flops = 0;  // floating-point operations of the model, without recomputation
+  /// flops / seconds as a share of the peak (train.peak_tflops), at most 1: an update that is
+  /// faster than the peak becomes the peak.
+  double utilisation = 0;
 };
 
 /// Trains a model one update at a time, on the device and in the dtype of the config. It does not

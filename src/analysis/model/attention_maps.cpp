@@ -2,8 +2,9 @@
 #include "diffattn/analysis/attention_maps.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
+
+#include "diffattn/error.h"
 
 namespace diffattn::analysis {
 namespace {
@@ -28,8 +29,7 @@ Tensor part_of(const Tensor& tensor, int64_t batch_axis, int64_t head_axis, int6
 
 void check_unpacked(const nn::HeadTensors& call) {
   if (call.q1.dim() == 4) return;
-  throw std::invalid_argument(
-      "diffattn: maps: expected a batch [B, M, H, D], got packed sequences");
+  throw Error("diffattn: maps: expected a batch [B, M, H, D], got packed sequences");
 }
 
 /// Returns the call for one head of the first sequence.

@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 #include <utility>
+
+#include "diffattn/error.h"
 
 namespace diffattn::analysis {
 namespace {
@@ -18,19 +19,42 @@ void check_tokens(const ModelAttention& model) {
   const int64_t rows = call.q1.size(1), columns = call.k1.size(1);
   const Sequence& sequence = model.sequence;
   if (sequence.row_count() == rows && sequence.column_count() == columns) return;
-  throw std::invalid_argument("diffattn: " + model.name + ": expected " + std::to_string(rows) +
-                              " query and " + std::to_string(columns) + " key tokens, got " +
-                              std::to_string(sequence.row_count()) + " and " +
-                              std::to_string(sequence.column_count()));
+  throw Error("diffattn: " + model.name + ": expected " + std::to_string(rows) + " query and " +
+              std::to_string(columns) + " key tokens, got " + std::to_string(sequence.row_count()) +
+              " and " + std::to_string(sequence.column_count()));
 }
 
-/// Returns the bytes that the maps of one head take in the file, encoded as base64.
+/// Returns a bound on the bytes that the maps of one head take in the file: their size before
+/// compression, encoded as base64.
 int64_t stored_bytes(const ModelAttention& model) {
   const int64_t rows = model.sequence.row_count(), columns = model.sequence.column_count();
   const int64_t side = std::max(rows, columns);
-  const int64_t planes = model.calls.front().single_map ? 1 : 3;
-  const int64_t cell = side <= 256 ? 4 : side <= 1024 ? 2 : 1;
+  const bool exact = side <= 256;  // the page computes the difference of exact maps
+  const int64_t planes = model.calls.front().single_map ? 1 : exact ? 2 : 3;
+  const int64_t cell = exact ? 4 : side <= 1024 ? 2 : 1;
   return rows * columns * planes * cell * 4 / 3;
+}
+
+/// Returns the same for maps that are downsampled to `side` cells.
+int64_t overview_bytes(const ModelAttention& model, int64_t side) {
+  const int64_t planes = model.calls.front().single_map ? 1 : 3;
+  return std::min(model.sequence.row_count(), side) *
+         std::min(model.sequence.column_count(), side) * planes * 4 / 3;
+}
+
+/// Returns the largest side of downsampled maps with which all heads fit into `max_bytes`, from
+/// 512 down to 32.
+int64_t overview_side(const std::vector<ModelAttention>& models, int64_t max_bytes) {
+  int64_t side = 512;
+  const auto total = [&] {
+    int64_t bytes = 0;
+    for (const ModelAttention& model : models) {
+      bytes += model.layers() * model.heads() * overview_bytes(model, side);
+    }
+    return bytes;
+  };
+  while (side > 32 && total() > max_bytes) side /= 2;
+  return side;
 }
 
 ReportModel report_model(const ModelAttention& model) {
@@ -73,8 +97,7 @@ std::vector<HeadIndex> head_order(const ModelAttention& model, const HeadIndex& 
 
 void describe(ModelAttention& model) {
   if (model.calls.empty()) {
-    throw std::invalid_argument("diffattn: " + model.name +
-                                ": expected at least one attention layer, got none");
+    throw Error("diffattn: " + model.name + ": expected at least one attention layer, got none");
   }
   check_tokens(model);
   VisibleColumns visible = visible_columns(model.calls.front());
@@ -133,6 +156,7 @@ void write_report(const std::string& path, Report report, const std::vector<Mode
     total += model.layers() * model.heads() * stored_bytes(model);
   }
   ReportWriter writer(path, report);
+  const int64_t side = overview_side(models, options.max_bytes);
   int64_t done = 0;
   for (size_t i = 0; i < models.size(); ++i) {
     const HeadIndex shown = i < options.shown.size() ? options.shown[i] : HeadIndex{};
@@ -143,6 +167,7 @@ void write_report(const std::string& path, Report report, const std::vector<Mode
       const bool opened = layer == shown.layer && head == shown.head;
       maps.full =
           total <= options.max_bytes || (opened && stored_bytes(models[i]) <= kMostOpenedBytes);
+      maps.overview_side = side;
       writer.add(maps);
       if (options.progress) options.progress(++done, heads);
     }
@@ -172,8 +197,7 @@ Picture picture_of(const std::vector<ModelAttention>& models, const std::vector<
   }
   for (const size_t start : starts) picture.panels[start].starts_row = rows;
   if (picture.panels.empty()) {
-    throw std::invalid_argument(
-        "diffattn: map: expected a differential model for map 2, got a plain one");
+    throw Error("diffattn: map: expected a differential model for map 2, got a plain one");
   }
   return picture;
 }

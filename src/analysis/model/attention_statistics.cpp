@@ -5,9 +5,9 @@
 #include <array>
 #include <limits>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 
+#include "diffattn/error.h"
 #include "nn/attention/text_rows.h"
 
 namespace diffattn::analysis {
@@ -66,7 +66,7 @@ std::string count_text(size_t count, const char* what) {
 }
 
 [[noreturn]] void refuse_calls(const std::string& expected, const std::string& got) {
-  throw std::invalid_argument("diffattn: traces: expected " + expected + ", got " + got);
+  throw Error("diffattn: traces: expected " + expected + ", got " + got);
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ struct PlacedPicture {
 /// Computes the layout of a picture. Throws as check() does.
 PlacedPicture placed(const Picture& picture, const PictureStyle& style);
 
-/// Throws std::invalid_argument if sizes contradict each other or numbers are not finite.
+/// Throws diffattn::Error if sizes contradict each other or numbers are not finite.
 void check(const Picture& picture, const PictureStyle& style);
 
 /// Returns style.range if it is set. Otherwise returns a magnitude that 99.7 % of the non-zero

@@ -1,28 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <zlib.h>
 
-#include <new>
 #include <string_view>
 #include <vector>
 
 #include "analysis/picture/raster.h"
+#include "analysis/report/zlib_stream.h"
 
 namespace diffattn::analysis {
 namespace {
 
 const Bytef* zlib_bytes(const void* data) { return static_cast<const Bytef*>(data); }
-
-std::string zlib_stream(const std::vector<uint8_t>& data) {
-  uLong size = compressBound(data.size());
-  std::string stream(size, '\0');
-  // With a buffer of compressBound() bytes, compress2() fails only when it runs out of memory.
-  if (compress2(reinterpret_cast<Bytef*>(stream.data()), &size, zlib_bytes(data.data()),
-                data.size(), Z_BEST_COMPRESSION) != Z_OK) {
-    throw std::bad_alloc();
-  }
-  stream.resize(size);
-  return stream;
-}
 
 void append_be32(std::string& out, uint32_t value) {
   for (int shift = 24; shift >= 0; shift -= 8) out += static_cast<char>(value >> shift);
@@ -52,7 +40,7 @@ std::string encode_png(const Raster& raster) {
   header.append({8, 2, 0, 0, 0});  // 8 bits, RGB, deflate, adaptive filters, not interlaced
   std::string out = "\x89PNG\r\n\x1a\n";
   append_chunk(out, "IHDR", header);
-  append_chunk(out, "IDAT", zlib_stream(lines));
+  append_chunk(out, "IDAT", zlib_stream(lines, Effort::kBest));
   append_chunk(out, "IEND", "");
   return out;
 }

@@ -3,8 +3,8 @@
 
 #include <cmath>
 #include <span>
-#include <stdexcept>
 
+#include "diffattn/error.h"
 #include "diffattn/io/error.h"
 
 namespace diffattn::analysis {
@@ -45,6 +45,7 @@ void check_sequence(const std::string& what, const Sequence& sequence) {
     refuse(what + ".columns", "1 to 65536 tokens", std::to_string(columns));
   }
   check_visible(what, sequence.visible_begin, sequence.visible_end, rows, columns);
+  if (sequence.question) check_index(what + ".question", *sequence.question, rows);
   for (size_t i = 0; i < sequence.regions.size(); ++i) {
     const Region& region = sequence.regions[i];
     const std::string name = item(what + ".regions", i);
@@ -90,6 +91,16 @@ void check_curves(const std::string& what, const Curves& curves) {
   }
 }
 
+void check_example(const std::string& what, const ReadExample& example) {
+  for (size_t i = 0; i < example.lines.size(); ++i) {
+    for (const MarkedWord& word : example.lines[i].words) {
+      if (word.mark.empty() || word.mark == "answer" || word.mark == "wrong") continue;
+      refuse(item(what + ".lines", i) + ".mark", "nothing, answer or wrong",
+             io::in_quotes(word.mark));
+    }
+  }
+}
+
 void check_table(const std::string& what, const Table& table) {
   for (size_t i = 0; i < table.rows.size(); ++i) {
     const std::string name = item(what + ".rows", i);
@@ -106,7 +117,7 @@ void check_table(const std::string& what, const Table& table) {
 }  // namespace
 
 void refuse(const std::string& what, const std::string& expected, const std::string& got) {
-  throw std::invalid_argument("diffattn: " + what + ": expected " + expected + ", got " + got);
+  throw Error("diffattn: " + what + ": expected " + expected + ", got " + got);
 }
 
 void check_visible(const std::string& what, const std::vector<int64_t>& begin,
@@ -133,6 +144,9 @@ void check(const Report& report) {
   for (size_t i = 0; i < report.curves.size(); ++i) {
     check_curves(item("curves", i), report.curves[i]);
   }
+  for (size_t i = 0; i < report.examples.size(); ++i) {
+    check_example(item("examples", i), report.examples[i]);
+  }
   for (size_t i = 0; i < report.tables.size(); ++i) {
     check_table(item("tables", i), report.tables[i]);
   }
@@ -145,6 +159,9 @@ void check(const HeadMaps& maps, const Report& report) {
   const Sequence& sequence = report.sequences[static_cast<size_t>(maps.sequence)];
   check_index("maps.layer", maps.layer, model.layers);
   check_index("maps.head", maps.head, model.heads);
+  if (maps.overview_side < 1) {
+    refuse("maps.overview_side", "at least 1", std::to_string(maps.overview_side));
+  }
   const std::string what =
       "maps of layer " + std::to_string(maps.layer) + ", head " + std::to_string(maps.head) + ": ";
   const int64_t entries = sequence.row_count() * sequence.column_count();

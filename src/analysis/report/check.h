@@ -9,7 +9,7 @@
 
 namespace diffattn::analysis {
 
-/// Throws std::invalid_argument with the message `diffattn: <what>: expected <expected>, got
+/// Throws diffattn::Error with the message `diffattn: <what>: expected <expected>, got
 /// <got>`.
 [[noreturn]] void refuse(const std::string& what, const std::string& expected,
                          const std::string& got);

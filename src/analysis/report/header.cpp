@@ -24,6 +24,7 @@ json json_of(const Sequence& sequence) {
   if (!sequence.visible_begin.empty()) {
     out["visible"] = {{"begin", sequence.visible_begin}, {"end", sequence.visible_end}};
   }
+  if (sequence.question) out["question"] = *sequence.question;
   for (const Region& region : sequence.regions) {
     out["regions"].push_back({{"name", region.name},
                               {"kind", region.kind},
@@ -73,8 +74,9 @@ json json_of(const Curves& curves) {
     }
     series.push_back(std::move(entry));
   }
-  return {{"name", curves.name},  {"xLabel", curves.x_label}, {"yLabel", curves.y_label},
-          {"logX", curves.log_x}, {"logY", curves.log_y},     {"series", std::move(series)}};
+  return {{"name", curves.name},        {"note", curves.note},  {"xLabel", curves.x_label},
+          {"yLabel", curves.y_label},   {"logX", curves.log_x}, {"logY", curves.log_y},
+          {"series", std::move(series)}};
 }
 
 json json_of(const Table& table) {
@@ -103,6 +105,20 @@ json json_of(const Table& table) {
           {"rows", std::move(rows)}};
 }
 
+json json_of(const ReadExample& example) {
+  json lines = json::array();
+  for (const ReadExample::Line& line : example.lines) {
+    json words = json::array();
+    for (const MarkedWord& word : line.words) words.push_back({word.text, word.mark});
+    lines.push_back({{"label", line.label}, {"words", std::move(words)}});
+  }
+  return {{"name", example.name}, {"note", example.note}, {"lines", std::move(lines)}};
+}
+
+json json_of(const NextCommand& next) {
+  return {{"purpose", next.purpose}, {"command", next.command}};
+}
+
 template <typename T>
 json list_of(const std::vector<T>& items) {
   json out = json::array();
@@ -114,10 +130,13 @@ json list_of(const std::vector<T>& items) {
 
 json header_of(const Report& report) {
   return {{"format", "diffattn-report"},
-          {"version", 1},
+          {"version", 2},
           {"title", report.title},
           {"subtitle", report.subtitle},
+          {"verdict", report.verdict},
           {"notes", report.notes},
+          {"examples", list_of(report.examples)},
+          {"commands", list_of(report.commands)},
           {"sequences", list_of(report.sequences)},
           {"models", list_of(report.models)},
           {"curves", list_of(report.curves)},

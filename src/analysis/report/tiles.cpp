@@ -33,14 +33,13 @@ uint8_t byte_of(float value, float scale) {
   return static_cast<uint8_t>(value < 0 ? -level : level);
 }
 
-void append_value(std::vector<uint8_t>& block, float value, float scale, Precision precision) {
-  if (precision == Precision::kByte) {
-    block.push_back(byte_of(value, scale));
-    return;
-  }
-  const bool half = precision == Precision::kFloat16;
-  const uint32_t bits = half ? half_bits(value) : std::bit_cast<uint32_t>(value);
-  for (int i = 0; i < (half ? 2 : 4); ++i) block.push_back(static_cast<uint8_t>(bits >> (8 * i)));
+uint32_t bits_of(float value, float scale, Precision precision) {
+  if (precision == Precision::kByte) return byte_of(value, scale);
+  return precision == Precision::kFloat16 ? half_bits(value) : std::bit_cast<uint32_t>(value);
+}
+
+int bytes_of(Precision precision) {
+  return precision == Precision::kByte ? 1 : precision == Precision::kFloat16 ? 2 : 4;
 }
 
 }  // namespace
@@ -60,13 +59,19 @@ std::vector<TilePlace> append_tiles(std::vector<uint8_t>& block, std::span<const
       }
       if (scale == 0) continue;
       places.push_back({top / kTileSide, left / kTileSide, block.size(), scale});
+      const auto cells = static_cast<size_t>((bottom - top) * (right - left));
+      size_t at = block.size();
+      block.resize(at + cells * static_cast<size_t>(bytes_of(precision)));
       for (int64_t row = top; row < bottom; ++row) {
-        for (int64_t column = left; column < right; ++column) {
-          append_value(block, values[static_cast<size_t>(row * columns + column)], scale,
-                       precision);
+        for (int64_t column = left; column < right; ++column, ++at) {
+          const float value = values[static_cast<size_t>(row * columns + column)];
+          const uint32_t bits = bits_of(value, scale, precision);
+          for (int byte = 0; byte < bytes_of(precision); ++byte) {
+            block[at + static_cast<size_t>(byte) * cells] =
+                static_cast<uint8_t>(bits >> (8 * byte));
+          }
         }
       }
-      while (block.size() % 3 != 0) block.push_back(0);
     }
   }
   return places;

@@ -16,11 +16,14 @@ constexpr int64_t kTileSide = 256;
 struct TilePlace {
   int64_t tile_row = 0;
   int64_t tile_column = 0;
-  uint64_t offset = 0;  // a multiple of 3, so that a tile is a slice of the base64 text
+  uint64_t offset = 0;  // in the block before compression
   float scale = 1;      // kByte: the largest magnitude in the tile
 };
 
 /// Appends the tiles of a map to block, except those that are all zero. Returns their positions.
+///
+/// A tile holds the lowest byte of all its cells, then the second byte of all, and so on: equal
+/// exponents are then adjacent, and zlib compresses them.
 ///
 /// kFloat32 and kFloat16 are little-endian IEEE. kByte is a signed byte q in [-127, 127] that
 /// stands for sign(q) scale (q / 127)^2, which gives small weights about the same relative

@@ -11,6 +11,7 @@
 #include "analysis/report/header.h"
 #include "analysis/report/text.h"
 #include "analysis/report/tiles.h"
+#include "analysis/report/zlib_stream.h"
 #include "diffattn/io/file.h"
 
 namespace diffattn::analysis {
@@ -19,9 +20,9 @@ namespace {
 using nlohmann::json;
 
 // The file stores every second level of the pyramid, starting with cells of 4 x 4 entries. The
-// viewer computes the other levels. The coarsest level is the first with at most twice this many
-// cells per side.
-constexpr int64_t kOverviewSide = 256;
+// viewer computes the other levels. A level with at most this many cells per side has no coarser
+// one.
+constexpr int64_t kOverviewSide = 512;
 constexpr int64_t kLevelStep = 2;
 
 struct NamedMap {
@@ -39,18 +40,25 @@ json json_of(const std::vector<TilePlace>& places) {
 
 // Returns the levels to store, the coarsest first, so that the page can draw before the file is
 // fully loaded.
-std::vector<int64_t> stored_levels(int64_t side, bool full) {
+std::vector<int64_t> stored_levels(int64_t side, const HeadMaps& maps) {
+  if (!maps.full) {
+    int64_t level = 0;
+    while ((side + (int64_t{1} << level) - 1) >> level > maps.overview_side) ++level;
+    return {level};
+  }
   std::vector<int64_t> levels;
-  for (int64_t level = kLevelStep; side >> (level - kLevelStep) > 2 * kOverviewSide;
+  for (int64_t level = kLevelStep; side >> (level - kLevelStep) > kOverviewSide;
        level += kLevelStep) {
     levels.insert(levels.begin(), level);
   }
-  if (full || levels.empty()) {
-    levels.push_back(0);
-  } else {
-    levels.resize(1);
-  }
+  levels.push_back(0);
   return levels;
+}
+
+// Returns the format of a level. Downsampled maps take one byte per cell.
+Precision precision_of(int64_t level, const HeadMaps& maps, Precision of_entries) {
+  if (!maps.full) return Precision::kByte;
+  return level == 0 ? of_entries : std::min(of_entries, Precision::kFloat16);
 }
 
 }  // namespace
@@ -68,7 +76,8 @@ std::vector<float> difference_of(const HeadMaps& maps, int64_t columns) {
 struct ReportWriter::State {
   State(const std::string& path, const Report& source) : report(source), file(path) {}
 
-  // Adds a base64 block with the tiles of all maps on that level to `pending`; returns its index.
+  // Adds a compressed block with the tiles of all maps on that level to `pending`; returns its
+  // index.
   json write_level(std::span<const NamedMap> maps, int64_t rows, int64_t columns, int64_t level,
                    Precision precision);
 
@@ -93,7 +102,8 @@ json ReportWriter::State::write_level(std::span<const NamedMap> maps, int64_t ro
   }
   const std::string id = "block-" + std::to_string(blocks++);
   pending += "<script type=\"text/plain\" id=\"" + id + "\">";
-  pending += base64(bytes);
+  const std::string stream = zlib_stream(bytes, Effort::kUsual);
+  pending += base64({reinterpret_cast<const uint8_t*>(stream.data()), stream.size()});
   pending += "</script>\n";
   return {{"level", level},
           {"format", format_name(precision)},
@@ -132,13 +142,13 @@ void ReportWriter::add(const HeadMaps& maps) {
 
   state_->pending.clear();
   json levels = json::array();
-  for (const int64_t level : stored_levels(std::max(rows, columns), maps.full)) {
+  for (const int64_t level : stored_levels(std::max(rows, columns), maps)) {
+    const Precision stored = precision_of(level, maps, precision);
     // The page can compute the difference itself only from exact entries: it differs from the
     // difference of two rounded maps, and from the difference of the extremes of a cell.
-    const bool derived = level == 0 && precision == Precision::kFloat32 && !own_difference;
+    const bool derived = level == 0 && stored == Precision::kFloat32 && !own_difference;
     std::vector<NamedMap> on_level = planes;
     if (!difference.empty() && !derived) on_level.push_back({"difference", difference});
-    const Precision stored = level == 0 ? precision : std::min(precision, Precision::kFloat16);
     levels.push_back(state_->write_level(on_level, rows, columns, level, stored));
   }
   const json index = {{"model", maps.model},

@@ -111,4 +111,15 @@ std::unique_ptr<ExampleTask> select_task(const SelectOptions& options) {
   return std::make_unique<SelectTask>(options);
 }
 
+std::string select_label(int64_t id, const SelectOptions& options) {
+  if (id == kTaskStop) return ".";
+  if (id == kTaskMark) return "<s>";
+  if (id == kTaskEnd) return "</s>";
+  if (id < kTaskTokens) return "<pad>";
+  const int64_t cue = id - kTaskTokens, salient = options.cues / 2;
+  if (cue < salient) return "KEEP" + std::to_string(cue + 1);
+  if (cue < options.cues) return "skip" + std::to_string(cue - salient + 1);
+  return "w" + std::to_string(cue - options.cues + 1);
+}
+
 }  // namespace diffattn::data

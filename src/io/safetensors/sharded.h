@@ -28,10 +28,13 @@ class ShardedReader final : public TensorSource {
   /// path is a model folder, an index file (`*.index.json`) or a single .safetensors file. Like
   /// transformers, this prefers `model.safetensors` in a folder to the index.
   ///
-  /// The index is untrusted. Shards are opened by bare name inside the index's folder and must not
-  /// be symbolic links, unless `symlinks` allows it. Every tensor in `weight_map` must exist in its
-  /// shard. Tensors of a shard that the index does not list are not visible.
-  static ShardedReader open(const std::string& path, Symlinks symlinks = Symlinks::kRefuse);
+  /// The index is untrusted. Shards are opened by bare name inside the index's folder. Every tensor
+  /// in `weight_map` must exist in its shard. Tensors of a shard that the index does not list are
+  /// not visible.
+  ///
+  /// Every file may be a symbolic link to a regular file, as in download caches, unless `symlinks`
+  /// refuses links.
+  static ShardedReader open(const std::string& path, Symlinks symlinks = Symlinks::kFollow);
 
   const std::string& name() const noexcept override { return name_; }
   /// The metadata of the single file, or of the first shard by name.

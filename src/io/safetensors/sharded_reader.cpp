@@ -65,9 +65,7 @@ ShardedReader ShardedReader::open(const std::string& path, Symlinks symlinks) {
   if (std::filesystem::is_directory(path, ignored)) {
     const Directory directory = Directory::open(path);
     if (directory.contains(kModelFile)) {
-      // The name is fixed and not from an untrusted index, so a symbolic link is the owner's choice
-      // (download caches use links).
-      return open_single(File::open_in(directory, kModelFile, Symlinks::kFollow));
+      return open_single(File::open_in(directory, kModelFile, symlinks));
     }
     if (directory.contains(kModelIndexFile)) {
       return open_index(directory, kModelIndexFile, symlinks);
@@ -81,7 +79,7 @@ ShardedReader ShardedReader::open(const std::string& path, Symlinks symlinks) {
     return open_index(Directory::open(parent.empty() ? "." : parent), split.filename().string(),
                       symlinks);
   }
-  return open_single(File::open(path));
+  return open_single(File::open(path, symlinks));
 }
 
 ShardedReader ShardedReader::open_single(File file) {
@@ -99,7 +97,7 @@ ShardedReader ShardedReader::open_index(const Directory& directory, const std::s
                                         Symlinks symlinks) {
   ShardedReader reader;
   reader.name_ = directory.join(index_name);
-  const File index_file = File::open_in(directory, index_name, Symlinks::kFollow);
+  const File index_file = File::open_in(directory, index_name, symlinks);
   JsonLimits limits;
   limits.max_depth = kIndexDepth;
   const nlohmann::json document =

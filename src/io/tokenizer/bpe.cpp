@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <random>
 
+#include "diffattn/io/error.h"
 #include "io/tokenizer/byte_alphabet.h"
 #include "io/tokenizer/merge_queue.h"
 #include "io/unicode/characters.h"
@@ -94,6 +95,10 @@ void Bpe::index_words(const Vocabulary& vocabulary) {
 }
 
 void Bpe::encode(std::string_view word, std::vector<TokenId>& ids) const {
+  if (word.size() > kMaxTextBytes) {  // Metaspace lengthens every space
+    throw Error("text to encode",
+                "expected a word of at most " + std::to_string(kMaxTextBytes) + " bytes, got more");
+  }
   if (word.size() <= kLongestIndexedWord || settings_.ignore_merges) {
     if (const TokenId id = words_.find(word); id != Vocabulary::kNone) {
       ids.push_back(id);

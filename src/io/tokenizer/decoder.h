@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "diffattn/io/json.h"
+#include "io/tokenizer/replace.h"
 
 namespace diffattn::io {
 
@@ -25,19 +26,16 @@ class Decoder {
   explicit Decoder(const JsonValue& section);
 
   /// Returns the text of a token at any position but the first. The tokenizer calls this once for
-  /// every token.
-  std::string piece_of(std::string_view token) const;
+  /// every token, with one budget for all; throws Error if the pieces exceed it.
+  std::string piece_of(std::string_view token, GrowthBudget& budget) const;
   /// Appends the text of a token to out and applies the rules for the start of the text.
   void append(std::string_view piece, State& state, std::string& out) const;
 
  private:
-  void add(const JsonValue& section, int depth);
-  void add_strip(const JsonValue& section);
-  void add_metaspace(const JsonValue& section);
+  void add(const JsonValue& step);
+  void add_strip(const JsonValue& step);
+  void add_metaspace(const JsonValue& step);
 
-  struct Replace {
-    std::string from, to;
-  };
   bool byte_level_ = false;
   bool byte_fallback_ = false;
   bool fused_ = false;

@@ -3,9 +3,11 @@
 
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "diffattn/io/json.h"
+#include "io/tokenizer/replace.h"
 
 namespace diffattn::io {
 
@@ -18,21 +20,19 @@ class Normalizer {
   explicit Normalizer(const JsonValue& section);
 
   bool empty() const { return steps_.empty(); }
-  std::string apply(std::string_view text) const;
+  /// Throws Error if a step makes the text longer than the budget allows; takes the result out of
+  /// it.
+  std::string apply(std::string_view text, GrowthBudget& budget) const;
 
  private:
-  struct Step {
-    enum class Kind { kNfc, kReplace, kPrepend } kind;
-    std::string from, to;
+  struct Nfc {};
+  struct Prepend {
+    StepPlace place;
+    std::string text;
   };
-  void add(const JsonValue& section, int depth);
+  void add(const JsonValue& step);
 
-  std::vector<Step> steps_;
+  std::vector<std::variant<Nfc, Replace, Prepend>> steps_;
 };
-
-/// Replaces every `from` in text with `to`, from left to right. `from` must not be empty.
-std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
-/// Returns the string of a `pattern: {"String": ...}`. Throws Error for a regular expression.
-std::string literal_pattern(const JsonValue& section);
 
 }  // namespace diffattn::io

@@ -49,9 +49,10 @@ class PairMerging {
       const auto first = static_cast<TokenId>(top.pair >> 32);
       const auto second = static_cast<TokenId>(top.pair);
       const TokenId joined = join(first, second);
-      merges.push_back({first, second, joined});
       const std::vector<uint32_t> places = std::exchange(places_[top.places], {});
       free_.push_back(top.places);
+      if (joined == Vocabulary::kNone) continue;
+      merges.push_back({first, second, joined});
       for (const uint32_t word : places) merge_in(word, merges.back());
       enqueue_new();
     }

@@ -20,8 +20,9 @@ struct CountedWords {
 /// Trains byte-pair encoding: merges the most frequent pair of neighbours again and again. Of
 /// equally frequent pairs, it takes the one with the smaller ids.
 ///
-/// join(first, second) returns the id of the joined token, which may exist already. Training stops
-/// when more() returns false or no pair occurs min_frequency times. Returns the merges in order.
+/// join(first, second) returns the id of the joined token, which may exist already, or
+/// Vocabulary::kNone for a pair that must not be merged. Training stops when more() returns false
+/// or no pair occurs min_frequency times. Returns the merges in order.
 std::vector<Merge> merge_pairs(CountedWords words, uint64_t min_frequency,
                                const std::function<TokenId(TokenId, TokenId)>& join,
                                const std::function<bool()>& more);

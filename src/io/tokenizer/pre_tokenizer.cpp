@@ -3,39 +3,35 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/tokenizer.h"
-#include "io/tokenizer/normalizer.h"
+#include "io/tokenizer/replace.h"
 #include "io/tokenizer/sections.h"
 #include "io/unicode/characters.h"
 
 namespace diffattn::io {
 
 PreTokenizer::PreTokenizer(const JsonValue& section) {
-  if (!section.is_null()) add(section, 0);
+  for_each_step(section, "pretokenizers", [&](const JsonValue& step) { add(step); });
 }
 
-void PreTokenizer::add(const JsonValue& section, int depth) {
-  const std::string type = section_type(section);
+void PreTokenizer::add(const JsonValue& step) {
+  const std::string type = section_type(step);
   // After ByteLevel the text is in the byte alphabet, where the patterns of other steps would not
   // match.
-  if (byte_level_) section.at("type").fail("ByteLevel as the last step");
-  if (type == "Sequence") {
-    for_each_section(section, "pretokenizers", depth,
-                     [&](const JsonValue& s) { add(s, depth + 1); });
-  } else if (type == "ByteLevel") {
+  if (byte_level_) step.at("type").fail("ByteLevel as the last step");
+  if (type == "ByteLevel") {
     byte_level_ = true;
-    if (flag(section, "add_prefix_space", true)) {
+    if (flag(step, "add_prefix_space", true)) {
       steps_.push_back({.kind = Step::Kind::kPrefixSpace});
     }
-    if (flag(section, "use_regex", true)) steps_.push_back({.pattern = Pattern::kGpt2});
+    if (flag(step, "use_regex", true)) steps_.push_back({.pattern = Pattern::kGpt2});
   } else if (type == "Split") {
-    add_split(section);
+    add_split(step);
   } else if (type == "Digits") {
-    steps_.push_back(
-        {.kind = Step::Kind::kDigits, .each = flag(section, "individual_digits", false)});
+    steps_.push_back({.kind = Step::Kind::kDigits, .each = flag(step, "individual_digits", false)});
   } else if (type == "Metaspace") {
-    add_metaspace(section);
+    add_metaspace(step);
   } else {
-    section.at("type").fail("ByteLevel, Split, Digits, Metaspace or Sequence");
+    step.at("type").fail("ByteLevel, Split, Digits, Metaspace or Sequence");
   }
 }
 
@@ -68,6 +64,11 @@ void PreTokenizer::add_split(const JsonValue& section) {
 }
 
 void PreTokenizer::add_metaspace(const JsonValue& section) {
+  // Each Metaspace can lengthen every word, and Digits can split the longer words again: a chain of
+  // both doubles the text at every turn.
+  for (const Step& earlier : steps_) {
+    if (earlier.kind == Step::Kind::kMetaspace) section.at("type").fail("one Metaspace");
+  }
   Step step{.kind = Step::Kind::kMetaspace};
   const JsonValue replacement = section.at("replacement");
   step.replacement = replacement.to_string(4);

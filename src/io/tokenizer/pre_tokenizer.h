@@ -39,7 +39,7 @@ class PreTokenizer {
     std::string replacement{};  // kMetaspace: replaces a space
   };
 
-  void add(const JsonValue& section, int depth);
+  void add(const JsonValue& step);
   void add_split(const JsonValue& section);
   void add_metaspace(const JsonValue& section);
   /// Returns the end of the piece at `at`, for steps that split text.

@@ -14,9 +14,6 @@
 namespace diffattn::io {
 namespace {
 
-// Bpe stores positions inside a word in 32 bits.
-constexpr size_t kMaxTextBytes = 0xfffffffe;
-
 bool is_directory(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
@@ -54,11 +51,12 @@ void Tokenizer::Impl::encode(std::string_view text, const EncodeOptions& options
                              std::vector<TokenId>& ids) const {
   if (options.add_special_tokens) ids.insert(ids.end(), prefix.begin(), prefix.end());
   const bool skip_special = !options.special_from_text;
+  GrowthBudget budget(text.size(), GrowthBudget::kTextFactor);
   const auto take = [&](const AddedToken& token) { ids.push_back(token.id); };
   raw_tokens.split(text, skip_special, take, [&](size_t begin, std::string_view piece) {
     std::string owned;
     if (!normalizer.empty()) {
-      owned = normalizer.apply(piece);
+      owned = normalizer.apply(piece, budget);
       piece = owned;
     }
     normalized_tokens.split(piece, skip_special, take,

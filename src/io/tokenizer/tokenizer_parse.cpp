@@ -30,7 +30,8 @@ class TokenizerParser {
     read_added_tokens();
     read_merges();
     read_pipeline(settings);
-    read_post_processor(section("post_processor"), 0);
+    for_each_step(section("post_processor"), "processors",
+                  [&](const JsonValue& step) { read_post_processor(step); });
     out_.sections = std::move(document_.rest);
     out_.sections.erase("added_tokens");
     auto& sections_model = out_.sections["model"];
@@ -154,20 +155,36 @@ class TokenizerParser {
       settings.unknown = out_.vocabulary.find(unknown->to_string(kMaxTokenBytes));
       if (settings.unknown == Vocabulary::kNone) unknown->fail("a token of the vocabulary");
     }
-    for (const AddedToken& token : out_.added) {
-      if (token.normalized) {
-        out_.normalized_tokens.add(out_.normalizer.apply(token.content), token);
-      } else {
-        out_.raw_tokens.add(token.content, token);
-      }
-    }
+    find_added_tokens();
     out_.bpe.emplace(out_.vocabulary, out_.merges, settings);
     if (!settings.byte_level && !settings.ignore_merges && words_end_at_markers()) {
       out_.cut_marker = kMarker;
     }
+    make_pieces();
+  }
+
+  void find_added_tokens() {
+    size_t bytes = 0;
+    for (const AddedToken& token : out_.added) bytes += token.content.size();
+    GrowthBudget budget(bytes, GrowthBudget::kTokenFactor);
+    for (const AddedToken& token : out_.added) {
+      if (token.normalized) {
+        out_.normalized_tokens.add(out_.normalizer.apply(token.content, budget), token);
+      } else {
+        out_.raw_tokens.add(token.content, token);
+      }
+    }
+  }
+
+  void make_pieces() {
+    size_t bytes = 0;
+    for (TokenId id = 0; id < out_.vocabulary.size(); ++id) {
+      bytes += out_.vocabulary.token(id).size();
+    }
+    GrowthBudget budget(bytes, GrowthBudget::kTokenFactor);
     out_.pieces.resize(out_.vocabulary.size());
     for (TokenId id = 0; id < out_.pieces.size(); ++id) {
-      out_.pieces[id] = out_.decoder.piece_of(out_.vocabulary.token(id));
+      out_.pieces[id] = out_.decoder.piece_of(out_.vocabulary.token(id), budget);
     }
   }
 
@@ -180,13 +197,9 @@ class TokenizerParser {
     });
   }
 
-  void read_post_processor(const JsonValue& processor, int depth) {
-    if (processor.is_null()) return;
+  void read_post_processor(const JsonValue& processor) {
     const std::string type = section_type(processor);
-    if (type == "Sequence") {
-      for_each_section(processor, "processors", depth,
-                       [&](const JsonValue& s) { read_post_processor(s, depth + 1); });
-    } else if (type == "TemplateProcessing") {
+    if (type == "TemplateProcessing") {
       read_template(processor);
     } else if (type == "RobertaProcessing" || type == "BertProcessing") {
       out_.prefix.insert(out_.prefix.begin(), id_of_special(processor.at("cls").at(1)));

@@ -172,7 +172,9 @@ Tokenizer TokenizerTrainer::train(const ProgressCallback& progress) const {
   const std::vector<Merge> merges = without_repeats(merge_pairs(
       counted_words(impl_->counts, tokens.byte_ids), options.min_frequency,
       [&](TokenId first, TokenId second) {
-        return tokens.intern(std::string(vocabulary.token(first)).append(vocabulary.token(second)));
+        const std::string_view left = vocabulary.token(first), right = vocabulary.token(second);
+        if (left.size() + right.size() > kMaxTokenBytes) return Vocabulary::kNone;
+        return tokens.intern(std::string(left).append(right));
       },
       [&] {
         if (rounds++ % kMergesPerReport == 0) report();

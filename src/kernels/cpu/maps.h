@@ -191,6 +191,19 @@ struct Maps {
     const TileKind k = kind(panel, i / kRows);
     return k == kTileFull || (k == kTileMasked && (seen_bits[panel * rows + i] >> j & 1u) != 0);
   }
+  /// Returns the offset in e of the only entry that row i sees, or -1 if it sees none or several.
+  int64_t only_entry(int i) const {
+    int64_t only = -1;
+    for (int64_t p = 0; p < panels; ++p) {
+      const TileKind k = kind(p, i / kRows);
+      const uint32_t bits = k == kTileMasked ? seen_bits[p * rows + i] : 0;
+      if (k == kTileFull || (bits & (bits - 1)) != 0) return -1;
+      if (bits == 0) continue;
+      if (only >= 0) return -1;
+      only = (p * rows + i) * kCols + __builtin_ctz(bits);
+    }
+    return only;
+  }
   float* tile(int m, int64_t panel, int s) const {
     return e[m] + (panel * rows + s * kRows) * kCols;
   }

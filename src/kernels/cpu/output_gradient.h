@@ -78,12 +78,14 @@ struct OutputGradient {
       }
     }
   }
-  /// Computes delta and dlambda from the sums over all key blocks.
+  /// Computes delta and dlambda from the sums over all key blocks. A row that sees one key has p =
+  /// 1 there, so delta is dA itself. Taken from memory, it makes dA - delta exactly 0.
   void finish() {
     for (int i = 0; i < maps.rows; ++i) {
+      const int64_t only = maps.only_entry(i);
       for (int m = 0; m < 2; ++m) {
         const float sum = Isa::sum(Isa::load(whole[m] + i * kLanes));
-        delta[m][i] = sum * maps.softmax[m].inverse(i);
+        delta[m][i] = only >= 0 ? da[only] : sum * maps.softmax[m].inverse(i);
       }
       if (i < block.maps.count && block.rows[i].dlambda != nullptr) {
         *block.rows[i].dlambda = -delta[1][i];

@@ -158,8 +158,13 @@ struct StatsGradient {
         if (equal != 0) t.top = entry + __builtin_ctz(equal);
       }
       const Gradients g = gradients(r, entry, x);
-      delta1 = Isa::fma(x.p1, g.dp1, delta1);
-      delta2 = Isa::fma(x.p2, g.dp2, delta2);
+      if (stats.counts[r].seen == 1) {  // p = 1: delta is dp itself, and dp - delta exactly 0
+        delta1 = Isa::select(seen, g.dp1, Isa::zero());
+        delta2 = Isa::select(seen, g.dp2, Isa::zero());
+      } else {
+        delta1 = Isa::fma(x.p1, g.dp1, delta1);
+        delta2 = Isa::fma(x.p2, g.dp2, delta2);
+      }
       dlambda = Isa::add(dlambda, Isa::select(seen, g.dlambda, Isa::zero()));
     });
     t.delta[0] += Isa::sum(delta1);

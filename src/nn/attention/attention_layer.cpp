@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/nn/attention_layer.h"
 
+#include "nn/attention/step_attention.h"
 #include "ops/layers/token_layer.h"
 
 namespace diffattn::nn {
@@ -16,6 +17,8 @@ std::optional<TokenAttention> AttentionLayer::token_attention(const AttentionInp
 }
 
 TokenPast AttentionLayer::token_past(const AttentionInput&) { return {}; }
+
+std::optional<StepAttention> AttentionLayer::step_attention() { return {}; }
 
 void scale_lambda(torch::nn::Module& model, double factor) {
   for (const auto& module : model.modules()) {

@@ -27,14 +27,15 @@ void check_options(int64_t head_dim, const RotaryOptions& options) {
       throw_argument_error(name, "a positive number", std::to_string(value));
     }
   };
-  positive("rotary.theta", options.theta());
-  if (options.scaling() == RotaryScaling::kNone) return;
+  positive("rotary.rope_theta", options.rope_theta());
+  if (options.rope_type() == RotaryScaling::kNone) return;
   positive("rotary.factor", options.factor());
-  positive("rotary.original_max_position", static_cast<double>(options.original_max_position()));
-  if (options.scaling() == RotaryScaling::kDynamic && width == 2) {
+  positive("rotary.original_max_position_embeddings",
+           static_cast<double>(options.original_max_position_embeddings()));
+  if (options.rope_type() == RotaryScaling::kDynamic && width == 2) {
     throw_argument_error("rotary.width", "more than 2 with dynamic scaling", "2");
   }
-  if (options.scaling() == RotaryScaling::kLlama3) {
+  if (options.rope_type() == RotaryScaling::kLlama3) {
     positive("rotary.low_freq_factor", options.low_freq_factor());
     if (!(options.high_freq_factor() > options.low_freq_factor())) {
       throw_argument_error("rotary.high_freq_factor",
@@ -46,16 +47,16 @@ void check_options(int64_t head_dim, const RotaryOptions& options) {
 
 /// Returns theta of dynamic (NTK) scaling, which grows with a sequence beyond the training length.
 double dynamic_theta(const RotaryOptions& options, int64_t width, int64_t length) {
-  const auto trained = static_cast<double>(options.original_max_position());
+  const auto trained = static_cast<double>(options.original_max_position_embeddings());
   const double seen = std::max(static_cast<double>(length), trained);
   const double stretch = options.factor() * seen / trained - (options.factor() - 1.0);
   const auto w = static_cast<double>(width);
-  return options.theta() * std::pow(stretch, w / (w - 2.0));
+  return options.rope_theta() * std::pow(stretch, w / (w - 2.0));
 }
 
 /// Llama-3: stretches long wavelengths by `factor`, leaves short ones, and interpolates in between.
 Tensor llama3_frequencies(const Tensor& frequency, const RotaryOptions& options) {
-  const auto trained = static_cast<double>(options.original_max_position());
+  const auto trained = static_cast<double>(options.original_max_position_embeddings());
   const Tensor wavelength = 2.0 * M_PI / frequency;
   const Tensor smooth = (trained / wavelength - options.low_freq_factor()) /
                         (options.high_freq_factor() - options.low_freq_factor());
@@ -85,13 +86,13 @@ RotaryImpl::RotaryImpl(int64_t head_dim, RotaryOptions given)
 }
 
 Tensor RotaryImpl::frequencies(int64_t length, const torch::TensorOptions& tensor_options) const {
-  const double theta = options.scaling() == RotaryScaling::kDynamic
+  const double theta = options.rope_type() == RotaryScaling::kDynamic
                            ? dynamic_theta(options, width_, length)
-                           : options.theta();
+                           : options.rope_theta();
   const Tensor exponent = torch::arange(0, width_, 2, tensor_options) / static_cast<double>(width_);
   const Tensor frequency = 1.0 / torch::pow(theta, exponent);
-  if (options.scaling() == RotaryScaling::kLinear) return frequency / options.factor();
-  if (options.scaling() == RotaryScaling::kLlama3) return llama3_frequencies(frequency, options);
+  if (options.rope_type() == RotaryScaling::kLinear) return frequency / options.factor();
+  if (options.rope_type() == RotaryScaling::kLlama3) return llama3_frequencies(frequency, options);
   return frequency;
 }
 
@@ -107,8 +108,9 @@ RotaryTable RotaryImpl::table(int64_t offset, int64_t length, const torch::Tenso
   const torch::NoGradGuard no_grad;
   const int64_t needed = offset + length;
   const auto tensor_options = torch::TensorOptions().device(like.device()).dtype(table_type(like));
-  const bool dynamic = options.scaling() == RotaryScaling::kDynamic;
-  const int64_t made_for = dynamic ? std::max(needed, options.original_max_position()) : 0;
+  const bool dynamic = options.rope_type() == RotaryScaling::kDynamic;
+  const int64_t made_for =
+      dynamic ? std::max(needed, options.original_max_position_embeddings()) : 0;
   const bool usable = cached_.cos.defined() && cached_.cos.size(0) >= needed &&
                       cached_.cos.device() == like.device() &&
                       cached_.cos.scalar_type() == table_type(like) &&
@@ -125,7 +127,7 @@ RotaryTable RotaryImpl::table(int64_t offset, int64_t length, const torch::Tenso
 RotaryTable RotaryImpl::table(const Tensor& positions, const torch::TensorOptions& like) const {
   if (options.style() == RotaryStyle::kNone) return {};
   const torch::NoGradGuard no_grad;
-  const bool dynamic = options.scaling() == RotaryScaling::kDynamic && positions.numel() > 0;
+  const bool dynamic = options.rope_type() == RotaryScaling::kDynamic && positions.numel() > 0;
   const int64_t length = dynamic ? positions.max().item<int64_t>() + 1 : 0;
   return angles(positions.to(like.device(), table_type(like)), length);
 }

@@ -27,9 +27,10 @@ AttentionPenalty penalty_of(const HeadTensors& heads, const std::optional<Tensor
 
 AttentionPenalty attention_penalty(const std::vector<AttentionTrace>& traces,
                                    const std::vector<std::optional<Tensor>>& row_lengths) {
-  TORCH_CHECK(row_lengths.empty() || row_lengths.size() == traces.size(),
-              "attention_penalty: row_lengths: expected one for each of the ", traces.size(),
-              " traces, got ", row_lengths.size());
+  if (!row_lengths.empty() && row_lengths.size() != traces.size()) {
+    throw_argument_error("row_lengths", c10::str("one for each of the ", traces.size(), " traces"),
+                         std::to_string(row_lengths.size()));
+  }
   std::vector<Tensor> sparsity, focus;
   for (size_t i = 0; i < traces.size(); ++i) {
     for (const HeadTensors& heads : traces[i].calls) {
@@ -39,7 +40,7 @@ AttentionPenalty attention_penalty(const std::vector<AttentionTrace>& traces,
       focus.push_back(one.focus);
     }
   }
-  TORCH_CHECK(!sparsity.empty(), "attention_penalty: traces: expected at least one attention call");
+  if (sparsity.empty()) throw_argument_error("traces", "at least one attention call", "none");
   return {torch::stack(sparsity).mean(), torch::stack(focus).mean()};
 }
 

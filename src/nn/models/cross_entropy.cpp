@@ -188,17 +188,20 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
 
 void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
            const CrossEntropyOptions& options) {
-  TORCH_CHECK(hidden.dim() >= 1 && weight.dim() == 2 && hidden.size(-1) == weight.size(1),
-              "linear_cross_entropy: weight: expected [V, ", hidden.size(-1), "], got ",
-              weight.sizes());
-  TORCH_CHECK(labels.sizes() == hidden.sizes().slice(0, hidden.dim() - 1) &&
-                  labels.scalar_type() == torch::kLong,
-              "linear_cross_entropy: labels: expected int64 of shape ",
-              hidden.sizes().slice(0, hidden.dim() - 1), ", got ", labels.scalar_type(), " ",
-              labels.sizes());
-  TORCH_CHECK(options.label_smoothing() >= 0.0 && options.label_smoothing() < 1.0,
-              "linear_cross_entropy: label_smoothing: expected a number in [0, 1), got ",
-              options.label_smoothing());
+  if (hidden.dim() < 1) throw_argument_error("hidden", "shape [..., E]", "a number");
+  if (weight.dim() != 2 || hidden.size(-1) != weight.size(1)) {
+    throw_argument_error("weight", c10::str("shape [V, ", hidden.size(-1), "]"),
+                         c10::str("shape ", weight.sizes()));
+  }
+  const auto rows = hidden.sizes().slice(0, hidden.dim() - 1);
+  if (labels.sizes() != rows || labels.scalar_type() != torch::kLong) {
+    throw_argument_error("labels", c10::str("int64 of shape ", rows),
+                         c10::str(labels.scalar_type(), " of shape ", labels.sizes()));
+  }
+  if (!(options.label_smoothing() >= 0.0 && options.label_smoothing() < 1.0)) {
+    throw_argument_error("label_smoothing", "a number in [0, 1)",
+                         c10::str(options.label_smoothing()));
+  }
 }
 
 /// Returns hidden [T, E] and weight in the type of their product: autocast's type inside its

@@ -3,6 +3,7 @@
 
 #include "diffattn/ops_layers.h"
 #include "nn/models/language_head.h"
+#include "nn/models/token_ids.h"
 
 namespace diffattn::nn {
 
@@ -16,7 +17,12 @@ torch::Tensor CausalLMImpl::head_weight() const {
   return lm_head.is_empty() ? model->embed_tokens->weight : lm_head->weight;
 }
 
+torch::Tensor CausalLMImpl::logits(const DecoderInput& input) {
+  return logits(forward(input).last);
+}
+
 torch::Tensor CausalLMImpl::logits(const torch::Tensor& hidden) {
+  check_hidden_states(hidden, head_weight());
   return diffattn::linear(hidden, head_weight());
 }
 

@@ -2,6 +2,7 @@
 #include "diffattn/nn/encoder_decoder.h"
 
 #include "nn/models/language_head.h"
+#include "nn/models/token_ids.h"
 
 namespace diffattn::nn {
 namespace {
@@ -22,18 +23,18 @@ ModelConfig with_encoder_layers(ModelConfig config) {
 AttentionMask cross_mask(const AttentionMask& decoder, const AttentionMask& encoder) {
   const auto& texts = decoder.cu_seqlens_q();
   const auto& sources = encoder.cu_seqlens_q();
-  TORCH_CHECK(
-      texts.has_value() == sources.has_value() && (!texts || texts->numel() == sources->numel()),
-      "EncoderDecoder: mask.cu_seqlens_q: expected one text per source, both packed or "
-      "neither, got ",
-      texts ? texts->numel() - 1 : 0, " packed texts and ", sources ? sources->numel() - 1 : 0,
-      " packed sources");
+  const int64_t packed_texts = texts ? texts->numel() - 1 : 0;
+  const int64_t packed_sources = sources ? sources->numel() - 1 : 0;
+  if (texts.has_value() != sources.has_value() || packed_texts != packed_sources) {
+    throw_argument_error(
+        "mask.cu_seqlens_q", "one text per source, both packed or neither",
+        c10::str(packed_texts, " packed texts and ", packed_sources, " packed sources"));
+  }
   const auto& mask = encoder.mask();
-  TORCH_CHECK(
-      !mask || mask->dim() < 2 || mask->size(-2) == 1,
-      "EncoderDecoder: source.mask: expected a padding mask [..., 1, N], the same for every "
-      "row, got ",
-      mask->sizes());
+  if (mask && mask->dim() >= 2 && mask->size(-2) != 1) {
+    throw_argument_error("source.mask", "a padding mask [..., 1, N], the same for every row",
+                         c10::str("shape ", mask->sizes()));
+  }
   return AttentionMask()
       .mask(mask)
       .key_starts(encoder.key_starts())
@@ -72,24 +73,30 @@ EncoderDecoderImpl::EncoderDecoderImpl(const ModelConfig& model_config)
   initialize_model(*this, config, embed_tokens);
 }
 
+Tensor EncoderDecoderImpl::embed(const Tensor& ids) {
+  check_token_ids(ids, embed_tokens->weight);
+  return embed_tokens(ids);
+}
+
 Encoded EncoderDecoderImpl::encode(const ModelInput& input) {
   ModelInput embedded = input;
-  if (!input.embedded) embedded.embedded = embed_tokens(input.ids);
+  if (!input.embedded) embedded.embedded = embed(input.ids);
   return {encoder->forward(embedded).last, input.mask};
 }
 
 ModelOutput EncoderDecoderImpl::decode(const ModelInput& input, const Encoded& source) {
   ModelInput embedded = input;
-  if (!input.embedded) embedded.embedded = embed_tokens(input.ids);
+  if (!input.embedded) embedded.embedded = embed(input.ids);
   if (source.states.defined()) embedded.context = source.states;
   embedded.context_mask = cross_mask(input.mask, source.mask);
   return decoder->forward(embedded);
 }
 
 WritingState EncoderDecoderImpl::begin(const ModelInput& sources) {
-  TORCH_CHECK(!sources.mask.cu_seqlens_q() && !sources.mask.mask(),
-              "EncoderDecoder: sources: expected padding given by key_starts or key_lengths, got ",
-              sources.mask.mask() ? "a mask" : "packed sequences");
+  if (sources.mask.cu_seqlens_q() || sources.mask.mask()) {
+    throw_argument_error("sources", "padding given by key_starts or key_lengths",
+                         sources.mask.mask() ? "a mask" : "packed sequences");
+  }
   const torch::NoGradGuard no_grad;
   WritingState state;
   state.source = encode(sources);
@@ -121,6 +128,7 @@ Tensor EncoderDecoderImpl::head_weight() const {
 }
 
 Tensor EncoderDecoderImpl::logits(const Tensor& hidden) {
+  check_hidden_states(hidden, head_weight());
   return torch::nn::functional::linear(hidden, head_weight());
 }
 

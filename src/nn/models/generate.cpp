@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "nn/models/prompts.h"
+
 namespace diffattn::nn {
 namespace {
 
@@ -11,50 +13,7 @@ using torch::Tensor;
 using Rows = std::vector<std::vector<int64_t>>;
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
-
-void check(const CausalLMImpl& model, const Rows& prompts, const SamplingOptions& options) {
-  TORCH_CHECK(!prompts.empty(), "generate: prompts: expected at least one");
-  for (size_t row = 0; row < prompts.size(); ++row) {
-    TORCH_CHECK(!prompts[row].empty(), "generate: prompt ", row, ": expected at least one token");
-    for (const int64_t id : prompts[row]) {
-      TORCH_CHECK(id >= 0 && id < model.config.vocab_size, "generate: prompt ", row,
-                  ": expected token ids below ", model.config.vocab_size, ", got ", id);
-    }
-  }
-  TORCH_CHECK(options.max_new_tokens() >= 0, "generate: max_new_tokens: expected at least 0, got ",
-              options.max_new_tokens());
-  TORCH_CHECK(options.temperature() >= 0.0, "generate: temperature: expected at least 0, got ",
-              options.temperature());
-  TORCH_CHECK(options.top_k() >= 0, "generate: top_k: expected at least 0, got ", options.top_k());
-  TORCH_CHECK(options.top_p() > 0.0 && options.top_p() <= 1.0,
-              "generate: top_p: expected a number in (0, 1], got ", options.top_p());
-  TORCH_CHECK(options.repetition_penalty() > 0.0,
-              "generate: repetition_penalty: expected a positive number, got ",
-              options.repetition_penalty());
-}
-
-/// Prompts [B, N] with left padding, the first token of each, and positions.
-struct Padded {
-  Tensor ids, starts, positions;  // [B, N], [B], [B, N]
-};
-
-Padded pad_left(const Rows& prompts, torch::Device device) {
-  size_t longest = 0;
-  for (const auto& prompt : prompts) longest = std::max(longest, prompt.size());
-  const auto rows = static_cast<int64_t>(prompts.size()), width = static_cast<int64_t>(longest);
-  Padded padded{torch::zeros({rows, width}, torch::kLong), torch::empty({rows}, torch::kLong), {}};
-  for (int64_t row = 0; row < rows; ++row) {
-    const auto& prompt = prompts[static_cast<size_t>(row)];
-    const int64_t start = width - static_cast<int64_t>(prompt.size());
-    padded.ids[row].slice(0, start).copy_(torch::tensor(prompt, torch::kLong));
-    padded.starts[row] = start;
-  }
-  padded.positions =
-      (torch::arange(width).unsqueeze(0) - padded.starts.unsqueeze(1)).clamp_min(0).to(device);
-  padded.ids = padded.ids.to(device);
-  padded.starts = padded.starts.to(device);
-  return padded;
-}
+constexpr int64_t kNotFinite = -1;  // in place of a token
 
 /// Returns logits [B, V] with lower values for the tokens in `seen` [B, V].
 Tensor penalize(const Tensor& logits, const Tensor& seen, double penalty) {
@@ -77,9 +36,16 @@ class Sampler {
     generator_.set_current_seed(options.seed());
   }
 
-  /// logits [B, V] -> [B].
+  /// logits [B, V] -> [B]; kNotFinite for rows with a NaN or an infinite logit.
   Tensor next(Tensor logits, const Tensor& seen) {
     logits = logits.to(torch::kFloat32);
+    const Tensor broken = logits.amax(-1).isfinite().logical_not();  // amax propagates NaN
+    return chosen(logits.masked_fill(broken.unsqueeze(-1), 0.0), seen)
+        .masked_fill_(broken, kNotFinite);
+  }
+
+ private:
+  Tensor chosen(Tensor logits, const Tensor& seen) {
     if (seen.defined()) logits = penalize(logits, seen, options_.repetition_penalty());
     if (options_.temperature() == 0.0) return logits.argmax(-1);
     logits = logits / options_.temperature();
@@ -91,13 +57,12 @@ class Sampler {
     return logits.softmax(-1).multinomial(1, /*replacement=*/false, generator_).squeeze(-1);
   }
 
- private:
   SamplingOptions options_;
   at::Generator generator_;
 };
 
 /// Returns the tokens that occur in each row, [B, V]; undefined if the penalty is off.
-Tensor occurred(const Padded& padded, int64_t vocabulary, double penalty) {
+Tensor occurred(const PaddedPrompts& padded, int64_t vocabulary, double penalty) {
   if (penalty == 1.0) return {};
   Tensor seen =
       torch::zeros({padded.ids.size(0), vocabulary}, padded.ids.options().dtype(torch::kBool));
@@ -117,6 +82,11 @@ void collect(const Tensor& next, const SamplingOptions& options, const OnToken& 
   for (size_t row = 0; row < rows.size(); ++row) {
     if (!alive[row]) continue;
     const int64_t token = host[static_cast<int64_t>(row)].item<int64_t>();
+    if (token == kNotFinite) {
+      throw Error(c10::str("diffattn: generate: prompt ", row, ": expected finite logits after ",
+                           rows[row].size(), " new tokens, got NaN or infinity; the model's ",
+                           "weights overflow"));
+    }
     rows[row].push_back(token);
     if (on_token && !on_token(row, token)) alive[row] = false;
     if (std::ranges::find(stops, token) != stops.end()) alive[row] = false;
@@ -127,10 +97,10 @@ void collect(const Tensor& next, const SamplingOptions& options, const OnToken& 
 
 Rows generate(CausalLMImpl& model, const Rows& prompts, const SamplingOptions& options,
               const OnToken& on_token) {
-  check(model, prompts, options);
+  check_generation(model, prompts, options);
   const c10::InferenceMode inference;
   const torch::Device device = model.head_weight().device();
-  const Padded padded = pad_left(prompts, device);
+  const PaddedPrompts padded = pad_left(prompts, device);
   Tensor seen = occurred(padded, model.config.vocab_size, options.repetition_penalty());
   Sampler sampler(options, device);
   KvCaches caches(model.model->layers.size());
@@ -146,10 +116,10 @@ Rows generate(CausalLMImpl& model, const Rows& prompts, const SamplingOptions& o
   for (int64_t step = 0; step < options.max_new_tokens(); ++step) {
     const Tensor last = model.forward(input).last.select(1, -1);  // [B, E]
     const Tensor next = sampler.next(model.logits(last), seen);
-    if (seen.defined()) seen.scatter_(1, next.unsqueeze(1), true);
     collect(next, options, on_token, rows, alive);
     if (std::ranges::find(alive, true) == alive.end()) break;
-    input.ids = next.unsqueeze(1);
+    input.ids = next.clamp_min(0).unsqueeze(1);  // rows that have ended may hold kNotFinite
+    if (seen.defined()) seen.scatter_(1, input.ids, true);
     if (input.positions) input.positions = input.positions->slice(1, -1) + 1;
   }
   return rows;

@@ -2,6 +2,7 @@
 #include "diffattn/nn/stack.h"
 
 #include "nn/models/activation_checkpointing.h"
+#include "nn/models/token_ids.h"
 
 namespace diffattn::nn {
 namespace {
@@ -51,20 +52,30 @@ StackImpl::StackImpl(const ModelConfig& config, const StackOptions& options) {
 
 void StackImpl::check_input(const ModelInput& input) const {
   const auto check_caches = [&](const char* name, const KvCaches* caches) {
-    TORCH_CHECK(!caches || caches->size() == layers.size(), name, ": expected one per layer, ",
-                layers.size(), ", got ", caches->size());
+    if (caches == nullptr || caches->size() == layers.size()) return;
+    throw_argument_error(name, c10::str("one per layer, ", layers.size()),
+                         std::to_string(caches->size()));
   };
   check_caches("caches", input.caches);
   check_caches("cross_caches", input.cross_caches);
-  TORCH_CHECK(input.embedded || embed_tokens, "embedded: expected embedded tokens, got none: this ",
-              "stack has no embedding");
+  if (!input.embedded) {
+    if (!embed_tokens) {
+      throw_argument_error("embedded", "embedded tokens, since this stack has no embedding",
+                           "none");
+    }
+    check_token_ids(input.ids, embed_tokens->weight);
+  }
   const bool crosses = !layers.empty() && layers.front()->cross_attn;
-  TORCH_CHECK(crosses || (!input.context && !input.cross_caches && !input.cross_traces),
-              "context: expected none, since this stack has no cross-attention");
-  TORCH_CHECK(
-      !(checkpointed_ && torch::GradMode::is_enabled() && (input.traces || input.cross_traces)),
-      "traces: expected none with activation checkpointing, whose backward pass runs the layers a "
-      "second time; disable gradients, traces or checkpointing");
+  if (!crosses && (input.context || input.cross_caches || input.cross_traces)) {
+    throw_argument_error("context", "none, since this stack has no cross-attention",
+                         "a context, its caches or its traces");
+  }
+  if (checkpointed_ && torch::GradMode::is_enabled() && (input.traces || input.cross_traces)) {
+    throw_argument_error("traces",
+                         "none with activation checkpointing, whose backward pass runs the layers "
+                         "a second time; disable gradients, traces or checkpointing",
+                         "traces");
+  }
 }
 
 ModelOutput StackImpl::forward(const ModelInput& input) {

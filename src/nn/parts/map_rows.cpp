@@ -16,13 +16,13 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Compute = std::function<Tensor(const RowBlock&)>;
 
-torch::ScalarType wide_type(const Tensor& t) {
+torch::ScalarType sum_type(const Tensor& t) {
   return t.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
 }
 
 /// Converts [B, L, Hkv, W] to [B, H, L, W] in float32 (float64).
 Tensor heads_first(const Tensor& t, int64_t heads) {
-  const Tensor wide = t.to(wide_type(t)).transpose(1, 2);
+  const Tensor wide = t.to(sum_type(t)).transpose(1, 2);
   const int64_t group = heads / std::max<int64_t>(1, wide.size(1));
   return group == 1 ? wide : wide.repeat_interleave(group, 1);
 }
@@ -52,7 +52,7 @@ Tensor visible_rows(const HeadTensors& h, int64_t begin, int64_t count) {
 }
 
 Tensor lambda_rows(const HeadTensors& h, int64_t begin, int64_t count) {
-  const Tensor lambda = h.lambda.to(wide_type(h.q1));
+  const Tensor lambda = h.lambda.to(sum_type(h.q1));
   if (lambda.dim() == 3) return lambda.narrow(1, begin, count).transpose(1, 2).unsqueeze(-1);
   return lambda.view({1, -1, 1, 1});
 }
@@ -212,7 +212,7 @@ Tensor map_rows(const HeadTensors& h, int64_t begin, int64_t count) {
 Tensor over_row_blocks(const HeadTensors& h, Join join, const Compute& compute,
                        int64_t block_bytes) {
   const int64_t row_bytes = h.q1.size(0) * h.q1.size(2) * h.k1.size(1) *
-                            static_cast<int64_t>(elementSize(wide_type(h.q1)));
+                            static_cast<int64_t>(elementSize(sum_type(h.q1)));
   const int64_t rows = std::max<int64_t>(1, block_bytes / std::max<int64_t>(1, row_bytes));
   return RowBlocks::apply(h.q1, h.q2, h.k1, h.k2, h.v, h.lambda, h, join, compute, rows);
 }

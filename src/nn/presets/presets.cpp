@@ -21,34 +21,36 @@ int64_t pairs(const char* name, int64_t count) {
   return count / 2;
 }
 
-int64_t kv_heads(const PresetOptions& p) { return p.num_kv_heads().value_or(p.num_heads()); }
+int64_t kv_heads(const PresetOptions& p) {
+  return p.num_key_value_heads().value_or(p.num_attention_heads());
+}
 
 int64_t head_dim(const PresetOptions& p) {
   if (p.head_dim()) return *p.head_dim();
-  if (p.num_heads() < 1 || p.embed_dim() % p.num_heads() != 0) {
+  if (p.num_attention_heads() < 1 || p.hidden_size() % p.num_attention_heads() != 0) {
     throw_argument_error(
-        "num_heads",
-        "a divisor of embed_dim " + std::to_string(p.embed_dim()) + ", or head_dim to be given",
-        std::to_string(p.num_heads()));
+        "num_attention_heads",
+        "a divisor of hidden_size " + std::to_string(p.hidden_size()) + ", or head_dim to be given",
+        std::to_string(p.num_attention_heads()));
   }
-  return p.embed_dim() / p.num_heads();
+  return p.hidden_size() / p.num_attention_heads();
 }
 
 /// Returns the options that all presets share.
 Options sized(const PresetOptions& p, int64_t heads, int64_t kv, RotaryStyle style,
               const char* out_name) {
-  RotaryOptions rotary = p.rotary();
+  RotaryOptions rotary = p.rope_parameters();
   ParameterNames names;
   names.out = out_name;
-  return Options(p.embed_dim(), heads)
+  return Options(p.hidden_size(), heads)
       .num_kv_heads(kv)
       .head_dim(head_dim(p))
       .rotary(rotary.style(p.cross_attention() ? RotaryStyle::kNone : style))
       .layer_index(p.layer_index())
-      .norm_eps(p.norm_eps())
-      .lambda_std(p.lambda_std())
-      .qkv_bias(p.bias().value_or(false))
-      .out_bias(p.bias().value_or(false))
+      .norm_eps(p.rms_norm_eps())
+      .lambda_std(p.lambda_std_dev())
+      .qkv_bias(p.attention_bias().value_or(false))
+      .out_bias(p.attention_bias().value_or(false))
       .causal(p.causal())
       .window(p.window())
       .cross_attention(p.cross_attention())
@@ -59,8 +61,8 @@ Options sized(const PresetOptions& p, int64_t heads, int64_t kv, RotaryStyle sty
 
 /// Returns the options of attentions with pairs of sub-heads (V1 and similar ones).
 Options paired(const PresetOptions& p, RotaryStyle style, const char* out_name) {
-  const int64_t heads = pairs("num_heads", p.num_heads());
-  return sized(p, heads, pairs("num_kv_heads", kv_heads(p)), style, out_name);
+  const int64_t heads = pairs("num_attention_heads", p.num_attention_heads());
+  return sized(p, heads, pairs("num_key_value_heads", kv_heads(p)), style, out_name);
 }
 
 Options microsoft_v1(const PresetOptions& p) {
@@ -68,7 +70,7 @@ Options microsoft_v1(const PresetOptions& p) {
 }
 
 Options microsoft_v2(const PresetOptions& p) {
-  return sized(p, p.num_heads(), kv_heads(p), RotaryStyle::kInterleaved, "o_proj")
+  return sized(p, p.num_attention_heads(), kv_heads(p), RotaryStyle::kInterleaved, "o_proj")
       .kind(AttentionKind::kV2)
       .lambda(LambdaKind::kToken)
       .head_norm(HeadNorm::kNone);
@@ -87,8 +89,8 @@ Options phi4_flash(const PresetOptions& p) {
   if (!p.cross_attention()) names.qkv = "Wqkv";
   names.inner = "inner_cross_attn";
   return paired(p, RotaryStyle::kNone, "out_proj")
-      .qkv_bias(p.bias().value_or(true))
-      .out_bias(p.bias().value_or(true))
+      .qkv_bias(p.attention_bias().value_or(true))
+      .out_bias(p.attention_bias().value_or(true))
       .names(names);
 }
 
@@ -98,12 +100,13 @@ Options motif_2_6b(const PresetOptions& p) {
 
 /// One noise head per pair of kv heads; all others are signal heads.
 Options motif_2_12_7b(const PresetOptions& p) {
-  const int64_t noise = pairs("num_kv_heads", kv_heads(p));
-  if (p.num_heads() <= noise) {
-    throw_argument_error("num_heads", "more than the " + std::to_string(noise) + " noise heads",
-                         std::to_string(p.num_heads()));
+  const int64_t noise = pairs("num_key_value_heads", kv_heads(p));
+  if (p.num_attention_heads() <= noise) {
+    throw_argument_error("num_attention_heads",
+                         "more than the " + std::to_string(noise) + " noise heads",
+                         std::to_string(p.num_attention_heads()));
   }
-  return sized(p, p.num_heads() - noise, noise, RotaryStyle::kHalfSplit, "o_proj")
+  return sized(p, p.num_attention_heads() - noise, noise, RotaryStyle::kHalfSplit, "o_proj")
       .kind(AttentionKind::kGrouped)
       .noise_heads(noise)
       .lambda_schedule(LambdaSchedule::kMotif);
@@ -111,7 +114,7 @@ Options motif_2_12_7b(const PresetOptions& p) {
 
 /// One map. The preset "temperature" adds a second one of the same q and k.
 Options transformer(const PresetOptions& p) {
-  return sized(p, p.num_heads(), kv_heads(p), RotaryStyle::kHalfSplit, "o_proj")
+  return sized(p, p.num_attention_heads(), kv_heads(p), RotaryStyle::kHalfSplit, "o_proj")
       .kind(AttentionKind::kPlain)
       .head_norm(HeadNorm::kNone);
 }
@@ -140,15 +143,16 @@ std::shared_ptr<AttentionLayer> introspective(const PresetOptions& p) {
     throw_argument_error("cross_attention", "self-attention for introspective attention",
                          "cross-attention");
   }
-  if (p.head_dim() && *p.head_dim() * p.num_heads() != p.embed_dim()) {
-    throw_argument_error("head_dim", "embed_dim / num_heads for introspective attention",
+  if (p.head_dim() && *p.head_dim() * p.num_attention_heads() != p.hidden_size()) {
+    throw_argument_error("head_dim",
+                         "hidden_size / num_attention_heads for introspective attention",
                          std::to_string(*p.head_dim()));
   }
-  RotaryOptions rotary = p.rotary();
+  RotaryOptions rotary = p.rope_parameters();
   return std::make_shared<IntrospectiveAttentionImpl>(
-      IntrospectiveAttentionOptions(p.embed_dim(), p.num_heads())
-          .num_kv_heads(p.num_kv_heads())
-          .norm_eps(p.norm_eps())
+      IntrospectiveAttentionOptions(p.hidden_size(), p.num_attention_heads())
+          .num_kv_heads(p.num_key_value_heads())
+          .norm_eps(p.rms_norm_eps())
           .causal(p.causal())
           .window(p.window())
           .rotary(rotary.style(RotaryStyle::kHalfSplit)));

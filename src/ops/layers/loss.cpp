@@ -3,27 +3,32 @@
 
 #include <vector>
 
+#include "diffattn/kernels/error.h"
 #include "kernels/loss.h"
 
 namespace diffattn {
 
 double cross_entropy_to_gradient_(torch::Tensor& logits, const torch::Tensor& labels,
                                   const CrossEntropyRows& options) {
-  TORCH_CHECK(logits.dim() == 2 && logits.device().is_cpu() && logits.is_contiguous() &&
-                  logits.scalar_type() == torch::kFloat32,
-              "cross_entropy: logits: expected a contiguous float32 matrix on the CPU, got ",
-              logits.options(), " ", logits.sizes());
+  if (logits.dim() != 2 || !logits.device().is_cpu() || !logits.is_contiguous() ||
+      logits.scalar_type() != torch::kFloat32) {
+    throw_argument_error("logits", "a contiguous float32 matrix on the CPU",
+                         c10::str(logits.options(), " of shape ", logits.sizes()));
+  }
   const int64_t rows = logits.size(0), classes = logits.size(1);
-  TORCH_CHECK(labels.dim() == 1 && labels.size(0) == rows && labels.device().is_cpu() &&
-                  labels.scalar_type() == torch::kLong,
-              "cross_entropy: labels: expected int64 [", rows, "] on the CPU, got ",
-              labels.scalar_type(), " ", labels.sizes(), " on ", labels.device());
+  if (labels.dim() != 1 || labels.size(0) != rows || !labels.device().is_cpu() ||
+      labels.scalar_type() != torch::kLong) {
+    throw_argument_error(
+        "labels", c10::str("int64 of shape [", rows, "] on the CPU"),
+        c10::str(labels.scalar_type(), " of shape ", labels.sizes(), " on ", labels.device()));
+  }
   const torch::Tensor host = labels.contiguous();
   const int64_t* label = host.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < rows; ++row) {
-    TORCH_CHECK((label[row] >= 0 && label[row] < classes) || label[row] == options.ignore_index,
-                "cross_entropy: labels: expected numbers in [0, ", classes, ") or ",
-                options.ignore_index, ", got ", label[row], " in row ", row);
+    if (label[row] == options.ignore_index || (label[row] >= 0 && label[row] < classes)) continue;
+    throw_argument_error("labels",
+                         c10::str("numbers in [0, ", classes, ") or ", options.ignore_index),
+                         c10::str(label[row], " in row ", row));
   }
   std::vector<double> loss(static_cast<size_t>(rows));
   cpu::cross_entropy({.logits = logits.mutable_data_ptr<float>(),

@@ -14,8 +14,8 @@ struct CrossEntropyRows {
 
 /// Returns the cross-entropy of logits [T, V] (float32, host memory, contiguous) with labels [T]
 /// (int64 in [0, V), or ignore_index), summed over rows. Overwrites the logits with `factor` times
-/// the gradient with respect to them. Ignored rows have loss and gradient 0. Throws c10::Error for
-/// a label out of range.
+/// the gradient with respect to them. Ignored rows have loss and gradient 0. Throws diffattn::Error
+/// for a label out of range.
 double cross_entropy_to_gradient_(torch::Tensor& logits, const torch::Tensor& labels,
                                   const CrossEntropyRows& options);
 

@@ -10,13 +10,16 @@ namespace diffattn::train {
 using torch::Tensor;
 
 ClassifierImpl::ClassifierImpl(const nn::ModelConfig& given) : config(given) {
-  TORCH_CHECK(config.labels.size() >= 2, "Classifier: labels: expected at least 2, got ",
-              config.labels.size());
+  if (config.labels.size() < 2) {
+    throw_argument_error("labels", "at least 2", std::to_string(config.labels.size()));
+  }
   const std::string& pooling = config.classifier_pooling;
-  TORCH_CHECK(pooling == "cls" || pooling == "last" || pooling == "mean",
-              "Classifier: pooling: expected cls, last or mean, got '", pooling, "'");
-  TORCH_CHECK(config.kind != nn::ModelKind::kEncoderDecoder,
-              "Classifier: kind: expected a decoder or an encoder, got an encoder-decoder");
+  if (pooling != "cls" && pooling != "last" && pooling != "mean") {
+    throw_argument_error("classifier_pooling", "cls, last or mean", "'" + pooling + "'");
+  }
+  if (config.kind == nn::ModelKind::kEncoderDecoder) {
+    throw_argument_error("kind", "a decoder or an encoder", "an encoder-decoder");
+  }
   const auto classes = static_cast<int64_t>(config.labels.size());
   const int64_t width =
       config.classifier_hidden_size > 0 ? config.classifier_hidden_size : config.hidden_size / 2;

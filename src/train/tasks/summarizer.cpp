@@ -29,19 +29,24 @@ struct Beam {
 
 void check_sources(const nn::EncoderDecoderImpl& model, const std::vector<Ids>& sources,
                    const WritingOptions& options) {
-  TORCH_CHECK(model.config.decoder_start_token_id.has_value(),
-              "write_texts: model: expected decoder_start_token_id in its config, got none");
-  TORCH_CHECK(options.beams >= 1, "write_texts: beams: expected at least 1, got ", options.beams);
-  TORCH_CHECK(options.max_new_tokens >= 1, "write_texts: max_new_tokens: expected at least 1, got ",
-              options.max_new_tokens);
-  TORCH_CHECK(options.no_repeat_ngram >= 0,
-              "write_texts: no_repeat_ngram: expected at least 0, got ", options.no_repeat_ngram);
+  const auto at_least = [](const char* option, int64_t least, int64_t value) {
+    if (value >= least) return;
+    throw_argument_error(option, "at least " + std::to_string(least), std::to_string(value));
+  };
+  if (!model.config.decoder_start_token_id) {
+    throw_argument_error("model", "decoder_start_token_id in its config", "none");
+  }
+  at_least("beams", 1, options.beams);
+  at_least("max_new_tokens", 1, options.max_new_tokens);
+  at_least("no_repeat_ngram", 0, options.no_repeat_ngram);
   for (size_t row = 0; row < sources.size(); ++row) {
-    TORCH_CHECK(!sources[row].empty(), "write_texts: source ", row,
-                ": expected at least one token");
+    const std::string name = c10::str("sources[", row, "]");
+    if (sources[row].empty()) throw_argument_error(name, "at least one token", "none");
     for (const int64_t id : sources[row]) {
-      TORCH_CHECK(id >= 0 && id < model.config.vocab_size, "write_texts: source ", row,
-                  ": expected token ids below ", model.config.vocab_size, ", got ", id);
+      if (id >= 0 && id < model.config.vocab_size) continue;
+      throw_argument_error(
+          name, c10::str("token ids in [0, ", model.config.vocab_size - 1, "], the vocabulary"),
+          std::to_string(id));
     }
   }
 }
@@ -209,7 +214,7 @@ std::vector<Ids> write_texts(nn::EncoderDecoderImpl& model, const std::vector<Id
 
 data::Rouge summary_quality(TaskModel& model, const TaskData& data, int64_t count) {
   const auto writer = std::dynamic_pointer_cast<nn::EncoderDecoderImpl>(model.module());
-  TORCH_CHECK(writer, "summary_quality: model: expected an encoder-decoder");
+  if (!writer) throw_argument_error("model", "an encoder-decoder", "another model");
   writer->eval();
   const auto batches = data.valid_batches();
   data::Rouge sum;

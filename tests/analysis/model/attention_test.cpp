@@ -249,7 +249,7 @@ TEST(AttentionStatisticsTest, PaddingAndPackingCountAsTheTextsAlone) {
     joined[0].options.cu_seqlens_q(ends).cu_seqlens_k(ends);
     packed.add(joined);
     expect_same_heads(packed, alone, layer.preset + " packed");
-    EXPECT_THROW(head_maps(joined, 0, 0), std::invalid_argument);
+    EXPECT_THROW(head_maps(joined, 0, 0), diffattn::Error);
     LayerCalls padded = stacked(cut(0, 8, 0, 7), cut(8, kTokens));
     padded[0].options.key_lengths(torch::tensor({8, 15}, torch::kLong));
     right.add(padded);
@@ -307,10 +307,10 @@ TEST(AttentionReportTest, ChoosesTheStrongestHead) {
 TEST(AttentionReportTest, RefusesTokensOfAnotherText) {
   ModelAttention model;
   model.name = "m";
-  EXPECT_THROW(describe(model), std::invalid_argument);
+  EXPECT_THROW(describe(model), diffattn::Error);
   model.calls = calls_of_layer({"diffllama", Role::kCausal}).front();
   model.sequence.rows = {"only", "two"};
-  EXPECT_THROW(describe(model), std::invalid_argument);
+  EXPECT_THROW(describe(model), diffattn::Error);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ struct AttentionScoreGradient {
   Shape shape;
   Rows<const T> q1, q2, k1, k2, v, d_o;
   RowState state;
+  Rows<float> ds_factors;  // or null, see RowFactors::ds
   float scale_log2, scale2_log2;
 
   __device__ float operator()(int b, int h, int m, int n) const {
@@ -33,8 +34,9 @@ struct AttentionScoreGradient {
     const float dp = dot(d_o.at(b, row, h), v.at(b, column, g), shape.value_dim);
     const float p1 = ptx::probability(s1 * scale_log2 + bias - *state.lse1.at(b, row, h));
     const float p2 = ptx::probability(s2 * scale2_log2 + bias - *state.lse2.at(b, row, h));
-    return p1 * (dp - *state.delta1.at(b, row, h)) -
-           *state.lambda.at(b, row, h) * p2 * (dp - *state.delta2.at(b, row, h));
+    const float ds = p1 * (dp - *state.delta1.at(b, row, h)) -
+                     *state.lambda.at(b, row, h) * p2 * (dp - *state.delta2.at(b, row, h));
+    return ds_factors.data == nullptr ? ds : ds * *ds_factors.at(b, row, h);
   }
 };
 
@@ -49,6 +51,7 @@ void reduce(const BackwardParams& params, const BackwardWorkspace& workspace, cu
                                          .v = rows_of<const T>(params.v),
                                          .d_o = rows_of<const T>(workspace.d_o),
                                          .state = workspace.state,
+                                         .ds_factors = workspace.row_factors.ds,
                                          .scale_log2 = static_cast<float>(params.scale * kLog2E),
                                          .scale2_log2 = static_cast<float>(params.scale2 * kLog2E)},
                stream);

@@ -23,9 +23,10 @@ struct RowsArguments {
   MaskedScores<T> scores;
   Rows<T> d_o;  // [B, M, H, Dv]
   RowState state;
-  float* dnorm_parts;  // [kRowBlocks, Dv] or null
-  const int* only_if;  // if not null and *only_if is 0, the kernel does nothing
-  uint4* sums;         // [sum_chunks]: sums of dq to zero, or null
+  Rows<float> ds_factors;  // [B, M, H] or null, see RowFactors::ds
+  float* dnorm_parts;      // [kRowBlocks, Dv] or null
+  const int* only_if;      // if not null and *only_if is 0, the kernel does nothing
+  uint4* sums;             // [sum_chunks]: sums of dq to zero, or null
   int64_t sum_chunks;
 };
 

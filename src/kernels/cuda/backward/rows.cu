@@ -13,6 +13,9 @@
 // delta1 and delta2 use the rounded dO, because the products with v and k use it too. minus_dlambda
 // uses the unrounded dO: with a norm, dO is nearly orthogonal to O, and the terms of dO.o2 cancel.
 // Rows with a very large lse get a scaled dO and lambda instead (row_softmax.cuh).
+//
+// A row that sees one key has p = 1, and its ds1 and ds2 are 0. In float, dO.v of that key and
+// delta differ by rounding errors, so the float32 kernels multiply ds by a factor that is 0 there.
 
 #include "kernels/cuda/backward/row_arguments.cuh"
 #include "kernels/cuda/backward/whole_rows.cuh"
@@ -54,6 +57,20 @@ struct SavedColumns {
     }
   }
 };
+
+/// True if row m sees one column only. All lanes of a warp must call it, for the same row. Under a
+/// mask they search it together until they have found two columns.
+__device__ inline bool is_one_visible(const HeadMask& mask, int m) {
+  const int begin = max(0, mask.seq.first_visible(m)), end = mask.seq.end_visible(m);
+  if (mask.shape.mask.kind == MaskKind::kNone) return end - begin == 1;
+  int found = 0;
+  for (int n = begin; n < end && found < 2; n += kWarpSize) {
+    const int mine = n + static_cast<int>(threadIdx.x) % kWarpSize;
+    const bool visible = mine < end && mask.bias(m, mine) != -INFINITY;
+    found += __popc(__ballot_sync(0xffffffffu, visible));
+  }
+  return found == 1;
+}
 
 /// Computes rows with up to kPerLane columns per lane.
 template <class T, class U, int kPerLane>
@@ -122,6 +139,9 @@ struct PrepareRow {
     }
     store_state(b, l, h, dead, dead ? 0.0f : lambda, maps, warp_sum(delta), warp_sum(delta2),
                 warp_sum(minus_dlambda));
+    if (args.ds_factors.data == nullptr) return;
+    const bool only_key = !dead && is_one_visible(HeadMask(args.shape, seq, b, h), m);
+    if (lane == 0) *args.ds_factors.at(b, l, h) = only_key ? 0.0f : 1.0f;
   }
 
   __device__ void store_state(int b, int64_t l, int h, bool dead, float lambda,
@@ -222,6 +242,7 @@ void prepare(const BackwardParams& params, const View<const void>& o, const View
                  .scale2_log2 = static_cast<float>(params.scale2 * kLog2E)},
       .d_o = rows_of<T>(workspace.d_o),
       .state = workspace.state,
+      .ds_factors = workspace.row_factors.ds,
       .dnorm_parts = for_repair ? nullptr : workspace.dnorm_parts,
       .only_if = only_if,
       .sums = for_repair ? nullptr : reinterpret_cast<uint4*>(workspace.dq_sums),

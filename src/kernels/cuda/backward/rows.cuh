@@ -27,6 +27,8 @@ struct RowState {
 /// pass over queries computes them for the passes over keys, see simt::row_factor.
 struct RowFactors {
   Rows<float> p1, lambda;  // factor of p1; lambda times the factor of p2
+  /// Factor of ds1 and ds2, which the row pass computes: 0 for a row that sees one key, else 1.
+  Rows<float> ds;
 };
 
 /// Workspace of the sm90 kernels per unit of 64 rows of a head, see sm90/backward/stats.cuh.

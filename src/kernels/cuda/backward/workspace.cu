@@ -60,7 +60,9 @@ BackwardWorkspace::BackwardWorkspace(const BackwardParams& params, void* memory)
       static_cast<float*>(allocator.allocate(dlambda_part_bytes(params, params.dlambda)));
   if (!sm90) dq_sum_bytes = sm80::dq_sum_bytes(params);
   if (dq_sum_bytes != 0) dq_sums = static_cast<float*>(allocator.allocate(dq_sum_bytes));
-  if (!sm90 && !sm80::takes_backward(params)) row_factors = {row_values(), row_values()};
+  if (!sm90 && !sm80::takes_backward(params)) {
+    row_factors = {row_values(), row_values(), row_values()};
+  }
   if (sm90) {
     const int64_t sum_bytes = 2 * sm90::kUnitRows * params.head_dim * 4;
     units = {.stats = static_cast<char*>(allocator.allocate(unit_heads * sm90::kStatBytes)),

@@ -38,7 +38,9 @@ void run_forward(const ForwardParams& params, const ExactOutputs& exact, cudaStr
 
 size_t forward_workspace_bytes(const ForwardParams& params) {
   if (!has_rows(params)) return 0;
-  if (sm80::takes_decode(params)) return sm80::decode_workspace_bytes(params);
+  if (sm80::takes_decode(params)) {
+    return sm80::decode_workspace_bytes(params, sm80::decode_plan(params));
+  }
   return takes_sm90(params) ? sm90::forward_workspace_bytes(params) : 0;
 }
 
@@ -56,8 +58,16 @@ void forward(const ForwardParams& params, void* workspace, Stream stream) {
   require_taken(params);
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   if (workspace != nullptr && has_rows(params)) {
-    if (sm80::takes_decode(params)) return sm80::decode(params, workspace, cuda_stream);
-    if (takes_sm90(params)) return sm90::forward(params, workspace, cuda_stream);
+    if (sm80::takes_decode(params)) {
+      return sm80::decode(params, sm80::decode_plan(params), workspace, cuda_stream);
+    }
+    if (params.pages.table == nullptr && takes_sm90(params)) {
+      return sm90::forward(params, workspace, cuda_stream);
+    }
+  }
+  if (params.pages.table != nullptr) {
+    throw_argument_error("pages", "none, unless `forward_route` is decode, with a workspace",
+                         "a table");
   }
   run_forward(params, {}, cuda_stream);
 }

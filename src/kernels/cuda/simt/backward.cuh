@@ -11,7 +11,7 @@
 // Each step multiplies the 32 owned rows (of q or of k) with 32 rows of the other tensor:
 //   (1) s1 = q1.k1, s2 = q2.k2, dp = dO.v                            [32, 32]
 //   (2) p = exp2(scale log2(e) s + mask - lse), times the row factor in the pass over keys
-//       ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
+//       ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2), both 0 in a row that sees one key
 //   (3) dq1 += ds1 k1, dq2 += ds2 k2        over queries
 //       dv += (p1 - lambda p2)^T dO, dk1 += ds1^T q1, dk2 += ds2^T q2        over keys
 #pragma once
@@ -162,8 +162,9 @@ struct Backward {
     const float weight1 = factor1 * p1;
     const float weight2 =
         *(keys_own ? args.row_factors.lambda : args.state.lambda).at(b, l, h) * p2;
-    return {p1, p2, weight1 - weight2, weight1 * (dp - *args.state.delta1.at(b, l, h)),
-            -weight2 * (dp - *args.state.delta2.at(b, l, h))};
+    const float ds_factor = *args.row_factors.ds.at(b, l, h);
+    return {p1, p2, weight1 - weight2, ds_factor * weight1 * (dp - *args.state.delta1.at(b, l, h)),
+            -ds_factor * weight2 * (dp - *args.state.delta2.at(b, l, h))};
   }
 
   /// Stores rows of a sum, multiplied by scale[i] in row ty + 16 i.

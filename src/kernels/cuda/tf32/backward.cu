@@ -12,7 +12,7 @@
 // tensor:
 //   (1) s1 = q1.k1, s2 = q2.k2, dp = dO.v                            [16, 32] per warp
 //   (2) p = exp2(scale log2(e) s + mask - lse), times the row factor in the pass over keys
-//       ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2)
+//       ds1 = p1 (dp - delta1), ds2 = -lambda p2 (dp - delta2), both 0 in a row that sees one key
 //   (3) dq1 += ds1 k1, dq2 += ds2 k2        over queries
 //       dv += (p1 - lambda p2)^T dO, dk1 += ds1^T q1, dk2 += ds2^T q2        over keys
 //
@@ -168,8 +168,10 @@ struct Backward {
         for_each_entry<kColumns8>([&](int j, int e) { gradient(j, e, 0.0f); });
       } else {
         for_each_entry<kColumns8>([&](int j, int e) {
-          gradient(j, e,
-                   mask.bias(m0 + 8 * j + lane % 4 * 2 + e % 2, warp_row + lane / 4 + e / 2 * 8));
+          const int column = 8 * j + lane % 4 * 2 + e % 2;
+          gradient(j, e, mask.bias(m0 + column, warp_row + lane / 4 + e / 2 * 8));
+          const float factor = ds_factor_of_column(stage.stats, column);
+          s1[0][j][e] *= factor, s2[0][j][e] *= factor;
         });
       }
     }

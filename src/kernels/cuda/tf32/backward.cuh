@@ -34,7 +34,7 @@ inline Aligned alignment_of(const BackwardParams& params, const BackwardWorkspac
 struct RowStats {
   float lse1, lse2, delta1, delta2, lambda, factor1;
 };
-inline constexpr int kStats = 6;
+inline constexpr int kStats = 7;  // those of RowStats, and the factor of ds (RowFactors::ds)
 using ColumnStats = float[kStats][kColumns];
 
 /// Fills `stats` for queries [m0, m0 + 32) of head h by cp.async.
@@ -48,7 +48,8 @@ __device__ inline void load_stats_of_columns(ColumnStats& stats,
                             : which == 2 ? args.state.delta1
                             : which == 3 ? args.state.delta2
                             : which == 4 ? args.row_factors.lambda
-                                         : args.row_factors.p1;
+                            : which == 5 ? args.row_factors.p1
+                                         : args.row_factors.ds;
   const bool exists = m < block.seq.seq_q;
   ptx::copy_4_or_zero(ptx::smem_address(&stats[which][thread % kColumns]),
                       exists ? rows.at(block.b, block.seq.q_begin + m, h) : rows.data, exists);
@@ -57,6 +58,11 @@ __device__ inline void load_stats_of_columns(ColumnStats& stats,
 __device__ inline RowStats stats_of_column(const ColumnStats& stats, int column) {
   return {stats[0][column], stats[1][column], stats[2][column],
           stats[3][column], stats[4][column], stats[5][column]};
+}
+
+/// Returns the factor of ds. Only a tile with hidden entries can hold a row that sees one key.
+__device__ inline float ds_factor_of_column(const ColumnStats& stats, int column) {
+  return stats[kStats - 1][column];
 }
 
 /// Loads the statistics of this lane's query rows, warp_row + g and warp_row + g + 8, g = lane / 4.
@@ -131,8 +137,10 @@ __device__ inline bool finish_row_factors(DqScales& scales, const RowSums& sums,
     const int row = warp_row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * i;
     if (row >= block.seq.seq_q) continue;
     finite = finite && sum1 == sum1 && sum2 == sum2;
-    if (threadIdx.x % 4 != 0) continue;
     const int64_t at = block.seq.q_begin + row;
+    const float ds_factor = *args.row_factors.ds.at(block.b, at, block.h);
+    scales.dq1[i] *= ds_factor, scales.dq2[i] *= ds_factor;
+    if (threadIdx.x % 4 != 0) continue;
     *args.row_factors.p1.at(block.b, at, block.h) = factor1;
     *args.row_factors.lambda.at(block.b, at, block.h) = rows[i].lambda * factor2;
   }

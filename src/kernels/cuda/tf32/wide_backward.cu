@@ -222,6 +222,9 @@ struct Wide {
       for_each_entry<kN8>([&](int j, int e) {
         const int row = lane / 4 + e / 2 * 8, column = 8 * j + lane % 4 * 2 + e % 2;
         gradient(j, e, mask.bias(m0 + (kOwnsKeys ? column : row), n0 + (kOwnsKeys ? row : column)));
+        if (kPass != Pass::kKeys) return;
+        const float factor = ds_factor_of_column(smem.stats, column0 + column);
+        s1[0][j][e] *= factor, s2[0][j][e] *= factor;
       });
     }
   }

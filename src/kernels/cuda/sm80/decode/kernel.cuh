@@ -13,9 +13,11 @@
 //     (1) s = [q1; 0] k1^T + [0; q2] k2^T              [16, 16], q in registers
 //     (2) mask, online softmax, o += p v               p rounded to T, o in float
 //   (3) merge the warps: m = max m_w, l = sum l_w 2^(m_w - m), o = sum o_w 2^(m_w - m)
-//   (4) store m, l, o of both maps to the workspace; combine.cu merges the blocks
+//   (4) store m, l, o of both maps to the workspace; combine.cu merges the blocks. If one block has
+//       all keys of its rows, it finishes them itself instead
 #pragma once
 
+#include "kernels/cuda/epilogue.cuh"
 #include "kernels/cuda/mask.cuh"
 #include "kernels/cuda/problem.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
@@ -36,6 +38,12 @@ struct DecodeArguments {
   bool k_aligned, v_aligned;      // rows may be read in 16-byte chunks
   bool whole;                     // k1, k2 and v are aligned and as wide as the tiles
   bool q_whole;                   // q1 and q2 are aligned and as wide as the tiles
+  Pages pages;                    // of k1, k2 and v
+  bool old_keys_ready;            // all but the newest seq_q keys were written long ago
+  bool one_split;                 // finish the rows here
+  Rows<const float> lambda;       // [B, M, H]; this and the rest only for one_split
+  HeadEpilogue epilogue;
+  Rows<T> out;  // [B, M, H, Dv]
   Partials partials;
 };
 
@@ -67,12 +75,13 @@ struct Decode {
 
   __device__ void run() {
     const UsedSplits used(seq, args.partials.split_keys);
-    if (row0 >= seq.seq_q * group || split < used.begin || split >= used.end) return;
+    if (row0 >= seq.seq_q * group || split < used.begin || split >= used.end) {
+      return ptx::wait_for_previous_kernel();  // this kernel must not end before the previous one
+    }
     const int begin = split * args.partials.split_keys;
     const int end = min(begin + args.partials.split_keys, seq.end_key);
     const int first = begin + warp * kKeys;  // this warp's first tile of 16 keys
-#pragma unroll
-    for (int stage = 0; stage < kStages - 1; ++stage) load_stage(stage, first + stage * kStep, end);
+    load_first_stages(first, end);
     softmax.reset();
     if (args.q_whole) {
       // These loads need no conversion, so the warp does not wait for q before its first use.
@@ -95,8 +104,26 @@ struct Decode {
     ptx::wait_copies<0>();
     __syncthreads();  // all warps have read their stages; o_smem reuses them
     store_results();
-    __syncthreads();  // all warps have written their results
-    merge();          // (3) (4)
+    __syncthreads();          // all warps have written their results
+    if constexpr (kM == 1) {  // two fragments leave no registers for it
+      if (args.one_split) return finish_rows();
+    }
+    merge();  // (3) (4)
+  }
+
+  /// Starts loading the first keys and waits for the previous kernel. If the old keys are ready, it
+  /// loads those while the previous kernel still computes the newest ones.
+  __device__ void load_first_stages(int first, int end) const {
+    const int old_end = args.old_keys_ready ? seq.end_key - seq.seq_q : 0;
+    int stage = 0;
+#pragma unroll 1
+    for (; stage < kStages - 1 && first + stage * kStep + kKeys <= old_end; ++stage) {
+      load_stage(stage, first + stage * kStep, end);
+    }
+    ptx::wait_for_previous_kernel();
+    if (args.old_keys_ready && !args.one_split) ptx::launch_dependents();
+#pragma unroll 1
+    for (; stage < kStages - 1; ++stage) load_stage(stage, first + stage * kStep, end);
   }
 
   __device__ int query_of(int row) const { return row / group; }
@@ -129,30 +156,44 @@ struct Decode {
   /// Starts loading keys [n0, n0 + 16) and commits the group of copies, which may be empty.
   __device__ void load_stage(int stage, int n0, int end) const {
     T* const k_smem = stages_smem + stage * Config::kStageElements;
+    T* const v_smem = k_smem + 2 * kKeys * kD;
+    const int d = args.shape.head_dim, dv = args.shape.value_dim;
     if (args.whole && n0 >= seq.first_key && n0 + kKeys <= end) {
-      load_whole_rows<kD>(k_smem, args.k1, n0);
-      load_whole_rows<kD>(k_smem + kKeys * kD, args.k2, n0);
-      load_whole_rows<kDv>(k_smem + 2 * kKeys * kD, args.v, n0);
+      const TilePlace place = place_of(n0);
+      load_whole_rows<kD>(k_smem, args.k1, place);
+      load_whole_rows<kD>(k_smem + kKeys * kD, args.k2, place);
+      load_whole_rows<kDv>(v_smem, args.v, place);
     } else if (n0 < end) {
-      load_rows<kD>(k_smem, args.k1, n0, end, args.shape.head_dim, args.k_aligned);
-      load_rows<kD>(k_smem + kKeys * kD, args.k2, n0, end, args.shape.head_dim, args.k_aligned);
-      load_rows<kDv>(k_smem + 2 * kKeys * kD, args.v, n0, end, args.shape.value_dim,
-                     args.v_aligned);
+      const TilePlace place = place_of(n0);
+      load_rows<kD>(k_smem, args.k1, place, n0, end, d, args.k_aligned);
+      load_rows<kD>(k_smem + kKeys * kD, args.k2, place, n0, end, d, args.k_aligned);
+      load_rows<kDv>(v_smem, args.v, place, n0, end, dv, args.v_aligned);
     }
     ptx::commit_copies();
+  }
+
+  /// Where 16 keys lie: a batch entry, or a page, and the first row in it.
+  struct TilePlace {
+    int batch, row;
+  };
+  /// Returns the place of keys [n0, n0 + 16). n0 is a multiple of 16, so they share a page.
+  __device__ TilePlace place_of(int n0) const {
+    if (args.pages.table == nullptr) return {b, seq.k_begin + n0};
+    const int size = static_cast<int>(args.pages.size);
+    return {args.pages.table[b * args.pages.stride + n0 / size], n0 % size};
   }
 
   /// Copies rows [n0, n0 + 16), which must all exist, to tile [16, kCols]. A lane copies the same
   /// chunk of every 64 columns in every fourth row. The swizzle then has only two values, and all
   /// other offsets are compile-time constants.
   template <int kCols>
-  __device__ void load_whole_rows(T* tile, const Rows<const T>& rows, int n0) const {
+  __device__ void load_whole_rows(T* tile, const Rows<const T>& rows, TilePlace place) const {
     static_assert(kCols % 64 == 0 && kKeys == 16);
     constexpr int kPitch = kCols * 2;  // bytes
     const uint32_t tile_smem = ptx::smem_address(tile);
     const uint32_t even = tile_smem + TileLayout<kCols>::offset(lane / 8, lane % 8);
     const uint32_t odd = tile_smem + TileLayout<kCols>::offset(lane / 8 + 4, lane % 8);
-    const T* from = rows.at(b, seq.k_begin + n0 + lane / 8, kv_head) + lane % 8 * kChunk;
+    const T* from = rows.at(place.batch, place.row + lane / 8, kv_head) + lane % 8 * kChunk;
 #pragma unroll
     for (int i = 0; i < 4; ++i, from += 4 * rows.seq_stride) {
 #pragma unroll
@@ -165,12 +206,12 @@ struct Decode {
 
   /// Copies rows [n0, n0 + 16) to tile [16, kCols]. Writes padding as 0 without reading it.
   template <int kCols>
-  __device__ void load_rows(T* tile, const Rows<const T>& rows, int n0, int end, int cols,
-                            bool aligned) const {
+  __device__ void load_rows(T* tile, const Rows<const T>& rows, TilePlace place, int n0, int end,
+                            int cols, bool aligned) const {
     constexpr int kChunks = kCols / kChunk;
     constexpr int kRowsAtOnce = kWarpSize / kChunks;
     static_assert(kWarpSize % kChunks == 0);
-    const T* const any = rows.at(b, seq.k_begin + n0, kv_head);
+    const T* const any = rows.at(place.batch, place.row, kv_head);
     const uint32_t tile_smem = ptx::smem_address(tile);
     const int chunk = lane % kChunks;
     // Not unrolled, because the offsets of all rows would not fit into the registers.
@@ -315,16 +356,79 @@ struct Decode {
       }
     }
   }
+
+  /// Merges the warps' states and finishes the rows, each by one warp.
+  __device__ void finish_rows() {
+    constexpr int kQuads = (kDv + 127) / 128;
+    const int width = args.shape.value_dim;
+    for (int row = warp; row < end_row - row0; row += kWarps) {
+      const int query = seq.q_begin + query_of(row0 + row), h = head_of(row0 + row);
+      float weight[2][kWarps], inverse[2];
+      bool dead = false;
+#pragma unroll
+      for (int map = 0; map < 2; ++map) {
+        const int r = row / 8 * 16 + map * 8 + row % 8;
+        float m = -INFINITY, l = 0.0f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) m = fmaxf(m, m_smem[w * 16 * kM + r]);
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+          weight[map][w] = m == -INFINITY ? 0.0f : ptx::exp2(m_smem[w * 16 * kM + r] - m);
+          l += l_smem[w * 16 * kM + r] * weight[map][w];
+        }
+        dead = l == 0.0f;
+        inverse[map] = dead ? 0.0f : 1.0f / l;
+      }
+      // A row that sees no column has o = 0; an infinite lambda would turn it into NaN.
+      const float lambda = dead ? 0.0f : *args.lambda.at(b, query, h);
+      float o[kQuads][4], squares = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int c = i * 128 + lane * 4 + e;
+          o[i][e] = c < width ? merged(row, c, weight, inverse, lambda) : 0.0f;
+          squares += o[i][e] * o[i][e];
+        }
+      }
+      const float rstd = args.epilogue.rstd(warp_sum(squares), width);
+      T* const out = args.out.at(b, query, h);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int c = i * 128 + lane * 4 + e;
+          if (c < width) out[c] = narrow<T>(dead ? 0.0f : o[i][e] * rstd * args.epilogue.gain(c));
+        }
+      }
+    }
+  }
+
+  /// Returns column c of O = o1 / l1 - lambda o2 / l2 of a packed row.
+  __device__ float merged(int row, int c, const float (&weight)[2][kWarps],
+                          const float (&inverse)[2], float lambda) const {
+    float sum[2] = {};
+#pragma unroll
+    for (int map = 0; map < 2; ++map) {
+      const int r = row / 8 * 16 + map * 8 + row % 8;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        if (weight[map][w] == 0.0f) continue;
+        sum[map] += o_smem[(w * 16 * kM + r) * Config::kOPitch + c] * weight[map][w];
+      }
+    }
+    return sum[0] * inverse[0] - lambda * (sum[1] * inverse[1]);
+  }
 };
 
 template <class T, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 2)
     decode_kernel(const __grid_constant__ DecodeArguments<T> args, int row_tiles, int splits) {
   extern __shared__ __align__(128) char smem[];
-  ptx::wait_for_previous_kernel();
+  if (!args.old_keys_ready) ptx::wait_for_previous_kernel();
   // Let combine_kernel start only after the wait: it reads results of the kernels before this one
   // (lambda, the norm weight) without a wait of its own.
-  ptx::launch_dependents();
+  if (args.one_split || !args.old_keys_ready) ptx::launch_dependents();
   // Consecutive blocks compute the row tiles of the same keys, so that all but the first find them
   // in L2. The next blocks compute the next kv head, whose keys are adjacent in memory.
   const int heads = args.shape.kv_heads, index = static_cast<int>(blockIdx.x / row_tiles);

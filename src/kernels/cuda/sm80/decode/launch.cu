@@ -8,8 +8,8 @@
 namespace diffattn::cuda::sm80 {
 namespace {
 
-Partials partials_of(const Problem& problem, void* workspace) {
-  const int split_keys = decode_split_keys(problem.seq_k, problem.kv_heads);
+Partials partials_of(const Problem& problem, const DecodePlan& plan, void* workspace) {
+  const auto split_keys = static_cast<int>(plan.split_keys);
   Partials partials{.m = static_cast<float*>(workspace),
                     .l = nullptr,
                     .o = nullptr,
@@ -26,18 +26,19 @@ Partials partials_of(const Problem& problem, void* workspace) {
 }
 
 template <class T>
-void decode_of(const ForwardParams& params, const Partials& partials, cudaStream_t stream) {
+void decode_of(const ForwardParams& params, const DecodePlan& plan, const Partials& partials,
+               cudaStream_t stream) {
   const int64_t d = params.head_dim, dv = params.value_dim;
   if (d <= 64 && dv <= 64) {
-    launch_decode<T, 64, 64>(params, partials, stream);
+    launch_decode<T, 64, 64>(params, plan, partials, stream);
   } else if (d <= 64 && dv <= 128) {
-    launch_decode<T, 64, 128>(params, partials, stream);
+    launch_decode<T, 64, 128>(params, plan, partials, stream);
   } else if (dv <= 128) {
-    launch_decode<T, 128, 128>(params, partials, stream);
+    launch_decode<T, 128, 128>(params, plan, partials, stream);
   } else {
-    launch_decode<T, 128, 256>(params, partials, stream);
+    launch_decode<T, 128, 256>(params, plan, partials, stream);
   }
-  combine<T>(params, partials, stream);
+  if (!finishes_rows(params, partials)) combine<T>(params, partials, stream);
 }
 
 }  // namespace
@@ -48,18 +49,20 @@ bool takes_decode(const Problem& problem) {
          problem.seq_k >= kDecodeKeys;
 }
 
-int64_t decode_workspace_bytes(const Problem& problem) {
-  const Partials partials = partials_of(problem, nullptr);
-  return partials.count() * (2 + partials.pitch) * 4;
+DecodePlan decode_plan(const Problem& problem) {
+  return {.split_keys = decode_split_keys(problem.seq_k, problem.kv_heads)};
 }
 
-void decode(const ForwardParams& params, void* workspace, cudaStream_t stream) {
-  const Partials partials = partials_of(params, workspace);
-  if (params.dtype == Dtype::kBFloat16) {
-    decode_of<bfloat16>(params, partials, stream);
-  } else {
-    decode_of<float16>(params, partials, stream);
-  }
+int64_t decode_workspace_bytes(const Problem& problem, const DecodePlan& plan) {
+  const Partials partials = partials_of(problem, plan, nullptr);
+  return finishes_rows(problem, partials) ? 0 : partials.count() * (2 + partials.pitch) * 4;
+}
+
+void decode(const ForwardParams& params, const DecodePlan& plan, void* workspace,
+            cudaStream_t stream) {
+  const Partials partials = partials_of(params, plan, workspace);
+  const auto run = params.dtype == Dtype::kBFloat16 ? decode_of<bfloat16> : decode_of<float16>;
+  run(params, plan, partials, stream);
 }
 
 }  // namespace diffattn::cuda::sm80

@@ -25,7 +25,8 @@ void launch_decode_rows(const ForwardParams& params, const DecodeArguments<T>& a
 }
 
 template <class T, int kD, int kDv>
-void launch_decode(const ForwardParams& params, const Partials& partials, cudaStream_t stream) {
+void launch_decode(const ForwardParams& params, const DecodePlan& plan, const Partials& partials,
+                   cudaStream_t stream) {
   const int64_t d = params.head_dim;
   const DecodeArguments<T> args{
       .shape = shape_of(params),
@@ -41,10 +42,16 @@ void launch_decode(const ForwardParams& params, const Partials& partials, cudaSt
       .whole = has_aligned_rows(params.k1, d) && has_aligned_rows(params.k2, d) &&
                has_aligned_rows(params.v, params.value_dim) && d == kD && params.value_dim == kDv,
       .q_whole = has_aligned_rows(params.q1, d) && has_aligned_rows(params.q2, d) && d == kD,
+      .pages = params.pages,
+      .old_keys_ready = plan.old_keys_ready,
+      .one_split = finishes_rows(params, partials),
+      .lambda = rows_of<const float>(params.lambda),
+      .epilogue = epilogue_of(params.epilogue),
+      .out = rows_of<T>(params.out),
       .partials = partials};
   // With wider heads a second fragment of o does not fit the registers.
   if constexpr (kD <= 64) {
-    if (params.seq_q * (params.heads / params.kv_heads) > 8) {
+    if (has_two_fragments(params)) {
       return launch_decode_rows<T, DecodeConfig<kD, kDv, 2>>(params, args, stream);
     }
   }

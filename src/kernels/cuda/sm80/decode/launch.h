@@ -12,16 +12,42 @@ namespace diffattn::cuda::sm80 {
 /// to 128 and value_dim up to 256.
 bool takes_decode(const Problem& problem);
 
-/// Returns the bytes of device memory that `decode` needs.
-int64_t decode_workspace_bytes(const Problem& problem);
+/// How `decode` divides the work.
+struct DecodePlan {
+  int64_t split_keys = 0;  // keys of one split
+  /// True if all keys and values but those of the newest seq_q tokens were written before the
+  /// kernel that precedes this one in the stream was launched, and key_lengths with them. Their
+  /// loads then overlap with that kernel.
+  bool old_keys_ready = false;
+};
 
-/// Computes the forward by split-key decode: `launch_decode`, then `combine`.
-void decode(const ForwardParams& params, void* workspace, cudaStream_t stream);
+/// Returns the plan of a call that knows nothing about its keys, and whose result must not depend
+/// on the batch size.
+DecodePlan decode_plan(const Problem& problem);
+
+/// Returns the bytes of device memory that `decode` needs.
+int64_t decode_workspace_bytes(const Problem& problem, const DecodePlan& plan);
+
+/// Computes the forward by split-key decode: `launch_decode`, then `combine`. With one split,
+/// decode_kernel may finish the rows itself, and then it stores only `out`.
+void decode(const ForwardParams& params, const DecodePlan& plan, void* workspace,
+            cudaStream_t stream);
+
+/// True if a block computes two fragments of 8 packed rows.
+inline bool has_two_fragments(const Problem& problem) {
+  return problem.head_dim <= 64 && problem.seq_q * (problem.heads / problem.kv_heads) > 8;
+}
+
+/// True if decode_kernel finishes its rows, and combine has nothing to do.
+inline bool finishes_rows(const Problem& problem, const Partials& partials) {
+  return partials.splits == 1 && !has_two_fragments(problem);
+}
 
 /// Launches decode_kernel for one element type and one pair of padded widths. CMake generates one
 /// source file per pair.
 template <class T, int kD, int kDv>
-void launch_decode(const ForwardParams& params, const Partials& partials, cudaStream_t stream);
+void launch_decode(const ForwardParams& params, const DecodePlan& plan, const Partials& partials,
+                   cudaStream_t stream);
 
 /// Merges the splits of each row and stores the results, see combine.cu.
 template <class T>

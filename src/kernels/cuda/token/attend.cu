@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The attention of a generation step: split-key decode on a paged cache.
+
+#include <algorithm>
+
+#include "kernels/cuda/sm80/decode/launch.h"
+#include "kernels/cuda/token/launch.cuh"
+#include "kernels/token_step.h"
+
+namespace diffattn::cuda::token {
+namespace {
+
+/// Returns enough splits to occupy the GPU, of at least 256 keys.
+sm80::DecodePlan plan_of(const Problem& problem) {
+  constexpr int64_t kLeastKeys = 256, kStep = 64;
+  const int64_t blocks = std::max<int64_t>(1, problem.batch * problem.kv_heads);
+  const int64_t splits = (sm_count() + blocks - 1) / blocks;
+  const int64_t keys = (problem.seq_k / splits + kStep - 1) / kStep * kStep;
+  return {.split_keys = std::max(kLeastKeys, keys), .old_keys_ready = true};
+}
+
+}  // namespace
+
+bool takes_attend(Dtype dtype, int64_t head_dim, int64_t value_dim) {
+  return (dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat16) && head_dim <= 128 &&
+         value_dim <= 256;
+}
+
+size_t attend_workspace_bytes(const ForwardParams& params) {
+  return static_cast<size_t>(sm80::decode_workspace_bytes(params, plan_of(params)));
+}
+
+void attend(const ForwardParams& params, void* workspace, Stream stream) {
+  sm80::decode(params, plan_of(params), workspace, static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace diffattn::cuda::token

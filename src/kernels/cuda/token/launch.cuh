@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "diffattn/kernels/error.h"
+#include "kernels/cuda/programmatic_launch.cuh"
+
+namespace diffattn::cuda::token {
+
+inline void check_step(cudaError_t status, const char* name) {
+  if (status == cudaSuccess) return;
+  throw Error(std::string(name) + ": " + cudaGetErrorName(status) + ": " +
+              cudaGetErrorString(status));
+}
+
+/// Returns the number of SMs of the current device.
+inline int sm_count() {
+  int device = 0, count = 0;
+  check_step(cudaGetDevice(&device), "cudaGetDevice");
+  check_step(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "SM count");
+  return count;
+}
+
+/// Launches a kernel of a step, early if its code has the wait instruction, or throws Error.
+template <class... Parameters, class... Arguments>
+void launch_step(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t smem,
+                 cudaStream_t stream, const char* name, const Arguments&... arguments) {
+  check_step(launch_kernel_early_if_supported(kernel, blocks, threads, smem, stream, arguments...),
+             name);
+}
+
+}  // namespace diffattn::cuda::token

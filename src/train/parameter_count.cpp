@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/parameter_count.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace diffattn::train {
+namespace {
+
+/// While it exists, torch creates every tensor on its Meta backend: with a shape but no storage.
+/// BackendSelect would send the creation of a tensor to the CPU, so it is left out. Initialisation
+/// goes to the Meta backend because its key has a higher priority than that of the CPU.
+struct NoStorage {
+  c10::impl::IncludeDispatchKeyGuard meta{c10::DispatchKey::Meta};
+  c10::impl::ExcludeDispatchKeyGuard no_choice{c10::DispatchKey::BackendSelect};
+};
+
+}  // namespace
+
+int64_t parameter_count(const RunConfig& config, const TaskData& data) {
+  // All layers are alike, so two models tell the size of a model with thousands of layers.
+  RunConfig small = config;
+  const auto count = [&](int64_t layers) {
+    small.model.num_hidden_layers = layers;
+    try {
+      const NoStorage no_storage;
+      return new_task_model(small, data)->parameter_count();
+    } catch (const c10::Error&) {  // torch 2.11 cannot initialise every part without storage
+      return new_task_model(small, data)->parameter_count();
+    }
+  };
+  const int64_t layers = config.model.num_hidden_layers, one = count(1);
+  return layers == 1 ? one : one + (layers - 1) * (count(2) - one);
+}
+
+}  // namespace diffattn::train

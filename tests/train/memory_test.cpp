@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <torch/torch.h>
+
+#include "diffattn/nn/presets.h"
+#include "diffattn/train/task_data.h"
+#include "train/memory_estimate.h"
+#include "train/parameter_count.h"
+
+namespace diffattn::train::memory_test {
+namespace {
+
+RunConfig config_of(const std::vector<std::pair<std::string, std::string>>& settings) {
+  RunConfig config;
+  config.set_all(settings);
+  return config;
+}
+
+TEST(ParameterCount, EqualsThatOfTheModel) {
+  for (const std::string& attention : nn::preset_names()) {
+    for (const char* task : {"needle", "classify", "summarize"}) {
+      RunConfig config = config_of({{"task", task},
+                                    {"model.attention", attention},
+                                    {"model.hidden_size", "32"},
+                                    {"model.num_hidden_layers", "3"},
+                                    {"model.num_attention_heads", "4"}});
+      const auto data = open_task_data(config);
+      EXPECT_EQ(parameter_count(config, *data), new_task_model(config, *data)->parameter_count())
+          << attention << " " << task;
+    }
+  }
+}
+
+TEST(ParameterCount, TakesNoMemoryAndChangesNoBits) {
+  RunConfig config = config_of({{"task", "needle"},
+                                {"model.hidden_size", "32768"},
+                                {"model.num_hidden_layers", "100"},
+                                {"model.num_attention_heads", "256"}});
+  const auto data = open_task_data(config);
+  rusage before{}, after{};
+  getrusage(RUSAGE_SELF, &before);
+  const int64_t parameters = parameter_count(config, *data);
+  getrusage(RUSAGE_SELF, &after);
+  EXPECT_GT(parameters, 1'200'000'000'000);
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 64 << 10);  // KiB
+  EXPECT_GT(estimate_memory(config, parameters).total(), 16 * parameters);
+  EXPECT_TRUE(torch::zeros({1}).is_cpu());
+}
+
+TEST(MemoryEstimate, DoesNotOverflow) {
+  RunConfig config = config_of({{"task", "needle"},
+                                {"model.hidden_size", "1048576"},
+                                {"model.num_hidden_layers", "4096"},
+                                {"model.num_attention_heads", "4096"},
+                                {"train.batch_size", "1048576"}});
+  const auto data = open_task_data(config);
+  config.train.seq_len = 1 << 24;
+  const MemoryEstimate estimate = estimate_memory(config, parameter_count(config, *data));
+  EXPECT_GT(estimate.total(), int64_t{1} << 60);
+  EXPECT_GT(estimate.activations, 0);
+  EXPECT_GT(estimate.gradients, 0);
+}
+
+/// Values of a pair are two heads wide. No kernel reuses row sums at a width of 256.
+TEST(MemoryEstimate, CountsAsKeptOnlyWhatAKernelReads) {
+  const auto activations = [](const char* attention, const char* head_dim, const char* keep) {
+    RunConfig config = config_of({{"task", "needle"},
+                                  {"model.attention", attention},
+                                  {"model.head_dim", head_dim},
+                                  {"train.device", "cuda"},
+                                  {"train.dtype", "bfloat16"},
+                                  {"train.activation_checkpointing", "true"},
+                                  {"train.keep_attention", keep}});
+    open_task_data(config);
+    return estimate_memory(config, 1000).activations;
+  };
+  EXPECT_GT(activations("diffllama", "64", "sums"), activations("diffllama", "64", "nothing"));
+  EXPECT_EQ(activations("diffllama", "128", "sums"), activations("diffllama", "128", "nothing"));
+  EXPECT_GT(activations("microsoft_v2", "128", "sums"),
+            activations("microsoft_v2", "128", "nothing"));
+}
+
+}  // namespace
+}  // namespace diffattn::train::memory_test

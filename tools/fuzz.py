@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the fuzz targets of tests/fuzz, several at once, and counts their inputs.
+
+  tools/fuzz.py --build build/fuzz --seconds 10              ten seconds for each target
+  tools/fuzz.py --build build/fuzz --inputs 50000000         until the targets have run as many inputs in all
+  tools/fuzz.py --build build/fuzz tokenizer --seconds 60    one target
+
+New inputs that reach more code stay in BUILD/corpus/TARGET and are used again. An input that crashes, hangs
+or takes too much memory is written to BUILD/found; keep it in tests/fuzz/found/TARGET once it is fixed.
+BUILD/counts.json adds up the inputs of all runs. Exits 1 if a target fails.
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FUZZ = ROOT / "tests" / "fuzz"
+# SECURITY.md allows one allocation of 64 MiB and twice the file. The inputs are small.
+LIMITS = ["-malloc_limit_mb=80", "-rss_limit_mb=2048", "-timeout=10"]
+# Longer inputs find little more and run slowly.
+LENGTHS = {"tokenizer": 8192, "convert": 8192, "sharded": 4096, "text": 512, "json": 512, "settings": 512,
+           "token_file": 512}
+# A campaign switches between targets. Those that run thousands of inputs a second get longer turns.
+TURN_SECONDS, LONG_TURN_SECONDS = 30, 120
+QUICK = {"json", "manifest", "safetensors", "settings", "text", "token_file"}
+
+
+def targets():
+    return sorted(path.name.removesuffix("_fuzz.cpp") for path in FUZZ.glob("*_fuzz.cpp"))
+
+
+def command_of(build, target, seconds):
+    corpus, found = build / "corpus" / target, build / "found"
+    for folder in (corpus, found):
+        folder.mkdir(parents=True, exist_ok=True)
+    folders = [corpus] + [FUZZ / kind / target for kind in ("seeds", "found")]
+    command = [build / f"fuzz_{target}", *LIMITS, f"-max_total_time={seconds}", "-print_final_stats=1",
+               f"-max_len={LENGTHS.get(target, 1024)}", f"-artifact_prefix={found}/{target}-"]
+    dictionary = FUZZ / "dictionaries" / f"{target}.dict"
+    if dictionary.exists():
+        command.append(f"-dict={dictionary}")
+    return [str(part) for part in command + [folder for folder in folders if folder.is_dir()]]
+
+
+def run(build, target, seconds):
+    """Returns the target, the number of inputs it ran, and the log of a failure or None."""
+    environment = dict(os.environ, ASAN_OPTIONS="detect_leaks=1:allocator_may_return_null=1",
+                       UBSAN_OPTIONS="print_stacktrace=1")
+    done = subprocess.run(command_of(build, target, seconds), env=environment, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE, text=True, errors="replace")
+    stat = re.search(r"number_of_executed_units: (\d+)", done.stderr)
+    count = int(stat.group(1)) if stat else 0
+    return target, count, done.stderr[-6000:] if done.returncode != 0 else None
+
+
+def turns(names, seconds, inputs, counts):
+    """Yields (target, seconds): every target once, or in turns until they have run `inputs` inputs."""
+    if not inputs:
+        yield from ((name, seconds or 10) for name in names)
+        return
+    while True:
+        for name in names:
+            if sum(counts.values()) >= inputs:
+                return
+            yield name, seconds or (LONG_TURN_SECONDS if name in QUICK else TURN_SECONDS)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", help="default: all")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "fuzz", help="folder of the programs")
+    parser.add_argument("--seconds", type=int, help="for each target, or for each turn of a campaign")
+    parser.add_argument("--inputs", type=int, help="stop after this many inputs of all targets together")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="targets at the same time")
+    arguments = parser.parse_args()
+    names = arguments.targets or targets()
+    unknown = sorted(set(names) - set(targets()))
+    if unknown:
+        parser.error(f"unknown target {unknown[0]}; known: {', '.join(targets())}")
+    build = arguments.build.resolve()
+    counts, failures, begin = dict.fromkeys(names, 0), {}, time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
+        running = set()
+        for name, limit in turns(names, arguments.seconds, arguments.inputs, counts):
+            if len(running) >= max(1, arguments.jobs):
+                done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                take(done, build, counts, failures)
+            if failures and arguments.inputs:
+                break
+            running.add(pool.submit(run, build, name, limit))
+        take(concurrent.futures.wait(running).done, build, counts, failures)
+    for name in names:
+        print(f"fuzz: {name:12} {counts[name]:>12,} inputs{'  FAILED' if name in failures else ''}")
+    print(f"fuzz: {sum(counts.values()):,} inputs in {time.monotonic() - begin:.0f} s, {len(failures)} failures")
+    for name, log in failures.items():
+        print(f"\n{name}:\n{log}")
+    return 1 if failures else 0
+
+
+def take(done, build, counts, failures):
+    """Adds finished runs to the counts, in memory and in counts.json."""
+    path = build / "counts.json"
+    total = json.loads(path.read_text()) if path.exists() else {}
+    for future in done:
+        name, count, log = future.result()
+        counts[name] += count
+        total[name] = total.get(name, 0) + count
+        if log is not None:
+            failures[name] = log
+    path.write_text(json.dumps(total, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
