@@ -20,8 +20,8 @@ class Model:
 
     def __init__(self, folder: Path, dtype: str = "float32", device: str = "cpu") -> None:
         _full.library()
-        if dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"diffattn: argument 'dtype': expected float32 or bfloat16, got {dtype!r}")
+        if dtype not in ("float32", "bfloat16", "float16"):
+            raise ValueError(f"diffattn: argument 'dtype': expected float32, bfloat16 or float16, got {dtype!r}")
         self.folder = os.fspath(folder)
         self._model = torch.classes.diffattn.Model(self.folder, dtype, device)
         self.config: Dict[str, Any] = json.loads(self._model.config())
@@ -42,9 +42,9 @@ class Model:
         return self._model.logits(ids)
 
     def generate(self, prompt: Union[str, Sequence[str]], *, max_new_tokens: int = 64, temperature: float = 0.0,
-                 top_k: int = 0, top_p: float = 1.0, repetition_penalty: float = 1.0, seed: int = 0,
-                 stop: Sequence[str] = (), on_text: Optional[Callable[[int, str], Any]] = None
-                 ) -> Union[str, List[str]]:
+                 top_k: int = 0, top_p: float = 1.0, repetition_penalty: float = 1.0, presence_penalty: float = 0.0,
+                 frequency_penalty: float = 0.0, seed: int = 0, stop: Sequence[str] = (),
+                 on_text: Optional[Callable[[int, str], Any]] = None) -> Union[str, List[str]]:
         """Continues a text, or each text of a list, and returns only what is new.
 
         temperature 0 takes the likeliest token. A continuation ends before the first text of `stop`. on_text(row,
@@ -53,13 +53,15 @@ class Model:
         single = isinstance(prompt, str)
         ids = [self.encode(text) for text in ([prompt] if single else prompt)]
         options = dict(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-                       repetition_penalty=repetition_penalty, seed=seed, stop=list(stop))
+                       repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+                       frequency_penalty=frequency_penalty, seed=seed, stop=list(stop))
         _, texts = self._generate(ids, options, on_text)
         return texts[0] if single else texts
 
     def generate_ids(self, prompts: Sequence[Sequence[int]], **options: Any) -> List[List[int]]:
         """Continues lists of token ids. The options are those of `generate`, without stop and on_text."""
-        known = dict(max_new_tokens=64, temperature=0.0, top_k=0, top_p=1.0, repetition_penalty=1.0, seed=0)
+        known = dict(max_new_tokens=64, temperature=0.0, top_k=0, top_p=1.0, repetition_penalty=1.0,
+                     presence_penalty=0.0, frequency_penalty=0.0, seed=0)
         wrong = sorted(set(options) - set(known))
         if wrong:
             raise TypeError(f"diffattn: generate_ids has no option {wrong[0]!r}")

@@ -16,6 +16,8 @@ nn::SamplingOptions sampling_of(const Json& options, const Ids& stop_tokens) {
       .top_k(options.at("top_k"))
       .top_p(options.at("top_p"))
       .repetition_penalty(options.at("repetition_penalty"))
+      .presence_penalty(options.at("presence_penalty"))
+      .frequency_penalty(options.at("frequency_penalty"))
       .seed(options.at("seed"))
       .stop_tokens(stop_tokens);
 }

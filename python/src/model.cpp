@@ -11,7 +11,9 @@ Model::Model(const std::string& folder, const std::string& dtype, const std::str
   if (!models::read_model_config(folder).labels.empty()) {
     throw io::Error(folder, "expected a causal language model, got a classifier");
   }
-  const auto type = dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32;
+  const auto type = dtype == "bfloat16"  ? torch::kBFloat16
+                    : dtype == "float16" ? torch::kFloat16
+                                         : torch::kFloat32;
   tokenizer_ = io::tokenizer_in(folder);
   model_ = models::load_causal_lm(folder, type);
   model_->to(torch::Device(device));

@@ -27,7 +27,7 @@ using OnText = int (*)(int64_t row, const char* text);
 /// releases the GIL while a method runs.
 class Model : public torch::CustomClassHolder {
  public:
-  /// Loads a model folder. `dtype` is "float32" or "bfloat16".
+  /// Loads a model folder. `dtype` is "float32", "bfloat16" or "float16".
   Model(const std::string& folder, const std::string& dtype, const std::string& device);
 
   /// Returns the text of config.json.
