@@ -25,12 +25,13 @@ from diffattn import nn  # noqa: E402
 from diffattn.ops import (STATS, attention, attention_map, attention_stats,  # noqa: E402
                           decode)
 from diffattn.model import Model, load  # noqa: E402
+from diffattn.generator import Generator  # noqa: E402
 from diffattn.convert import ConversionError, convert  # noqa: E402
 from diffattn.verbs import analyze, train  # noqa: E402
 
 __version__ = _library.build().get("version", "0+unknown")
-__all__ = ["STATS", "ConversionError", "Model", "analyze", "attention", "attention_map", "attention_stats", "convert",
-           "decode", "info", "load", "nn", "train"]
+__all__ = ["STATS", "ConversionError", "Generator", "Model", "analyze", "attention", "attention_map",
+           "attention_stats", "convert", "decode", "info", "load", "nn", "train"]
 
 
 def info() -> Dict[str, Any]:

@@ -21,23 +21,23 @@ def library() -> ctypes.CDLL:
     return verbs.open_library(path)
 
 
-def with_text_callback(on_text: Optional[Callable[[int, str], Any]], call: Callable[[int], Any]) -> Any:
-    """Calls `call` with the address of a C function that hands pieces of text to `on_text`.
+def with_callback(on_token: Optional[Callable[[int, int, str], Any]], call: Callable[[int], Any]) -> Any:
+    """Calls `call` with the address of a C function that hands rows, tokens and pieces of text to `on_token`.
 
-    Ctrl-C and an exception of `on_text` stop the generation; both are raised after it.
+    Ctrl-C and an exception of `on_token` stop the generation; both are raised after it.
     """
     failure: List[BaseException] = []
     signals = verbs.Signals()
 
-    def take(row: int, text: bytes) -> int:
-        if on_text is not None and text and not failure:
+    def take(row: int, token: int, text: bytes) -> int:
+        if on_token is not None and not failure:
             try:
-                on_text(row, text.decode())
+                on_token(row, token, text.decode())
             except BaseException as error:  # ctypes would print it and continue
                 failure.append(error)
         return 1 if failure or signals.received is not None else 0
 
-    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_char_p)(take)
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)(take)
     with signals:
         result = call(ctypes.cast(callback, ctypes.c_void_p).value or 0)
     signals.deliver()

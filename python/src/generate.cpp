@@ -18,6 +18,8 @@ nn::SamplingOptions sampling_of(const Json& options, const Ids& stop_tokens) {
       .repetition_penalty(options.at("repetition_penalty"))
       .presence_penalty(options.at("presence_penalty"))
       .frequency_penalty(options.at("frequency_penalty"))
+      .presence_penalty(options.at("presence_penalty"))
+      .frequency_penalty(options.at("frequency_penalty"))
       .seed(options.at("seed"))
       .stop_tokens(stop_tokens);
 }
@@ -44,16 +46,20 @@ std::tuple<std::vector<Ids>, std::vector<std::string>> Model::generate(
     Row& row = rows[index];
     const std::string piece =
         row.decoder ? row.text.push(row.decoder->push(static_cast<io::TokenId>(token))) : "";
-    stopped = stopped || (show != nullptr && show(static_cast<int64_t>(index), piece.c_str()) != 0);
+    stopped = stopped ||
+              (show != nullptr && show(static_cast<int64_t>(index), token, piece.c_str()) != 0);
     return !stopped && !row.text.found();
   };
+  const Ids stops =
+      parsed.contains("stop_tokens") ? parsed["stop_tokens"].get<Ids>() : stop_tokens();
   const std::lock_guard lock(generating_);
-  auto ids = generator_->generate(prompts, sampling_of(parsed, stop_tokens()), take);
+  auto ids = generator_->generate(prompts, sampling_of(parsed, stops), take);
   std::vector<std::string> texts;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (!rows[i].decoder) continue;
     const std::string rest = rows[i].text.finish(rows[i].decoder->finish());
-    if (show != nullptr && !rest.empty() && !stopped) show(static_cast<int64_t>(i), rest.c_str());
+    if (show != nullptr && !rest.empty() && !stopped)
+      show(static_cast<int64_t>(i), -1, rest.c_str());
     texts.push_back(rows[i].text.all());
   }
   return {std::move(ids), std::move(texts)};

@@ -20,6 +20,26 @@ Model::Model(const std::string& folder, const std::string& dtype, const std::str
   generator_.emplace(model_);
 }
 
+Model::Model(const std::string& folder, const c10::Dict<std::string, torch::Tensor>& weights)
+    : folder_(folder) {
+  const torch::NoGradGuard no_grad;
+  model_ = nn::CausalLM(models::read_model_config(folder));
+  for (const auto& [name, parameter] : models::named_weights(*model_)) {
+    const auto found = weights.find(name);
+    if (found == weights.end()) {
+      throw io::Error(folder, "expected a tensor " + name + " among the weights, got none");
+    }
+    const torch::Tensor& tensor = found->value();
+    if (tensor.sizes() != parameter.sizes()) {
+      throw io::Error(folder, c10::str("tensor ", name, ": expected shape ", parameter.sizes(),
+                                       ", got ", tensor.sizes()));
+    }
+    torch::Tensor(parameter).set_data(tensor.detach());
+  }
+  model_->eval();
+  generator_.emplace(model_);
+}
+
 std::string Model::config() const {
   return models::model_config_text(model_->config, model_->head_weight().scalar_type());
 }
@@ -60,6 +80,13 @@ torch::Tensor Model::logits(const torch::Tensor& ids) {
 TORCH_LIBRARY_FRAGMENT(diffattn, m) {
   m.class_<Model>("Model")
       .def(torch::init<std::string, std::string, std::string>())
+      .def_static(
+          "with_weights",
+          [](const std::string& folder, const c10::Dict<std::string, torch::Tensor>& weights) {
+            return c10::make_intrusive<Model>(folder, weights);
+          })
+      .def("uses_steps", &Model::uses_steps)
+      .def("reason", &Model::reason)
       .def("config", &Model::config)
       .def("has_tokenizer", &Model::has_tokenizer)
       .def("encode", &Model::encode)

@@ -19,9 +19,10 @@ namespace diffattn::python {
 
 using Ids = std::vector<int64_t>;
 
-/// Called with every new token: the row, and the piece of UTF-8 text that it completes, which may
-/// be empty. Returns 0 to continue; any other number stops all rows.
-using OnText = int (*)(int64_t row, const char* text);
+/// Called with every new token: the row, the token, and the piece of UTF-8 text that it completes,
+/// which may be empty. At the end of a row a rest of text may follow, with token -1. Returns 0 to
+/// continue; any other number stops all rows.
+using OnText = int (*)(int64_t row, int64_t token, const char* text);
 
 /// A causal language model in memory, with its tokenizer: torch.classes.diffattn.Model. torch
 /// releases the GIL while a method runs.
@@ -29,6 +30,13 @@ class Model : public torch::CustomClassHolder {
  public:
   /// Loads a model folder. `dtype` is "float32", "bfloat16" or "float16".
   Model(const std::string& folder, const std::string& dtype, const std::string& device);
+  /// Makes the model of a folder's config.json from tensors that somebody else holds, without a
+  /// copy. Throws io::Error if one is missing or has another shape.
+  Model(const std::string& folder, const c10::Dict<std::string, torch::Tensor>& weights);
+
+  /// True if fused steps compute the tokens; else `reason` says why not.
+  bool uses_steps() const { return generator_->uses_steps(); }
+  std::string reason() const { return generator_->reason(); }
 
   /// Returns the text of config.json.
   std::string config() const;
