@@ -6,9 +6,10 @@
 #include <torch/torch.h>
 
 #include "apps/diffattn/generate/interactive.h"
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/model_option.h"
 #include "apps/diffattn/options/option_checks.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/io/error.h"
@@ -85,8 +86,8 @@ Json logprobs_of(nn::CausalLM& model, Ids ids, const Ids& added, int64_t count) 
   return positions;
 }
 
-void print_json(Generator& generator, const Prompts& prompts, const Continuations& all,
-                const GenerateOptions& options) {
+void print_results(Generator& generator, const Prompts& prompts, const Continuations& all,
+                   const GenerateOptions& options) {
   Json results = Json::array();
   for (size_t i = 0; i < all.rows.size(); ++i) {
     const Continuation& row = all.rows[i];
@@ -105,7 +106,7 @@ void print_json(Generator& generator, const Prompts& prompts, const Continuation
                   {"tokens", all.tokens()},
                   {"seconds", all.seconds},
                   {"tokens_per_second", static_cast<double>(all.tokens()) / all.seconds}};
-  print_out("{}\n", json_text(json));
+  print_json(json);
 }
 
 void print_text(const Prompts& prompts, const Continuations& all) {
@@ -181,7 +182,7 @@ int run_generate(const GenerateOptions& options) {
   }
   const Continuations all = continue_prompts(generator, prompts, events);
   if (options.json) {
-    print_json(generator, prompts, all, options);
+    print_results(generator, prompts, all, options);
   } else if (stream) {
     print_out("\n");
   } else {

@@ -5,7 +5,7 @@
 
 #include "apps/diffattn/options/input_stream.h"
 #include "apps/diffattn/terminal/print.h"
-#include "train/stop_signal.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 
 namespace diffattn::app {
 
@@ -27,8 +27,8 @@ int continue_interactively(Generator& generator) {
     generator.sampling.seed(seed + turn);  // the same prompt gives another sample
     printed.show(line);
     ContinueEvents events = printed;
-    const train::StopSignal signal;
-    events.stopped = [&] { return signal.received() != 0; };
+    const StopSignal signal;
+    events.stopped = [&] { return signal.received(); };
     const Continuations all = continue_prompts(generator, prompt, events);
     print_out("\n");
     warn_of_length(prompt, all, generator.model->config.max_position_embeddings);
