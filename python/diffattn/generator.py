@@ -136,7 +136,7 @@ def _of_module(module: torch.nn.Module) -> Model:
                         f"got {type(module).__name__}")
     _full.library()
     with tempfile.TemporaryDirectory() as folder:
-        config.to_json_file(os.path.join(folder, "config.json"), use_diff=False)
+        config.to_json_file(os.path.join(folder, "config.json"))
         weights = {name: value.detach() for name, value in module.state_dict().items()}
         made = torch.classes.diffattn.Model.with_weights(folder, weights)
     return Model.of(made, type(module).__name__)

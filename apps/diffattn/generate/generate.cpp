@@ -20,7 +20,7 @@ namespace diffattn::app {
 namespace {
 
 struct GenerateOptions {
-  std::string model, prompt, input, device = "cpu", dtype = "float32";
+  std::string model, prompt, input, device = "cpu", dtype;
   Ids prompt_ids;
   std::vector<std::string> stop;
   int64_t max_new_tokens = 64, top_k = 0, logprobs = 0, samples = 1;
@@ -141,11 +141,14 @@ nn::CausalLM load_language_model(const GenerateOptions& options) {
     throw io::Error(options.model,
                     "expected a causal language model, got a classifier; use diffattn classify");
   }
-  const auto dtype = options.dtype == "bfloat16"  ? torch::kBFloat16
-                     : options.dtype == "float16" ? torch::kFloat16
-                                                  : torch::kFloat32;
+  const torch::Device device(options.device);
+  const std::string type =
+      !options.dtype.empty() ? options.dtype : (device.is_cuda() ? "bfloat16" : "float32");
+  const auto dtype = type == "bfloat16"  ? torch::kBFloat16
+                     : type == "float16" ? torch::kFloat16
+                                         : torch::kFloat32;
   nn::CausalLM model = models::load_causal_lm(options.model, dtype);
-  model->to(torch::Device(options.device));
+  model->to(device);
   return model;
 }
 
@@ -246,7 +249,7 @@ VerbAction add_generate(CLI::App& app) {
         return text.empty() ? "expected a text, got nothing" : "";
       })
       ->allow_extra_args(false);
-  verb->add_option("--dtype", options->dtype, "type of the weights (default float32)")
+  verb->add_option("--dtype", options->dtype, "type of the weights (default float32, on a GPU bfloat16)")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
   add_device_option(*verb, options->device);
   add_threads_option(*verb);
