@@ -22,7 +22,8 @@ struct ProblemArguments {
   std::optional<int64_t> window;
   OptionalTensor mask, key_starts, key_lengths, cu_seqlens_q, cu_seqlens_k;
   bool align_to_key_lengths = false;  // decode
-  /// decode: [B, P] pages of each sequence. k1, k2 and v are then pools, [pages, page size, Hkv, D].
+  /// decode: [B, P] pages of each sequence. k1, k2 and v are then pools, [pages, page size, Hkv,
+  /// D].
   OptionalTensor block_table = {};
 
   bool packed() const { return cu_seqlens_q.has_value(); }
