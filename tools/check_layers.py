@@ -66,7 +66,7 @@ RULES = {
     "src/models": (layer(r"diffattn/(models|nn|io)/", r"diffattn/ops", r"models/", PRIVATE_IO, TORCH,
                          r"nlohmann/"), r"kernels/"),
     "src/infer": (layer(r"diffattn/(infer|nn)/", r"diffattn/ops", r"infer/", PRIVATE_NN,
-                        r"ops/layers/cuda_token_step\.h", r"kernels/token_step\.h", TORCH),
+                        r"ops/layers/token_step\.h", r"kernels/token_step\.h", TORCH),
                   r"nlohmann/|" + CUDA),
     "src/analysis/report": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|io/|nlohmann/", TORCH),
     "src/analysis/picture": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|io/unicode/utf8\.h",

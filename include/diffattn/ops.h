@@ -59,9 +59,16 @@ torch::Tensor attention(const torch::Tensor& q1, const torch::Tensor& q2, const 
 /// Computes the attention of the newest M queries of each sequence to its KV cache: causal
 /// `attention` with rows aligned to `key_lengths` (the filled part of the cache; default: all of
 /// it). No gradients.
+///
+/// With `block_table` [B, P], of integers, the cache is paged: k1, k2 and v are pools of pages,
+/// [pages, page size, Hkv, D], and row n of sequence b is row n % page size of page
+/// block_table[b, n / page size]. N is P times the page size, a multiple of 16 (best 64). It needs
+/// `key_lengths`. Results have the bits of a contiguous cache. On a GPU the caller must make sure
+/// that the entries are pages; entries behind the last key are never read.
 torch::Tensor decode(const torch::Tensor& q1, const torch::Tensor& q2, const torch::Tensor& k1,
                      const torch::Tensor& k2, const torch::Tensor& v, const torch::Tensor& lambda,
-                     const AttentionOptions& options = {});
+                     const AttentionOptions& options = {},
+                     const std::optional<torch::Tensor>& block_table = {});
 
 /// Computes statistics of every row of the map, [B, M, H, kStatCount] (`enum Stat`), in O(N)
 /// memory, with gradients for q1, q2, k1, k2, lambda and an additive mask. Ignores the head norm

@@ -65,16 +65,18 @@ def decode(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Lambd
            scale: Optional[float] = None, scale2: Optional[float] = None,
            window: Optional[int] = None, mask: Optional[Tensor] = None,
            key_starts: Optional[Tensor] = None, key_lengths: Optional[Tensor] = None,
-           norm_weight: Optional[Tensor] = None, norm_eps: Optional[float] = None,
-           out_scale: float = 1.0) -> Tensor:
+           block_table: Optional[Tensor] = None, norm_weight: Optional[Tensor] = None,
+           norm_eps: Optional[float] = None, out_scale: float = 1.0) -> Tensor:
     """Computes attention for the last M tokens of each sequence with a KV cache; causal, without gradients.
 
     The first key_lengths[b] columns of the cache are filled. The arguments are those of `attention`.
+    With block_table [B, P] the cache is paged: k1, k2 and v are [pages, page size, Hkv, D], and column n
+    of sequence b is row n % page size of page block_table[b, n // page size].
     """
     return torch.ops.diffattn.decode(
         q1, q2, k1, k2, v, _tensor_of(lam, q1), scale=scale, scale2=scale2, window=window,
-        mask=mask, key_starts=key_starts, key_lengths=key_lengths, norm_weight=norm_weight,
-        norm_eps=norm_eps, out_scale=out_scale)
+        mask=mask, key_starts=key_starts, key_lengths=key_lengths, block_table=block_table,
+        norm_weight=norm_weight, norm_eps=norm_eps, out_scale=out_scale)
 
 
 def attention_stats(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Lambda, *,

@@ -1,45 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/infer/generator.h"
 
-#include <optional>
-#include <utility>
-
-#include "infer/graph_generator.h"
 #include "nn/models/prompts.h"
 
 namespace diffattn::infer {
+namespace {
 
-struct Generator::Parts {
-  nn::CausalLM model;
-  std::string reason;  // why there are no graphs
-  std::optional<GraphGenerator> graphs;
+using Rows = std::vector<std::vector<int64_t>>;
+
+/// Gives every row its own sequence of random numbers.
+uint64_t seed_of(uint64_t seed, size_t row) { return seed + row * 0xD1B54A32D192ED03ull; }
+
+/// The requests of one call. Those that are left when it ends are cancelled.
+struct Call {
+  Batcher& batcher;
+  uint64_t first = 0;  // number of the first request
+  size_t count = 0;
+
+  ~Call() {
+    for (size_t row = 0; row < count; ++row) batcher.cancel(first + row);
+  }
 };
 
+}  // namespace
+
 Generator::Generator(nn::CausalLM model, const GeneratorOptions& options)
-    : parts_(std::make_unique<Parts>(Parts{std::move(model), {}, std::nullopt})) {
-  if (options.max_rows() < 1 || options.max_rows() > cuda::token::kMaxRows) {
-    throw_argument_error("max_rows", c10::str("1 to ", cuda::token::kMaxRows),
-                         std::to_string(options.max_rows()));
+    : model_(std::move(model)), batcher_(model_, options) {}
+
+Rows Generator::generate(const Rows& prompts, const nn::SamplingOptions& options,
+                         const nn::OnToken& on_token) {
+  if (!uses_steps()) return nn::generate(*model_, prompts, options, on_token);
+  nn::check_generation(*model_, prompts, options);
+  Rows results(prompts.size());
+  if (options.max_new_tokens() == 0) return results;
+  Call call{batcher_};
+  for (size_t row = 0; row < prompts.size(); ++row) {
+    const uint64_t number = batcher_.submit(
+        {prompts[row], nn::SamplingOptions(options).seed(seed_of(options.seed(), row))});
+    if (row == 0) call.first = number;
+    ++call.count;
   }
-  const torch::NoGradGuard no_gradients;
-  auto step = StepModel::make(*parts_->model, parts_->reason);
-  if (step) parts_->graphs.emplace(parts_->model, std::move(*step), options);
+  while (!batcher_.idle()) {
+    for (const NewToken& token : batcher_.step()) {
+      const auto row = static_cast<size_t>(token.request - call.first);
+      if (token.finish == Finish::kNotFinite) {
+        throw Error(c10::str("diffattn: generate: prompt ", row, ": expected finite logits after ",
+                             results[row].size(), " new tokens, got NaN or infinity; the model's ",
+                             "weights overflow"));
+      }
+      results[row].push_back(token.token);
+      if (on_token && !on_token(row, token.token)) batcher_.cancel(token.request);
+    }
+  }
+  return results;
 }
-
-Generator::Generator(Generator&&) noexcept = default;
-Generator& Generator::operator=(Generator&&) noexcept = default;
-Generator::~Generator() = default;
-
-std::vector<std::vector<int64_t>> Generator::generate(
-    const std::vector<std::vector<int64_t>>& prompts, const nn::SamplingOptions& options,
-    const nn::OnToken& on_token) {
-  if (!parts_->graphs) return nn::generate(*parts_->model, prompts, options, on_token);
-  nn::check_generation(*parts_->model, prompts, options);
-  if (options.max_new_tokens() == 0) return std::vector<std::vector<int64_t>>(prompts.size());
-  return parts_->graphs->generate(prompts, options, on_token);
-}
-
-bool Generator::uses_graphs() const { return parts_->graphs.has_value(); }
-const std::string& Generator::reason() const { return parts_->reason; }
 
 }  // namespace diffattn::infer

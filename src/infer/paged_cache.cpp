@@ -18,14 +18,17 @@ PagedCache::PagedCache(int64_t layers, const CachedToken& token, int64_t page_si
 }
 
 bool PagedCache::reserve(int64_t pages) {
-  if (pages + 1 <= this->pages()) return false;
-  TORCH_CHECK(!pool_.defined() || free_pages() + 1 == this->pages(),
-              "PagedCache: the pool can only grow while all pages are free");
-  pool_ = Tensor();  // frees the old pool before the new one is made
+  const int64_t before = this->pages();
+  if (pages + 1 <= before) return false;
   // Zeros, because masked columns of a page still take part in products.
-  pool_ = torch::zeros({layers_, pages + 1, token_.kv_heads, page_size_, token_.width()}, options_);
-  free_.resize(static_cast<size_t>(pages));
-  std::iota(free_.rbegin(), free_.rend(), 1);
+  const Tensor larger =
+      torch::zeros({layers_, pages + 1, token_.kv_heads, page_size_, token_.width()}, options_);
+  if (used_pages() > 0) larger.narrow(1, 0, before).copy_(pool_);
+  pool_ = larger;
+  owners_.resize(static_cast<size_t>(pages) + 1, 0);
+  std::vector<int32_t> added(static_cast<size_t>(pages + 1 - std::max<int64_t>(1, before)));
+  std::iota(added.rbegin(), added.rend(), static_cast<int32_t>(std::max<int64_t>(1, before)));
+  free_.insert(free_.begin(), added.begin(), added.end());
   return true;
 }
 
@@ -35,11 +38,22 @@ std::vector<int32_t> PagedCache::take(int64_t pages) {
   const auto first = free_.end() - pages;
   std::vector<int32_t> taken(first, free_.end());
   free_.erase(first, free_.end());
+  share(taken);
   return taken;
 }
 
+void PagedCache::share(const std::vector<int32_t>& pages) {
+  for (const int32_t page : pages) ++owners_[static_cast<size_t>(page)];
+}
+
 void PagedCache::give_back(const std::vector<int32_t>& pages) {
-  free_.insert(free_.end(), pages.begin(), pages.end());
+  for (const int32_t page : pages) {
+    if (--owners_[static_cast<size_t>(page)] == 0) free_.push_back(page);
+  }
+}
+
+void PagedCache::copy(int32_t from, int32_t to) {
+  pool_.select(1, to).copy_(pool_.select(1, from));
 }
 
 PagedCache::Places PagedCache::places(const std::vector<std::vector<int32_t>>& pages,
@@ -60,6 +74,14 @@ PagedCache::Places PagedCache::places(const std::vector<std::vector<int32_t>>& p
 void PagedCache::write(int64_t layer, const Places& places, const Tensor& k, const Tensor& v) {
   const Tensor rows = torch::cat({k.flatten(2), v}, -1);  // [T, kv_heads, width]
   pool_.select(0, layer).transpose(1, 2).index_put_({places.page, places.offset}, rows);
+}
+
+std::pair<Tensor, Tensor> PagedCache::read(int64_t layer, const Places& places) const {
+  const Tensor rows =
+      pool_.select(0, layer).transpose(1, 2).index({places.page, places.offset});  // as in write
+  const int64_t keys = token_.keys * token_.head_dim;
+  return {rows.narrow(-1, 0, keys).unflatten(-1, {token_.keys, token_.head_dim}),
+          rows.narrow(-1, keys, token_.value_dim)};
 }
 
 cuda::token::Cache PagedCache::layer(int64_t index) const {

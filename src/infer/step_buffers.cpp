@@ -17,10 +17,11 @@ StepBuffers::StepBuffers(int64_t row_count, int64_t pages, const StepWidths& w,
   table = torch::zeros({rows, table_pages}, numbers);
   rules = torch::zeros({rows, static_cast<int64_t>(sizeof(token::SamplingRule))}, bytes);
   counts = torch::zeros({rows, w.vocabulary}, options.dtype(torch::kShort));
+  const bool on_host = options.device().is_cpu();
   chosen = torch::zeros({rows, token::Sampling::kRing, static_cast<int64_t>(sizeof(token::Chosen))},
-                        torch::TensorOptions().dtype(torch::kByte).pinned_memory(true));
+                        torch::TensorOptions().dtype(torch::kByte).pinned_memory(!on_host));
   x = torch::zeros({rows, w.hidden}, floats);
-  scaled = torch::zeros({rows, w.hidden}, options);
+  scaled = torch::zeros({rows, w.hidden}, on_host ? floats : options);
   squares = torch::zeros({rows, token::Residual::kMaxParts}, floats);
   q = torch::zeros({rows, w.queries}, options);
   lambda = torch::zeros({rows, w.heads}, floats);
@@ -29,9 +30,25 @@ StepBuffers::StepBuffers(int64_t row_count, int64_t pages, const StepWidths& w,
   logits = torch::zeros({rows, w.vocabulary}, floats);
 }
 
+void StepBuffers::take_state(const StepBuffers& from) {
+  const auto copy = [&](const torch::Tensor& to, const torch::Tensor& state) {
+    to.narrow(0, 0, from.rows).copy_(state);
+  };
+  copy(tokens, from.tokens);
+  copy(positions, from.positions);
+  copy(lengths, from.lengths);
+  copy(steps, from.steps);
+  copy(rules, from.rules);
+  copy(counts, from.counts);
+  copy(chosen, from.chosen);
+  copy(table.narrow(1, 0, from.table_pages), from.table);
+}
+
 token::Batch StepBuffers::batch(int64_t count) const {
-  const bool is_float16 = scaled.scalar_type() == torch::kFloat16;
-  return {.dtype = is_float16 ? Dtype::kFloat16 : Dtype::kBFloat16,
+  const auto type = q.scalar_type();
+  return {.dtype = type == torch::kFloat32   ? Dtype::kFloat32
+                   : type == torch::kFloat16 ? Dtype::kFloat16
+                                             : Dtype::kBFloat16,
           .rows = static_cast<int>(count),
           .tokens = tokens.mutable_data_ptr<int32_t>(),
           .positions = positions.mutable_data_ptr<int32_t>(),

@@ -15,11 +15,14 @@ struct StepWidths {
   int64_t heads = 0;
 };
 
-/// The state of a batch and the intermediate results of a step, in device memory at fixed
+/// The state of a batch and the intermediate results of a step, in the device's memory at fixed
 /// addresses, so that graphs can refer to them.
 struct StepBuffers {
   StepBuffers(int64_t rows, int64_t table_pages, const StepWidths& widths,
               const torch::TensorOptions& options);
+
+  /// Copies the state of the rows of smaller buffers.
+  void take_state(const StepBuffers& from);
 
   /// Returns the kernels' view of the first `rows` rows.
   cuda::token::Batch batch(int64_t rows) const;

@@ -57,9 +57,9 @@ Tensor slots_of(const nn::StepAttention& a) {
 std::optional<StepModel> StepModel::make(nn::CausalLMImpl& model, std::string& reason) {
   const Tensor embedding = model.model->embed_tokens->weight;
   StepModel step;
-  step.kernels_ = ops::cuda_token_step();
-  if (!embedding.is_cuda()) {
-    reason = "the model is not on an NVIDIA GPU";
+  step.kernels_ = embedding.is_cpu() ? ops::cpu_token_step() : ops::cuda_token_step();
+  if (!embedding.is_cuda() && !embedding.is_cpu()) {
+    reason = "the model is neither on a CPU nor on an NVIDIA GPU";
     return std::nullopt;
   }
   if (step.kernels_ == nullptr) {
@@ -137,8 +137,10 @@ void StepModel::set_sizes() {
 /// Returns what the kernels do not support; empty if they support everything.
 std::string StepModel::unsupported() const {
   const auto type = embedding_.scalar_type();
-  if (type != torch::kBFloat16 && type != torch::kFloat16) {
-    return "its parameters are neither bfloat16 nor float16";
+  const bool on_host = embedding_.is_cpu();
+  if (type != torch::kBFloat16 && type != (on_host ? torch::kFloat32 : torch::kFloat16)) {
+    return on_host ? "its parameters are neither float32 nor bfloat16"
+                   : "its parameters are neither bfloat16 nor float16";
   }
   const auto fits = [&](const Tensor& t) {
     return !t.defined() ||
@@ -161,20 +163,26 @@ std::string StepModel::unsupported() const {
         layer.gate.weight.size(0) != widths_.inner) {
       return "its layers differ in shape";
     }
-    if (a.rotary->rotation().width % 8 != 0) return "its rotary width is not a multiple of 8";
+    if (!on_host && a.rotary->rotation().width % 8 != 0) {
+      return "its rotary width is not a multiple of 8";
+    }
   }
   if (!fits(head_) || !fits(last_norm_)) return "its parameters differ in type or device";
+  const Dtype dtype = type == torch::kFloat32   ? Dtype::kFloat32
+                      : type == torch::kFloat16 ? Dtype::kFloat16
+                                                : Dtype::kBFloat16;
+  if (!kernels_->takes_attend(dtype, cached_.head_dim, cached_.value_dim)) {
+    return on_host ? "the CPU kernels are switched off" : "its heads are wider than 128";
+  }
+  if (on_host) return "";
   for (const int64_t width : {widths_.hidden, widths_.inner, widths_.outputs}) {
     if (width % 32 != 0) return "a width of " + std::to_string(width) + " is no multiple of 32";
   }
   if (widths_.hidden / 8 > token::Residual::kMaxParts) {
     return "its hidden size is above " + std::to_string(token::Residual::kMaxParts * 8);
   }
-  const bool known =
-      kernels_->takes_attend(type == torch::kFloat16 ? Dtype::kFloat16 : Dtype::kBFloat16,
-                             cached_.head_dim, cached_.value_dim);
-  if (!known || cached_.head_dim % 8 != 0 || cached_.value_dim % 8 != 0) {
-    return "its heads are wider than 128, or not a multiple of 8";
+  if (cached_.head_dim % 8 != 0 || cached_.value_dim % 8 != 0) {
+    return "the width of its heads is no multiple of 8";
   }
   return "";
 }
@@ -201,6 +209,12 @@ Tensor StepModel::cached_keys(const Tensor& k) const {
   if (cached_.keys == 1) return k.unsqueeze(2);
   if (!layers_.front().attention.halves) return k.unflatten(1, {cached_.kv_heads, 2});
   return k.unflatten(1, {2, cached_.kv_heads}).transpose(1, 2);
+}
+
+Tensor StepModel::module_keys(const Tensor& k) const {
+  if (cached_.keys == 1) return k.squeeze(2);
+  if (!layers_.front().attention.halves) return k.flatten(1, 2);
+  return k.transpose(1, 2).flatten(1, 2);
 }
 
 token::Projection StepModel::projection(const Layer& layer, const StepBuffers& buffers) const {
@@ -233,7 +247,7 @@ ForwardParams StepModel::attention_params(int64_t index, const StepBuffers& buff
   const nn::StepAttention& a = layer.attention;
   const token::Cache pages = cache.layer(index);
   const int64_t d = cached_.head_dim, dv = cached_.value_dim, heads = a.sizes.heads;
-  constexpr int64_t kBytes = 2;
+  const int64_t bytes = embedding_.element_size();
   ForwardParams p;
   p.dtype = buffers.batch(rows).dtype;
   p.batch = rows;
@@ -246,10 +260,10 @@ ForwardParams StepModel::attention_params(int64_t index, const StepBuffers& buff
   const auto* q = static_cast<const char*>(buffers.q.const_data_ptr());
   const bool two_queries = widths_.queries == 2 * heads * d;
   p.q1 = {q, widths_.queries, widths_.queries, d};
-  p.q2 = {q + (two_queries ? heads * d * kBytes : 0), widths_.queries, widths_.queries, d};
+  p.q2 = {q + (two_queries ? heads * d * bytes : 0), widths_.queries, widths_.queries, d};
   const auto* kv = static_cast<const char*>(pages.pages);
   const auto view = [&](int64_t column) {
-    return View<const void>{kv + column * kBytes, pages.page_stride, pages.token_stride,
+    return View<const void>{kv + column * bytes, pages.page_stride, pages.token_stride,
                             pages.head_stride};
   };
   p.k1 = view(0);

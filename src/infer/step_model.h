@@ -11,7 +11,7 @@
 #include "infer/paged_cache.h"
 #include "infer/step_buffers.h"
 #include "nn/attention/step_attention.h"
-#include "ops/layers/cuda_token_step.h"
+#include "ops/layers/token_step.h"
 
 namespace diffattn::infer {
 
@@ -32,6 +32,10 @@ class StepModel {
 
   /// Returns keys of a prefill, [T, key_heads, D], as the cache holds them: [T, kv_heads, keys, D].
   torch::Tensor cached_keys(const torch::Tensor& k) const;
+  /// The inverse of `cached_keys`.
+  torch::Tensor module_keys(const torch::Tensor& k) const;
+
+  const ops::TokenStep& kernels() const { return *kernels_; }
 
   /// Enqueues a step of the first `rows` rows, whose sequences have at most `capacity` tokens.
   size_t workspace_bytes(const StepBuffers& buffers, const PagedCache& cache, int64_t rows,
@@ -56,7 +60,7 @@ class StepModel {
   ForwardParams attention_params(int64_t layer, const StepBuffers& buffers, const PagedCache& cache,
                                  int64_t rows, int64_t capacity) const;
 
-  const ops::CudaTokenStep* kernels_ = nullptr;
+  const ops::TokenStep* kernels_ = nullptr;
   torch::Tensor embedding_, last_norm_, head_, q_slots_;
   float norm_eps_ = 0.0f;
   std::vector<Layer> layers_;

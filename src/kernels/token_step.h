@@ -164,3 +164,24 @@ class Graph {
 };
 
 }  // namespace diffattn::cuda::token
+
+/// The parts of a generation step on a CPU, for float32 and bfloat16 models.
+/// Pointers are host memory, and calls return when their results are there. All rows share one read
+/// of the weights. `Residual::scaled` is float32 here and already divided by the RMS of x, so that
+/// `squares` and the products' `eps` are not used. A row's results depend on neither the number of
+/// threads nor the other rows.
+namespace diffattn::cpu::token {
+
+using namespace diffattn::cuda::token;
+
+void embed(const Batch& batch, const void* embedding, const Norm& next, const Residual& residual);
+void project(const Batch& batch, const Residual& residual, const Projection& projection,
+             const Cache& cache);
+void add(const Batch& batch, const void* input, int in, const Matrix& matrix, const Norm& next,
+         const Residual& residual);
+void gate(const Batch& batch, const Residual& residual, const Matrix& gate, const Matrix& up,
+          void* out);
+void logits(const Batch& batch, const Residual& residual, const Matrix& head, float* out);
+void sample(const Batch& batch, const Sampling& sampling);
+
+}  // namespace diffattn::cpu::token

@@ -46,12 +46,13 @@ void check_pointer(const char* name, bool needed, const void* data) {
   if (needed && data == nullptr) throw_argument_error(name, "a pointer", "null");
 }
 
-/// Only decoding on a GPU reads pages.
-void check_pages(const Problem& problem, bool host_arrays) {
+/// Only decoding reads pages.
+void check_pages(const Problem& problem) {
   const Pages& pages = problem.pages;
   if (pages.table == nullptr) return;
-  if (host_arrays || problem.cu_seqlens_q != nullptr || !problem.align_to_key_lengths) {
-    throw_argument_error("pages", "none, except for decoding on a GPU", "a table");
+  if (problem.cu_seqlens_q != nullptr || !problem.align_to_key_lengths ||
+      problem.key_lengths == nullptr) {
+    throw_argument_error("pages", "none, except for decoding with key_lengths", "a table");
   }
   if (pages.size < 16 || pages.size % 16 != 0) {
     throw_argument_error("pages.size", "a positive multiple of 16", std::to_string(pages.size));
@@ -139,7 +140,7 @@ void check_range(const char* name, int64_t begin, int64_t end, int64_t cells, in
 
 void validate(const Problem& problem, bool host_arrays) {
   check_sizes(problem);
-  check_pages(problem, host_arrays);
+  check_pages(problem);
   check_pointers(problem);
   check_finite("scale", problem.scale);
   check_finite("scale2", problem.scale2);

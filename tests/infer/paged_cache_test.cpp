@@ -34,11 +34,32 @@ TEST(PagedCache, PagesAreTakenOnceAndReturn) {
   all.insert(second.begin(), second.end());
   EXPECT_EQ(all, (std::set<int32_t>{1, 2, 3, 4, 5}));  // page 0 belongs to nobody
   EXPECT_THROW(cache.take(1), c10::Error);
-  EXPECT_THROW(cache.reserve(6), c10::Error);  // would move pages that are in use
+  cache.share(first);
+  cache.give_back(first);
+  EXPECT_EQ(cache.free_pages(), 0);  // they have another owner
   cache.give_back(first);
   cache.give_back(second);
   EXPECT_EQ(cache.free_pages(), 5);
-  EXPECT_TRUE(cache.reserve(6));
+  EXPECT_EQ(cache.used_pages(), 0);
+}
+
+TEST(PagedCache, GrowsCopiesAndReadsBack) {
+  PagedCache cache = make_cache();
+  cache.reserve(2);
+  const auto pages = cache.take(2);
+  const auto places = cache.places({pages}, {20});
+  const Tensor k = torch::randn({20, 3, 2, 4}), v = torch::randn({20, 3, 8});
+  cache.write(1, places, k, v);
+  EXPECT_TRUE(cache.reserve(4));  // moves pages that are in use
+  const auto more = cache.take(2);
+  for (const int32_t page : more) EXPECT_TRUE(page == 3 || page == 4) << page;
+  cache.copy(pages[0], more[0]);
+  cache.copy(pages[1], more[1]);
+  for (const auto& own : {pages, more}) {
+    const auto [keys, values] = cache.read(1, cache.places({own}, {20}));
+    EXPECT_TRUE(torch::equal(keys, k));
+    EXPECT_TRUE(torch::equal(values, v));
+  }
 }
 
 TEST(PagedCache, TokensLieWhereTheTableSays) {

@@ -42,7 +42,7 @@ Continuations continue_prompts(Generator& generator, const Prompts& prompts,
     return !row.text.found();
   };
   const auto start = std::chrono::steady_clock::now();
-  auto ids = nn::generate(*generator.model, prompts.ids, generator.sampling, take);
+  auto ids = generator.engine.generate(prompts.ids, generator.sampling, take);
   all.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   for (size_t i = 0; i < all.rows.size(); ++i) {
     Continuation& row = all.rows[i];

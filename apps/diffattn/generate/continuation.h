@@ -10,7 +10,7 @@
 #include "apps/diffattn/generate/prompts.h"
 #include "apps/diffattn/options/stop_text.h"
 #include "diffattn/io/tokenizer.h"
-#include "diffattn/nn/generate.h"
+#include "diffattn/infer/generator.h"
 
 namespace diffattn::app {
 
@@ -20,6 +20,7 @@ struct Generator {
   std::optional<io::Tokenizer> tokenizer;
   nn::SamplingOptions sampling;
   std::vector<std::string> stop;  // texts that end a continuation
+  infer::Generator engine{model};
 };
 
 /// The continuation of one prompt.

@@ -24,9 +24,9 @@ struct GenerateOptions {
   std::vector<std::string> stop;
   int64_t max_new_tokens = 64, top_k = 0, logprobs = 0, samples = 1;
   std::optional<double> temperature;  // none: 1 with an option that only makes sense for sampling
-  double top_p = 1.0, repetition_penalty = 1.0;
+  double top_p = 1.0, repetition_penalty = 1.0, presence_penalty = 0.0, frequency_penalty = 0.0;
   uint64_t seed = 0;
-  bool json = false, interactive = false, samples_tokens = false;
+  bool json = false, interactive = false, samples_tokens = false, verbose = false;
 };
 
 /// Throws io::Error if the model needs a tokenizer.json that its folder does not have.
@@ -58,6 +58,8 @@ nn::SamplingOptions sampling_of(const GenerateOptions& options, const nn::ModelC
       .top_k(options.top_k)
       .top_p(options.top_p)
       .repetition_penalty(options.repetition_penalty)
+      .presence_penalty(options.presence_penalty)
+      .frequency_penalty(options.frequency_penalty)
       .seed(options.seed)
       .stop_tokens(stops);
 }
@@ -138,10 +140,24 @@ nn::CausalLM load_language_model(const GenerateOptions& options) {
     throw io::Error(options.model,
                     "expected a causal language model, got a classifier; use diffattn classify");
   }
-  const auto dtype = options.dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32;
+  const auto dtype = options.dtype == "bfloat16"  ? torch::kBFloat16
+                     : options.dtype == "float16" ? torch::kFloat16
+                                                  : torch::kFloat32;
   nn::CausalLM model = models::load_causal_lm(options.model, dtype);
   model->to(torch::Device(options.device));
   return model;
+}
+
+/// Tells how the tokens were computed.
+void note_engine(const infer::Generator& engine) {
+  if (!engine.uses_steps()) {
+    return print_note("diffattn: computed by the modules: {}\n", engine.reason());
+  }
+  const infer::Batcher::Load load = engine.load();
+  print_note("diffattn: fused steps; KV cache of {} pages, {:.1f} MiB\n", load.pages,
+             static_cast<double>(load.cache_bytes) / (1 << 20));
+  print_note("diffattn: {} kinds of steps prepared in {:.3f} s\n", load.captures,
+             load.capture_seconds);
 }
 
 int run_generate(const GenerateOptions& options) {
@@ -173,6 +189,7 @@ int run_generate(const GenerateOptions& options) {
   }
   warn_of_length(prompts, all, generator.model->config.max_position_embeddings);
   if (!options.json) note_speed(all);
+  if (options.verbose) note_engine(generator.engine);
   return 0;
 }
 
@@ -203,6 +220,12 @@ void add_sampling_options(CLI::App& verb, GenerateOptions& options) {
   verb.add_option("--repetition-penalty", options.repetition_penalty,
                   "values above 1 make earlier tokens less likely (default 1)")
       ->check(positive());
+  verb.add_option("--presence-penalty", options.presence_penalty,
+                  "subtracted from the logits of generated tokens (default 0)")
+      ->check(number_in(-100.0, 100.0));
+  verb.add_option("--frequency-penalty", options.frequency_penalty,
+                  "subtracted each time that a token was generated (default 0)")
+      ->check(number_in(-100.0, 100.0));
   verb.add_option("--seed", options.seed, "seed of the sampling (default 0)")->check(any_seed());
 }
 
@@ -223,9 +246,11 @@ VerbAction add_generate(CLI::App& app) {
       })
       ->allow_extra_args(false);
   verb->add_option("--dtype", options->dtype, "type of the weights (default float32)")
-      ->check(CLI::IsMember({"float32", "bfloat16"}));
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
   add_device_option(*verb, options->device);
   add_threads_option(*verb);
+  verb->add_flag("--verbose", options->verbose,
+                 "tell how tokens were computed, the memory of the cache and the time of set-up");
   CLI::Option* json = verb->add_flag("--json", options->json, "print one JSON object");
   verb->add_option("--logprobs", options->logprobs,
                    "print the k likeliest tokens at every position with their log-probabilities")

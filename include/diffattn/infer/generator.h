@@ -4,35 +4,21 @@
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "diffattn/nn/decoder.h"
-#include "diffattn/nn/generate.h"
+#include "diffattn/infer/batcher.h"
 
 namespace diffattn::infer {
 
-struct GeneratorOptions {
-  /// Rows of a batch that one step computes. More prompts take turns.
-  TORCH_ARG(int64_t, max_rows) = 256;
-  /// Tokens of a page of the KV cache; a multiple of 16.
-  TORCH_ARG(int64_t, page_size) = 64;
-};
-
-/// Generates text with a decoder. On a GPU, for a bfloat16 or float16 model of the usual blocks, a
-/// token is one launch of a CUDA graph of a few fused kernels per layer: products, attention to a
-/// paged KV cache, and sampling. Everything else takes `nn::generate`, the general path.
+/// Continues lists of prompts with a decoder, on the engine that `Batcher` describes. Models that
+/// its fused steps do not support take `nn::generate`, the general path.
 ///
-/// A generator keeps the model, its graphs and its buffers; use it for many calls. It reads the
-/// model's parameters where they are, so the caller must not move the model while it exists. Not
-/// thread-safe.
+/// A generator keeps the model, its graphs and its buffers; use it for many calls. The caller must
+/// not move the model while it exists. Not thread-safe.
 class Generator {
  public:
   explicit Generator(nn::CausalLM model, const GeneratorOptions& options = {});
-  Generator(Generator&&) noexcept;
-  Generator& operator=(Generator&&) noexcept;
-  ~Generator();
 
   /// Continues each prompt, of at least one token. Returns the new tokens of each row. Results of
   /// greedy generation equal those of `nn::generate` unless logits are as close as their rounding.
@@ -42,14 +28,16 @@ class Generator {
                                              const nn::SamplingOptions& options,
                                              const nn::OnToken& on_token = {});
 
-  /// True if `generate` uses CUDA graphs.
-  bool uses_graphs() const;
+  /// True if `generate` uses fused steps.
+  bool uses_steps() const { return batcher_.uses_steps(); }
   /// Returns why it does not; empty if it does.
-  const std::string& reason() const;
+  const std::string& reason() const { return batcher_.reason(); }
+
+  Batcher::Load load() const { return batcher_.load(); }
 
  private:
-  struct Parts;
-  std::unique_ptr<Parts> parts_;
+  nn::CausalLM model_;
+  Batcher batcher_;
 };
 
 }  // namespace diffattn::infer

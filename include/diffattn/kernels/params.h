@@ -35,7 +35,7 @@ struct MaskStrides {
 struct Pages {
   const int32_t* table = nullptr;  // [B, stride]; null: the cache is contiguous
   int64_t stride = 0;
-  int64_t size = 0;  // rows of a page, a multiple of 16
+  int64_t size = 0;  // rows of a page, a multiple of 16; on CPUs best a multiple of 64
 };
 
 enum class MaskKind : uint8_t { kNone, kBoolean, kAdditive };

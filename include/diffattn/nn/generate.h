@@ -22,6 +22,10 @@ struct SamplingOptions {
   TORCH_ARG(double, top_p) = 1.0;
   /// Divides positive and multiplies negative logits of tokens that have occurred; 1: off.
   TORCH_ARG(double, repetition_penalty) = 1.0;
+  /// Subtracted from the logits of tokens that were generated.
+  TORCH_ARG(double, presence_penalty) = 0.0;
+  /// Subtracted from the logit of a token once for each time that it was generated.
+  TORCH_ARG(double, frequency_penalty) = 0.0;
   TORCH_ARG(uint64_t, seed) = 0;
   /// Tokens that end a row. The result includes them.
   TORCH_ARG(std::vector<int64_t>, stop_tokens);

@@ -99,6 +99,7 @@ struct DecodeGroup {
   float* const* parts;        // [count]: the partial results of each head (DecodePart)
   int count;
   bool interleaved;  // true if row n of k1, k2 and v holds all these heads without gaps
+  bool resumes;      // true: adds keys to the parts of an earlier call
 };
 
 struct BackwardRow {
@@ -174,7 +175,8 @@ struct TileCode {
   void (*stats)(const StatsBlock* block, void* scratch);
   void (*stats_backward)(const BackwardBlock* block, void* scratch);
   void (*map)(const MapBlock* block, void* scratch);
-  /// decode computes the partial results of a few rows over the unpacked keys [first, end).
+  /// decode computes the partial results of a few rows over the unpacked keys [first, end), or adds
+  /// these keys to them.
   /// decode_join combines the parts of all chunks of a head and stores its outputs.
   int64_t (*decode_part_floats)(int rows, int64_t dv);
   void (*decode)(const DecodeGroup* group, int64_t first, int64_t end);

@@ -537,7 +537,7 @@ struct TurnedRows {
 };
 
 /// Computes the partial results of all heads of the group over keys [first, end). `first` is a
-/// multiple of W.
+/// multiple of W, and of kTileKeys where an earlier call ended.
 template <class Isa, Dtype kType>
 void run_decode_of_type(const DecodeGroup& group, int64_t first, int64_t end) {
   using Head = Decode<Isa, kType>;
@@ -546,7 +546,7 @@ void run_decode_of_type(const DecodeGroup& group, int64_t first, int64_t end) {
   const bool tiles = Head{group, 0}.suits_tiles();
   const int64_t step = tiles ? kTileKeys : Isa::kCols;
   TurnedRows<Head> turned(group);
-  for (int h = 0; h < group.count; ++h) Head{group, h}.begin();
+  for (int h = 0; h < group.count && !group.resumes; ++h) Head{group, h}.begin();
   for (int64_t column = first; column < end; column += step) {
     const int64_t next = column + step < end ? column + step : end;
     for (int h = 0; h < group.count; ++h) {

@@ -12,6 +12,7 @@
 
 #include "diffattn/kernels/backend.h"
 #include "diffattn/kernels/reference.h"
+#include "kernels/gather_pages.h"
 #include "kernels/reference/epilogue.h"
 #include "kernels/reference/maps.h"
 
@@ -62,6 +63,7 @@ struct Forward {
 
 void forward(const ForwardParams& params) {
   validate(params, /*host_arrays=*/true);
+  if (params.pages.table != nullptr) return forward(GatheredPages(params).params());
   with_dtype(params.dtype, [&]<class T>() { Forward<T>{params}.run(); });
 }
 

@@ -15,9 +15,32 @@ using Rows = std::vector<std::vector<int64_t>>;
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 constexpr int64_t kNotFinite = -1;  // in place of a token
 
-/// Returns logits [B, V] with lower values for the tokens in `seen` [B, V].
-Tensor penalize(const Tensor& logits, const Tensor& seen, double penalty) {
-  return torch::where(seen, torch::where(logits > 0, logits / penalty, logits * penalty), logits);
+/// The tokens of each row that penalties look at; undefined if no penalty does.
+struct Occurrences {
+  Tensor seen;       // [B, V] bool: in prompt or continuation
+  Tensor generated;  // [B, V] float32: how many times
+
+  /// Adds one new token per row, [B, 1].
+  void add(const Tensor& ids) {
+    if (seen.defined()) seen.scatter_(1, ids, true);
+    if (generated.defined()) {
+      generated.scatter_add_(1, ids, torch::ones_like(ids, generated.options()));
+    }
+  }
+};
+
+/// Returns logits [B, V] with lower values for the tokens that have occurred.
+Tensor penalize(Tensor logits, const Occurrences& occurred, const SamplingOptions& options) {
+  if (occurred.seen.defined()) {
+    const double factor = options.repetition_penalty();
+    logits = torch::where(occurred.seen, torch::where(logits > 0, logits / factor, logits * factor),
+                          logits);
+  }
+  if (occurred.generated.defined()) {
+    logits = logits - options.presence_penalty() * (occurred.generated > 0) -
+             options.frequency_penalty() * occurred.generated;
+  }
+  return logits;
 }
 
 /// Sets all logits to -inf except those of the fewest likeliest tokens whose total probability
@@ -37,16 +60,15 @@ class Sampler {
   }
 
   /// logits [B, V] -> [B]; kNotFinite for rows with a NaN or an infinite logit.
-  Tensor next(Tensor logits, const Tensor& seen) {
+  Tensor next(Tensor logits, const Occurrences& occurred) {
     logits = logits.to(torch::kFloat32);
     const Tensor broken = logits.amax(-1).isfinite().logical_not();  // amax propagates NaN
-    return chosen(logits.masked_fill(broken.unsqueeze(-1), 0.0), seen)
+    return chosen(penalize(logits.masked_fill(broken.unsqueeze(-1), 0.0), occurred, options_))
         .masked_fill_(broken, kNotFinite);
   }
 
  private:
-  Tensor chosen(Tensor logits, const Tensor& seen) {
-    if (seen.defined()) logits = penalize(logits, seen, options_.repetition_penalty());
+  Tensor chosen(Tensor logits) {
     if (options_.temperature() == 0.0) return logits.argmax(-1);
     logits = logits / options_.temperature();
     if (options_.top_k() > 0 && options_.top_k() < logits.size(-1)) {
@@ -61,8 +83,8 @@ class Sampler {
   at::Generator generator_;
 };
 
-/// Returns the tokens that occur in each row, [B, V]; undefined if the penalty is off.
-Tensor occurred(const PaddedPrompts& padded, int64_t vocabulary, double penalty) {
+/// Returns the tokens that occur in each prompt, [B, V]; undefined if the penalty is off.
+Tensor seen_in(const PaddedPrompts& padded, int64_t vocabulary, double penalty) {
   if (penalty == 1.0) return {};
   Tensor seen =
       torch::zeros({padded.ids.size(0), vocabulary}, padded.ids.options().dtype(torch::kBool));
@@ -101,7 +123,11 @@ Rows generate(CausalLMImpl& model, const Rows& prompts, const SamplingOptions& o
   const c10::InferenceMode inference;
   const torch::Device device = model.head_weight().device();
   const PaddedPrompts padded = pad_left(prompts, device);
-  Tensor seen = occurred(padded, model.config.vocab_size, options.repetition_penalty());
+  Occurrences occurred{seen_in(padded, model.config.vocab_size, options.repetition_penalty()), {}};
+  if (options.presence_penalty() != 0.0 || options.frequency_penalty() != 0.0) {
+    occurred.generated =
+        torch::zeros({padded.ids.size(0), model.config.vocab_size}, torch::device(device));
+  }
   Sampler sampler(options, device);
   KvCaches caches(model.model->layers.size());
   DecoderInput input;
@@ -115,11 +141,11 @@ Rows generate(CausalLMImpl& model, const Rows& prompts, const SamplingOptions& o
   std::vector<bool> alive(prompts.size(), true);
   for (int64_t step = 0; step < options.max_new_tokens(); ++step) {
     const Tensor last = model.forward(input).last.select(1, -1);  // [B, E]
-    const Tensor next = sampler.next(model.logits(last), seen);
+    const Tensor next = sampler.next(model.logits(last), occurred);
     collect(next, options, on_token, rows, alive);
     if (std::ranges::find(alive, true) == alive.end()) break;
     input.ids = next.clamp_min(0).unsqueeze(1);  // rows that have ended may hold kNotFinite
-    if (seen.defined()) seen.scatter_(1, input.ids, true);
+    occurred.add(input.ids);
     if (input.positions) input.positions = input.positions->slice(1, -1) + 1;
   }
   return rows;

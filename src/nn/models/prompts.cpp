@@ -2,6 +2,7 @@
 #include "nn/models/prompts.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace diffattn::nn {
 
@@ -30,6 +31,10 @@ void check_generation(const CausalLMImpl& model, const Rows& prompts,
           options.top_p());
   require(options.repetition_penalty() > 0.0, "repetition_penalty", "a positive number",
           options.repetition_penalty());
+  require(std::isfinite(options.presence_penalty()), "presence_penalty", "a finite number",
+          options.presence_penalty());
+  require(std::isfinite(options.frequency_penalty()), "frequency_penalty", "a finite number",
+          options.frequency_penalty());
 }
 
 PaddedPrompts pad_left(const Rows& prompts, torch::Device device) {

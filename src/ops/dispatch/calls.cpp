@@ -70,7 +70,7 @@ BackwardResult attention_backward(const Tensor& dout, const AttentionArguments& 
 Tensor decode(const AttentionArguments& a) {
   static const auto op = operator_handle("diffattn::decode", &entry::decode<kAttention>);
   return op.call(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.scale, a.scale2, a.window, a.mask,
-                 a.key_starts, a.key_lengths, DIFFATTN_EPILOGUE_VALUES);
+                 a.key_starts, a.key_lengths, a.block_table, DIFFATTN_EPILOGUE_VALUES);
 }
 
 Tensor attention_stats(const ProblemArguments& a, double sparse_threshold) {

@@ -23,8 +23,9 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   params.value_dim = a.v.size(-1);
   validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
   const Backend* backend = cpu_backend_or_composed(params);
-  if (backend == nullptr) return composed::forward(a, save_outputs);
-
+  if (backend == nullptr) {
+    return composed::forward(a.paged() ? without_pages(a) : a, save_outputs);
+  }
   const ForwardResult result = allocate_forward(a, save_outputs);
   params.v = view_of(a.v);
   params.epilogue = host.epilogue(a);

@@ -22,6 +22,7 @@ void check_values(const ProblemArguments& a) {
   to_host(host.key_lengths);
   to_host(host.cu_seqlens_q);
   to_host(host.cu_seqlens_k);
+  to_host(host.block_table);
   Problem problem;
   const HostProblem converted(host, problem);
   validate(problem, /*host_arrays=*/true);
@@ -29,7 +30,12 @@ void check_values(const ProblemArguments& a) {
 
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   check(a);
-  if (cuda_fused_takes(a, a.v.size(-1))) return cuda_fused()->forward(a, save_outputs);
+  const bool fused = cuda_fused_takes(a, a.v.size(-1));
+  if (a.paged() && !(fused && cuda_fused()->takes_pages(a))) {
+    check_values(a);
+    return forward(without_pages(a), save_outputs);
+  }
+  if (fused) return cuda_fused()->forward(a, save_outputs);
   check_values(a);
   return composed::forward(a, save_outputs);
 }

@@ -58,6 +58,15 @@ bool takes(const ProblemArguments& a, int64_t value_dim) {
   return cuda::takes(problem, cuda::current_capability());
 }
 
+bool takes_pages(const AttentionArguments& a) {
+  const c10::DeviceGuard guard(a.q1.device());
+  ForwardParams params;
+  const FusedProblem views(a, params);
+  params.value_dim = a.v.size(-1);
+  params.v = view_of(a.v);
+  return std::string_view(cuda::forward_route(params)) == "decode";
+}
+
 ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   const c10::DeviceGuard guard(a.q1.device());
   ForwardParams params;
@@ -171,8 +180,9 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
 }  // namespace
 
 const CudaFused* cuda_fused() {
-  static const CudaFused kernels{has_sm90,  name,     takes, forward,        takes_recompute,
-                                 recompute, backward, stats, stats_backward, map};
+  static const CudaFused kernels{
+      has_sm90,  name,     takes, takes_pages,    forward, takes_recompute,
+      recompute, backward, stats, stats_backward, map};
   return &kernels;
 }
 

@@ -18,6 +18,8 @@ struct CudaFused {
   /// True if a kernel supports the sizes and type of these tensors on their device. `value_dim` is
   /// the width of v. Looks at shapes only.
   bool (*takes)(const ProblemArguments& arguments, int64_t value_dim);
+  /// True if a kernel reads the pages of this call where they are.
+  bool (*takes_pages)(const AttentionArguments& arguments);
   ForwardResult (*forward)(const AttentionArguments& arguments, bool save_outputs);
   /// True if a kernel computes this forward with less work once lse1 and lse2 are known.
   bool (*takes_recompute)(const AttentionArguments& arguments);

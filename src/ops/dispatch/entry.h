@@ -72,11 +72,12 @@ Tensor decode(DIFFATTN_QUERIES_AND_KEYS, const Tensor& v, const Tensor& lam,
               std::optional<double> scale, std::optional<double> scale2,
               std::optional<int64_t> window, const OptionalTensor& mask,
               const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
-              DIFFATTN_EPILOGUE_PARAMETERS) {
+              const OptionalTensor& block_table, DIFFATTN_EPILOGUE_PARAMETERS) {
   const bool causal = true;
   const OptionalTensor cu_seqlens_q, cu_seqlens_k;
   AttentionArguments arguments DIFFATTN_PACK_ATTENTION;
   arguments.align_to_key_lengths = true;
+  arguments.block_table = block_table;
   return Implementation(arguments);
 }
 

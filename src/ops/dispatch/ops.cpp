@@ -101,12 +101,15 @@ torch::Tensor attention_from_checkpoint(const torch::Tensor& q1, const torch::Te
 
 torch::Tensor decode(const torch::Tensor& q1, const torch::Tensor& q2, const torch::Tensor& k1,
                      const torch::Tensor& k2, const torch::Tensor& v, const torch::Tensor& lambda,
-                     const AttentionOptions& options) {
+                     const AttentionOptions& options,
+                     const std::optional<torch::Tensor>& block_table) {
   if (options.cu_seqlens_q() || options.cu_seqlens_k()) {
     throw_argument_error("cu_seqlens_q", "none when decoding: the cache has shape [B, N, Hkv, D]",
                          "packed sequences");
   }
-  return ops::call::decode(attention_arguments(q1, q2, k1, k2, v, lambda, options));
+  auto arguments = attention_arguments(q1, q2, k1, k2, v, lambda, options);
+  arguments.block_table = block_table;
+  return ops::call::decode(arguments);
 }
 
 torch::Tensor attention_stats(const torch::Tensor& q1, const torch::Tensor& q2,

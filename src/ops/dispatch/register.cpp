@@ -43,7 +43,8 @@ TORCH_LIBRARY(diffattn, m) {
 
   define("decode(" + kQueriesAndKeys +
          ", Tensor v, Tensor lam, *, float? scale=None, float? scale2=None, int? window=None, "
-         "Tensor? mask=None, Tensor? key_starts=None, Tensor? key_lengths=None, " +
+         "Tensor? mask=None, Tensor? key_starts=None, Tensor? key_lengths=None, "
+         "Tensor? block_table=None, " +
          kEpilogue + ") -> Tensor");
 
   define("attention_stats(" + kQueriesAndKeys + ", Tensor lam, *, " + kProblem +

@@ -22,8 +22,15 @@ struct ProblemArguments {
   std::optional<int64_t> window;
   OptionalTensor mask, key_starts, key_lengths, cu_seqlens_q, cu_seqlens_k;
   bool align_to_key_lengths = false;  // decode
+  /// decode: [B, P] pages of each sequence. k1, k2 and v are then pools, [pages, page size, Hkv, D].
+  OptionalTensor block_table = {};
 
   bool packed() const { return cu_seqlens_q.has_value(); }
+  bool paged() const { return block_table.has_value(); }
+  /// Returns N, unless packed.
+  c10::SymInt sym_keys() const {
+    return paged() ? block_table->sym_size(-1) * k1.sym_size(1) : k1.sym_size(1);
+  }
   double scale_or_default() const {
     return scale.value_or(1.0 / std::sqrt(static_cast<double>(q1.size(-1))));
   }

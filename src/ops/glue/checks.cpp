@@ -115,7 +115,7 @@ void check_mask(const ProblemArguments& a, const c10::SymInt& batch) {
   // cu_seqlens gives that length, so HostProblem checks those two axes.
   const std::array<std::optional<c10::SymInt>, 4> full{
       batch, a.q1.sym_size(-2), a.packed() ? std::nullopt : std::optional(a.q1.sym_size(1)),
-      a.packed() ? std::nullopt : std::optional(a.k1.sym_size(1))};
+      a.packed() ? std::nullopt : std::optional(a.sym_keys())};
   bool fits = mask.dim() <= 4;
   for (int64_t axis = 0; fits && axis < mask.dim(); ++axis) {
     const c10::SymInt size = mask.sym_size(mask.dim() - 1 - axis);
@@ -129,6 +129,25 @@ void check_mask(const ProblemArguments& a, const c10::SymInt& batch) {
                            axis_text(1, "H") + ", " + axis_text(2, "M") + ", " + axis_text(3, "N") +
                            "]",
                        "shape " + shape(mask));
+}
+
+void check_block_table(const ProblemArguments& a, const c10::SymInt& batch) {
+  if (!a.paged()) return;
+  const Tensor& table = *a.block_table;
+  if (!a.key_lengths) {
+    throw_argument_error("block_table", "key_lengths to be given too", "no key_lengths");
+  }
+  if (table.scalar_type() != torch::kInt && table.scalar_type() != torch::kLong) {
+    throw_argument_error("block_table", "int32 or int64", text(table.scalar_type()));
+  }
+  check_device("block_table", table, a.q1);
+  if (table.dim() != 2 || table.sym_size(0) != batch) {
+    throw_argument_error("block_table", "shape [" + text(batch) + ", pages of a sequence]",
+                         "shape " + shape(table));
+  }
+  if (a.k1.sym_size(1) < 16 || a.k1.sym_size(1) % 16 != 0) {
+    throw_argument_error("k1", "pages of a multiple of 16 rows", "shape " + shape(a.k1));
+  }
 }
 
 void check_finite(const char* name, const std::optional<double>& value) {
@@ -156,7 +175,7 @@ void check(const ProblemArguments& a) {
   if (a.packed() && batch < 0) {
     throw_argument_error("cu_seqlens_q", "at least one offset", "none");
   }
-  if (!a.packed() && a.k1.sym_size(0) != batch) {
+  if (!a.packed() && !a.paged() && a.k1.sym_size(0) != batch) {
     throw_argument_error("k1", "batch " + text(batch) + ", like q1", "shape " + shape(a.k1));
   }
   if (a.k1.sym_size(-1) != a.q1.sym_size(-1)) {
@@ -171,6 +190,7 @@ void check(const ProblemArguments& a) {
   }
 
   check_lambda(a);
+  check_block_table(a, batch);
   check_mask(a, batch);
   check_index("key_starts", a.key_starts, a.q1, batch, "(one per sequence)");
   check_index("key_lengths", a.key_lengths, a.q1, batch, "(one per sequence)");

@@ -52,7 +52,9 @@ void set_sizes(const ProblemArguments& a, Problem& problem) {
   problem.head_dim = a.q1.size(-1);
   problem.batch = a.packed() ? a.cu_seqlens_q->numel() - 1 : a.q1.size(0);
   problem.seq_q = a.packed() ? longest_possible(a.q1.size(0), a.mask, -2) : a.q1.size(1);
-  problem.seq_k = a.packed() ? longest_possible(a.k1.size(0), a.mask, -1) : a.k1.size(1);
+  problem.seq_k = a.packed()  ? longest_possible(a.k1.size(0), a.mask, -1)
+                  : a.paged() ? a.block_table->size(1) * a.k1.size(1)
+                              : a.k1.size(1);
   if (a.packed()) {
     problem.total_q = a.q1.size(0);
     problem.total_k = a.k1.size(0);
@@ -104,6 +106,27 @@ HostProblem::HostProblem(const ProblemArguments& a, Problem& problem) : ProblemV
   if (a.packed()) set_packed_sizes(a, problem);
   problem.key_starts = index("key_starts", a.key_starts);
   problem.key_lengths = index("key_lengths", a.key_lengths);
+  if (a.paged()) set_pages(a, problem);
+}
+
+/// Entries behind the last key of a sequence may be anything. Throws if another one is no page.
+void HostProblem::set_pages(const ProblemArguments& a, Problem& problem) {
+  const Tensor table = a.block_table->to(torch::kLong).contiguous();
+  const int64_t columns = table.size(1), size = a.k1.size(1), pages = a.k1.size(0);
+  Tensor used = torch::zeros({problem.batch, columns}, torch::kInt);
+  for (int64_t b = 0; b < problem.batch; ++b) {
+    const int64_t count = std::min<int64_t>(columns, (problem.key_lengths[b] + size - 1) / size);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t page = table.const_data_ptr<int64_t>()[b * columns + i];
+      if (page < 0 || page >= pages) {
+        throw_argument_error(
+            "block_table", "pages in [0, " + std::to_string(pages) + ")",
+            std::to_string(page) + " at [" + std::to_string(b) + ", " + std::to_string(i) + "]");
+      }
+      used.mutable_data_ptr<int32_t>()[b * columns + i] = static_cast<int32_t>(page);
+    }
+  }
+  problem.pages = {own_index(used), columns, size};
 }
 
 void HostProblem::set_packed_sizes(const ProblemArguments& a, Problem& problem) {
@@ -133,6 +156,20 @@ DeviceProblem::DeviceProblem(const ProblemArguments& a, Problem& problem)
   problem.cu_seqlens_k = index(a.cu_seqlens_k);
   problem.key_starts = index(a.key_starts);
   problem.key_lengths = index(a.key_lengths);
+  if (a.paged()) problem.pages = {index(a.block_table), a.block_table->size(1), a.k1.size(1)};
+}
+
+AttentionArguments without_pages(const AttentionArguments& a) {
+  const Tensor table = a.block_table->to(torch::kLong).clamp(0, a.k1.size(0) - 1);
+  const auto rows = [&](const Tensor& pool) {  // [B, P page size, Hkv, D]
+    return pool.index_select(0, table.flatten()).unflatten(0, table.sizes()).flatten(1, 2);
+  };
+  AttentionArguments whole = a;
+  whole.k1 = rows(a.k1);
+  whole.k2 = a.k2.is_same(a.k1) ? whole.k1 : rows(a.k2);
+  whole.v = rows(a.v);
+  whole.block_table.reset();
+  return whole;
 }
 
 }  // namespace diffattn::ops

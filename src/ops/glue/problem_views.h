@@ -17,6 +17,9 @@ Tensor host_index(const char* name, const Tensor& index);
 /// tensors seq_q and seq_k are upper bounds on the longest sequence.
 void set_sizes(const ProblemArguments& arguments, Problem& problem);
 
+/// Returns the same call with a contiguous copy of the paged k1, k2 and v.
+AttentionArguments without_pages(const AttentionArguments& arguments);
+
 /// Fills the fields of kernel parameters that all operators share. Owns the tensors that it has to
 /// convert (index arrays, lambda of another type), so it must outlive the kernel call.
 class ProblemViews {
@@ -42,6 +45,7 @@ class HostProblem : public ProblemViews {
 
  private:
   void set_packed_sizes(const ProblemArguments& arguments, Problem& problem);
+  void set_pages(const ProblemArguments& arguments, Problem& problem);
 };
 
 /// Index arrays are device memory. Their values stay unread, since reading them would wait for the

@@ -8,6 +8,7 @@
 #include "kernels/few_rows.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "diffattn/kernels/half.h"
 #include "kernels/cpu/host/each_isa.h"
@@ -17,82 +18,136 @@ namespace diffattn::cpu {
 namespace {
 
 constexpr int kLanes = 16, kStep = 2 * kLanes;
-constexpr int kTogether = 4;              // rows that share each load of weights
-constexpr int64_t kTaskBytes = 64 << 10;  // weights of a task: enough to pay for a thread
+constexpr int kMostRows = 4, kMostOutputs = 2;  // of one pass over weights and x
+constexpr int64_t kTaskBytes = 64 << 10;        // weights of a task: enough to pay for a thread
 constexpr int64_t kAheadBytes = 2 << 10;  // prefetch distance, beyond the hardware prefetchers'
 constexpr int64_t kLineBytes = 64;
 
 using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Words = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
-using Halves = uint16_t __attribute__((vector_size(kLanes * sizeof(uint16_t))));
 
-/// Loads 16 elements as floats.
-[[gnu::always_inline]] inline void load(const float* from, Lanes& to) {
-  __builtin_memcpy(&to, from, sizeof(to));
+/// Loads 32 weights as floats: the first and the second 16, or, of bfloat16, the even and the odd
+/// ones, which takes one shift and one mask. `turned` puts x into the same order.
+[[gnu::always_inline]] inline void load(const float* from, Lanes& first, Lanes& second) {
+  __builtin_memcpy(&first, from, sizeof(first));
+  __builtin_memcpy(&second, from + kLanes, sizeof(second));
 }
-[[gnu::always_inline]] inline void load(const BFloat16* from, Lanes& to) {
-  Halves halves;
-  __builtin_memcpy(&halves, from, sizeof(halves));
-  const Words words = __builtin_convertvector(halves, Words) << 16;
-  __builtin_memcpy(&to, &words, sizeof(to));
+[[gnu::always_inline]] inline void load(const BFloat16* from, Lanes& even, Lanes& odd) {
+  Words words;
+  __builtin_memcpy(&words, from, sizeof(words));
+  const Words low = words << 16, high = words & 0xffff0000u;
+  __builtin_memcpy(&even, &low, sizeof(even));
+  __builtin_memcpy(&odd, &high, sizeof(odd));
 }
 
-/// Computes out[r] = x[r] . weight for R rows of x.
-template <int R, class T>
+/// Returns x with even and odd elements apart in each block of 32.
+std::vector<float> turned(const FewRows& p) {
+  std::vector<float> y(p.x, p.x + p.rows * p.width);
+  for (int64_t row = 0; row < p.rows; ++row) {
+    for (int64_t i = row * p.width; i + kStep <= (row + 1) * p.width; i += kStep) {
+      for (int64_t j = 0; j < kLanes; ++j) {
+        y[static_cast<size_t>(i + j)] = p.x[i + 2 * j];
+        y[static_cast<size_t>(i + kLanes + j)] = p.x[i + 2 * j + 1];
+      }
+    }
+  }
+  return y;
+}
+
+/// Computes sums[r][o] = x[r] . weight[o] for R rows of x and O rows of weights. x is in the order
+/// of `load`.
+template <int R, int O, class T>
 [[gnu::always_inline]] inline void dots(const float* x, int64_t width, const T* weight,
-                                        float (&out)[kTogether]) {
-  Lanes even[R], odd[R];
-  for (int r = 0; r < R; ++r) even[r] = odd[r] = Lanes{};
+                                        float (&sums)[kMostRows][kMostOutputs]) {
+  Lanes even[R][O], odd[R][O];
+  for (int r = 0; r < R; ++r) {
+    for (int o = 0; o < O; ++o) even[r][o] = odd[r][o] = Lanes{};
+  }
   constexpr int64_t kAhead = kAheadBytes / static_cast<int64_t>(sizeof(T));
   constexpr int64_t kLine = kLineBytes / static_cast<int64_t>(sizeof(T));
   int64_t i = 0;
   for (; i + kStep <= width; i += kStep) {
-    for (int64_t line = 0; line < kStep; line += kLine) {
-      __builtin_prefetch(weight + i + kAhead + line);  // harmless past the end
+    Lanes first[O], second[O];
+#pragma GCC unroll 2
+    for (int o = 0; o < O; ++o) {
+      const T* const from = weight + o * width + i;
+      for (int64_t line = 0; line < kStep; line += kLine) {
+        __builtin_prefetch(from + O * kAhead + line);  // harmless past the end
+      }
+      load(from, first[o], second[o]);
     }
-    Lanes first, second, mine;
-    load(weight + i, first);
-    load(weight + i + kLanes, second);
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      load(x + r * width + i, mine);
-      even[r] += mine * first;
-      load(x + r * width + i + kLanes, mine);
-      odd[r] += mine * second;
+      Lanes x_first, x_second;
+      load(x + r * width + i, x_first, x_second);
+#pragma GCC unroll 2
+      for (int o = 0; o < O; ++o) {
+        even[r][o] += x_first * first[o];
+        odd[r][o] += x_second * second[o];
+      }
     }
   }
   for (int r = 0; r < R; ++r) {
-    const Lanes both = even[r] + odd[r];
-    float sums[kLanes / 2];
-    for (int j = 0; j < kLanes / 2; ++j) sums[j] = both[j] + both[j + kLanes / 2];
-    for (int count = kLanes / 4; count > 0; count /= 2) {
-      for (int j = 0; j < count; ++j) sums[j] += sums[j + count];
+    for (int o = 0; o < O; ++o) {
+      const Lanes both = even[r][o] + odd[r][o];
+      float halves[kLanes / 2];
+      for (int j = 0; j < kLanes / 2; ++j) halves[j] = both[j] + both[j + kLanes / 2];
+      for (int count = kLanes / 4; count > 0; count /= 2) {
+        for (int j = 0; j < count; ++j) halves[j] += halves[j + count];
+      }
+      float& sum = sums[r][o] = halves[0];
+      for (int64_t k = i; k < width; ++k) {
+        sum += x[r * width + k] * static_cast<float>(weight[o * width + k]);
+      }
     }
-    out[r] = sums[0];
-    for (int64_t k = i; k < width; ++k) out[r] += x[r * width + k] * static_cast<float>(weight[k]);
   }
 }
 
+/// Outputs [begin, end) for rows [row, row + R). x of these rows stays in L1.
+template <int R, int O, class T>
+[[gnu::always_inline]] inline void rows_of(const FewRows& p, const FewRowsMatrix& m, int64_t row,
+                                           int64_t begin, int64_t end) {
+  const T *weight = static_cast<const T*>(m.weight), *bias = static_cast<const T*>(m.bias);
+  const float* const x = p.x + row * p.width;
+  const auto store = [&](int64_t o, int count, const float(&sums)[kMostRows][kMostOutputs]) {
+    for (int j = 0; j < count; ++j) {
+      const float offset = bias != nullptr ? static_cast<float>(bias[o + j]) : 0.0f;
+      for (int r = 0; r < R; ++r) {
+        const int64_t at = (row + r) * m.outputs + o + j;
+        m.y[at] = (m.add != nullptr ? m.add[at] : 0.0f) + (sums[r][j] + offset);
+      }
+    }
+  };
+  float sums[kMostRows][kMostOutputs];
+  int64_t o = begin;
+  for (; o + O <= end; o += O) {
+    dots<R, O>(x, p.width, weight + o * p.width, sums);
+    store(o, O, sums);
+  }
+  for (; o < end; ++o) {
+    dots<R, 1>(x, p.width, weight + o * p.width, sums);
+    store(o, 1, sums);
+  }
+}
+
+/// A task's weights come from memory for the first rows and from L2 for the others.
 template <class T>
 [[gnu::always_inline]] inline void outputs_of(const FewRows& p, const FewRowsMatrix& m,
                                               int64_t begin, int64_t end) {
-  const T *weight = static_cast<const T*>(m.weight), *bias = static_cast<const T*>(m.bias);
-  for (int64_t o = begin; o < end; ++o) {
-    const float offset = bias != nullptr ? static_cast<float>(bias[o]) : 0.0f;
-    for (int64_t row = 0; row < p.rows; row += kTogether) {
-      const int count = static_cast<int>(std::min<int64_t>(kTogether, p.rows - row));
-      const float* x = p.x + row * p.width;
-      const T* w = weight + o * p.width;
-      float sums[kTogether];
-      switch (count) {
-        case 1: dots<1>(x, p.width, w, sums); break;
-        case 2: dots<2>(x, p.width, w, sums); break;
-        case 3: dots<3>(x, p.width, w, sums); break;
-        default: dots<4>(x, p.width, w, sums); break;
-      }
-      for (int r = 0; r < count; ++r) {
-        const int64_t at = (row + r) * m.outputs + o;
-        m.y[at] = (m.add != nullptr ? m.add[at] : 0.0f) + (sums[r] + offset);
-      }
+  // Only AVX-512 has registers for the accumulators of 4 rows and 2 outputs.
+  const bool two_outputs = __builtin_cpu_supports("avx512f");
+  for (int64_t row = 0; row < p.rows;) {
+    const int64_t left = p.rows - row;
+    if (left >= 4) {
+      two_outputs ? rows_of<4, 2, T>(p, m, row, begin, end)
+                  : rows_of<4, 1, T>(p, m, row, begin, end);
+      row += 4;
+    } else if (left >= 2) {
+      rows_of<2, 1, T>(p, m, row, begin, end);
+      row += 2;
+    } else {
+      rows_of<1, 1, T>(p, m, row, begin, end);
+      row += 1;
     }
   }
 }
@@ -109,7 +164,10 @@ DIFFATTN_EACH_ISA void bfloat16_outputs(const FewRows& p, const FewRowsMatrix& m
 
 }  // namespace
 
-void few_rows(const FewRows& p) {
+void few_rows(const FewRows& params) {
+  FewRows p = params;
+  const std::vector<float> x = p.dtype == Dtype::kBFloat16 ? turned(p) : std::vector<float>();
+  if (!x.empty()) p.x = x.data();
   const auto run = p.dtype == Dtype::kBFloat16 ? bfloat16_outputs : float_outputs;
   const int64_t row_bytes = std::max<int64_t>(1, p.width) * (p.dtype == Dtype::kBFloat16 ? 2 : 4);
   const int64_t block = std::max<int64_t>(1, kTaskBytes / row_bytes);

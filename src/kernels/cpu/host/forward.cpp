@@ -2,7 +2,7 @@
 //
 // The forward over all heads. It packs a few kv heads at a time (a wave) and then runs blocks of
 // their query rows as independent tasks. Heads with few rows are decoded instead: nothing is
-// packed, and chunks of keys are the tasks.
+// packed, and chunks of keys are the tasks. Only decoding reads pages.
 
 #include <algorithm>
 
@@ -13,6 +13,7 @@
 #include "kernels/cpu/host/waves.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tile_size.h"
+#include "kernels/gather_pages.h"
 
 namespace diffattn::cpu {
 namespace {
@@ -81,19 +82,51 @@ struct ForwardRun {
         parts[c * count + i] = memory + i * chunks * floats + c * part;
       }
     }
-    const bool interleaved =
-        heads_are_interleaved() && count / params.kv_heads * chunks >= threads().count();
+    const bool interleaved = params.pages.table == nullptr && heads_are_interleaved() &&
+                             count / params.kv_heads * chunks >= threads().count();
     const int64_t together = interleaved ? params.kv_heads : 1, tasks = count / together * chunks;
     parallel_for(tasks, worker_count(tasks), [&](int64_t task, int64_t) {
       const int64_t i = task / chunks * together, c = task % chunks, first = c * kDecodeKeys;
       const DecodeGroup group{.heads = &blocks[i],
                               .parts = &parts[c * count + i],
                               .count = static_cast<int>(together),
-                              .interleaved = interleaved};
-      code.decode(&group, first, std::min(first + kDecodeKeys, heads[i].seq.seq_k));
+                              .interleaved = interleaved,
+                              .resumes = false};
+      const int64_t end = std::min(first + kDecodeKeys, heads[i].seq.seq_k);
+      if (params.pages.table != nullptr) {
+        decode_pages(group, heads[i], first, end);
+      } else {
+        code.decode(&group, first, end);
+      }
     });
     parallel_for(count, worker_count(count),
                  [&](int64_t i, int64_t) { code.decode_join(&blocks[i], chunks, parts[i]); });
+  }
+
+  /// Decodes one head, page by page. A page begins at a multiple of kPagedKeys, so the results have
+  /// the bits of a contiguous cache.
+  void decode_pages(DecodeGroup group, const Head& head, int64_t first, int64_t end) const {
+    ForwardBlock block = group.heads[0];
+    PackedKeys keys = *block.maps.keys;
+    block.maps.keys = &keys;
+    group.heads = &block;
+    end = std::min(end, head.seq.end_key);
+    const int64_t size = params.pages.size;
+    do {
+      const int64_t page = first / size, next = std::min(end, (page + 1) * size);
+      if (first < end) {  // entries behind the last key may be anything
+        const int32_t index = params.pages.table[head.b * params.pages.stride + page];
+        const auto place = [&](const View<const void>& view, Matrix& rows) {
+          rows.data = at(view, params.dtype, index, -page * size, head.g);
+        };
+        place(params.k1, keys.k_rows[0]);
+        place(params.k2, keys.k_rows[1]);
+        place(params.v, keys.v_rows);
+      }
+      code.decode(&group, first, std::max(first, next));
+      group.resumes = true;
+      first = next;
+    } while (first < end);
   }
 
   /// Returns the block of rows from `first` on, at most block_rows of them.
@@ -126,11 +159,22 @@ struct ForwardRun {
   }
 };
 
+/// True if decoding can read the pages where they are.
+bool reads_pages(const ForwardParams& params) {
+  const int64_t rows = params.heads / std::max<int64_t>(1, params.kv_heads) * params.seq_q;
+  return params.pages.size % kPagedKeys == 0 && rows <= kDecodeRows;
+}
+
 }  // namespace
 
 void run_forward(const ForwardParams& params, const TileCode& code) {
   validate(params, /*host_arrays=*/true);
-  ForwardRun{params, code}.run();
+  if (params.pages.table != nullptr && !reads_pages(params)) {
+    const GatheredPages gathered(params);
+    ForwardRun{gathered.params(), code}.run();
+  } else {
+    ForwardRun{params, code}.run();
+  }
 }
 
 }  // namespace diffattn::cpu

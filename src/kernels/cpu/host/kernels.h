@@ -31,6 +31,9 @@ inline constexpr int64_t kMapKeys = 16384;
 inline constexpr int64_t kDecodeRows = 8;
 /// Keys of one decoding task: 512 KB of k1, k2 and v in fp32 at D = 64.
 inline constexpr int64_t kDecodeKeys = 512;
+/// Pages are decoded in place if their size is a multiple of this, the most keys that decode.h
+/// processes at once.
+inline constexpr int64_t kPagedKeys = 64;
 
 /// Query rows of a backward block. A row needs 12 B of maps and dA per key. Every block reads and
 /// writes all of dk and dv once (1 KB per key at D = 64), so more rows mean less traffic. AMX is

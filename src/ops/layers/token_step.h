@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "kernels/token_step.h"
 
 namespace diffattn::ops {
 
-/// The kernels of a generation step on a GPU, `kernels/token_step.h`. They are function pointers,
-/// so that a build without nvcc links without them.
-struct CudaTokenStep {
+/// The kernels of a generation step (kernels/token_step.h) on one kind of device, as function
+/// pointers. A CPU ignores streams: its functions return when they are done.
+struct TokenStep {
   using Stream = cuda::token::Stream;
   decltype(&cuda::token::embed) embed;
   decltype(&cuda::token::project) project;
@@ -20,11 +21,14 @@ struct CudaTokenStep {
   decltype(&cuda::token::gate) gate;
   decltype(&cuda::token::logits) logits;
   decltype(&cuda::token::sample) sample;
-  std::shared_ptr<void> (*capture)(Stream stream, const std::function<void()>& enqueue);
-  void (*launch)(const std::shared_ptr<void>& graph, Stream stream);
+  /// Keeps the work that `enqueue` puts on the stream, for `launch`. A GPU calls it now, once; a
+  /// CPU calls it at every launch.
+  std::shared_ptr<void> (*capture)(Stream stream, std::function<void()> enqueue);
+  void (*launch)(const std::shared_ptr<void>& work, Stream stream);
 };
 
 /// Returns null in a build without CUDA kernels.
-const CudaTokenStep* cuda_token_step();
+const TokenStep* cuda_token_step();
+const TokenStep* cpu_token_step();
 
 }  // namespace diffattn::ops

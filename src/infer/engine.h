@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "diffattn/infer/batcher.h"
+#include "kernels/token_step.h"
+
+namespace diffattn::infer {
+
+/// A row that joins a batch.
+struct JoiningRow {
+  int64_t slot = 0;
+  std::vector<int64_t> prompt = {};
+  int64_t most_tokens = 0;  // of prompt and continuation
+  cuda::token::SamplingRule rule = {};
+};
+
+/// Computes steps of a batch of rows in numbered slots. Steps are read in the order of their
+/// launches.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  /// True if there is room for rows of these lengths in the cache, besides the rows in it.
+  virtual bool has_room(const std::vector<int64_t>& tokens) = 0;
+  /// True if a row of this length fits into an empty cache.
+  virtual bool can_hold(int64_t tokens) const = 0;
+
+  virtual void join(const std::vector<JoiningRow>& rows) = 0;
+  virtual void leave(int64_t slot) = 0;
+
+  /// Begins the next step, of slots [0, slots). Their sequences have up to `longest` tokens.
+  virtual void launch(int64_t slots, int64_t longest) = 0;
+  /// Waits for the oldest step that was not read. Afterwards `chosen` has its tokens.
+  virtual void read() = 0;
+  /// The token that a slot chose in its own step number `step`, which was read.
+  virtual cuda::token::Chosen chosen(int64_t slot, int64_t step) const = 0;
+
+  /// Steps that may be begun before the first one is read.
+  virtual int64_t depth() const = 0;
+  virtual Batcher::Load load() const = 0;
+};
+
+}  // namespace diffattn::infer

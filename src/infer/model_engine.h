@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include <array>
+#include <map>
+#include <vector>
+
+#include "infer/engine.h"
+
+namespace diffattn::infer {
+
+/// Computes each row by itself with the modules, on any device and for every model.
+class ModelEngine : public Engine {
+ public:
+  ModelEngine(nn::CausalLM model, const GeneratorOptions& options);
+
+  bool has_room(const std::vector<int64_t>& tokens) override;
+  bool can_hold(int64_t tokens) const override;
+  void join(const std::vector<JoiningRow>& rows) override;
+  void leave(int64_t slot) override { rows_.erase(slot); }
+  void launch(int64_t slots, int64_t longest) override;
+  void read() override {}
+  cuda::token::Chosen chosen(int64_t slot, int64_t step) const override;
+  int64_t depth() const override { return 1; }
+  Batcher::Load load() const override;
+
+ private:
+  struct Row {
+    nn::KvCaches caches;
+    std::vector<int64_t> next;  // tokens to compute
+    int64_t most_tokens = 0;
+    cuda::token::SamplingRule rule = {};
+    std::vector<uint16_t> counts;
+    int32_t step = 0;
+    std::array<cuda::token::Chosen, cuda::token::Sampling::kRing> chosen = {};
+  };
+  void compute(Row& row);
+  int64_t used_tokens() const;
+
+  nn::CausalLM model_;
+  GeneratorOptions options_;
+  std::map<int64_t, Row> rows_;
+};
+
+}  // namespace diffattn::infer
