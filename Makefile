@@ -2,7 +2,7 @@
 # Every target first runs a script of scripts/, which installs what is missing and is quick when
 # nothing is. check, format and docs need neither torch nor CMake.
 .DEFAULT_GOAL := build
-.PHONY: build test test-long demo bench python docs format check asan tsan fuzz coverage clean help setup
+.PHONY: build test test-long demo bench python wheel docs format check asan tsan fuzz coverage clean help setup
 
 PRESET ?= release
 CUDA ?= AUTO
@@ -38,8 +38,13 @@ demo: setup  ## train DIFF and a Transformer of equal size, three seeds each; de
 	  --keep-models --out demo
 
 python: configure  ## install the Python package and the program into the Python that has torch
-	@$(CMAKE) --build --preset release -j $(JOBS) --target diffattn diffattn_program
+	@$(CMAKE) --build --preset release -j $(JOBS) --target python_package
 	@tools/install_python $(PYTHON) build/release
+
+# TORCHES="2.11 2.13" puts libraries for several torch versions into one wheel; OPERATORS="2.12" adds versions
+# for which the wheel has only the operators.
+wheel: setup  ## make a wheel in dist/ for the torch of the setup, or for TORCHES="2.11 2.13 ..."
+	@CUDA=$(CUDA) JOBS=$(JOBS) tools/make_wheel $(CMAKE) $(PYTHON) "$(TORCHES)" "$(OPERATORS)"
 
 bench: build  ## time the fused kernels beside every other route on this machine
 	@build/release/diffattn bench attention
@@ -92,12 +97,14 @@ coverage: setup  ## share of the lines of src/io and src/convert that their test
 	@tools/coverage.py --minimum 90 src/io src/convert $(if $(filter ON,$(TORCH)),src/train apps)
 
 # Run it before a release. The sanitizers keep a tenth of the random cases: CMakePresets.json.
-test-long: setup  ## before a release: check with the analyser, test with more cases, asan, tsan
+test-long: setup  ## before a release: the analyser, more cases, wheels for all torches, asan, tsan
 	@$(MAKE) --no-print-directory check
 	@tools/check_tidy.py --thorough
 	@DIFFATTN_TEST_SCALE=$(LONG_SCALE) DIFFATTN_TEST_KILLS=$(LONG_KILLS) DIFFATTN_TEST_FAULTS=all \
 	  $(MAKE) --no-print-directory test PRESET=release
 	@tests/soak/soak.py build/release/diffattn
+	@$(MAKE) --no-print-directory wheel TORCHES="$(or $(TORCHES),2.11 2.13 2.15)"
+	@tools/test_wheels
 	@$(MAKE) --no-print-directory asan
 	@$(MAKE) --no-print-directory tsan
 	@$(MAKE) --no-print-directory fuzz-build

@@ -9,10 +9,12 @@ set(static_libraries diffattn_kernels diffattn_io diffattn_convert diffattn_data
 set(installed "")
 foreach(name ${shared_libraries})
   if(TARGET ${name})
-    # Before 1.0 every minor version may change the interface.
-    set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION}
-      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
-      INSTALL_RPATH "$ORIGIN;${DIFFATTN_TORCH_DIR}/lib")
+    if(NOT DIFFATTN_WHEEL)  # wheels have no symbolic links
+      # Before 1.0 every minor version may change the interface.
+      set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION}
+        SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+        INSTALL_RPATH "$ORIGIN;${DIFFATTN_TORCH_DIR}/lib")
+    endif()
     list(APPEND installed ${name})
   endif()
 endforeach()

@@ -10,7 +10,8 @@ if(NOT DIFFATTN_PYTHON)
   find_program(DIFFATTN_PYTHON_DEFAULT python3 REQUIRED)
   set(DIFFATTN_PYTHON ${DIFFATTN_PYTHON_DEFAULT})
 endif()
-if(NOT DIFFATTN_TORCH_DIR OR NOT DIFFATTN_TORCH_PYTHON STREQUAL DIFFATTN_PYTHON)
+# pip's isolated builds put torch into another temporary folder each time.
+if(NOT EXISTS "${DIFFATTN_TORCH_DIR}" OR SKBUILD OR NOT DIFFATTN_TORCH_PYTHON STREQUAL DIFFATTN_PYTHON)
   execute_process(
     COMMAND ${DIFFATTN_PYTHON} -c
       "import os, torch; print(os.path.dirname(torch.__file__)); print(torch.__version__)"
@@ -30,18 +31,17 @@ if(DIFFATTN_TORCH_VERSION VERSION_LESS 2.11)
   message(FATAL_ERROR "torch ${DIFFATTN_TORCH_VERSION} found, 2.11 or later is needed")
 endif()
 message(STATUS "torch ${DIFFATTN_TORCH_VERSION}: ${DIFFATTN_TORCH_DIR}")
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" DIFFATTN_TORCH_MINOR ${DIFFATTN_TORCH_VERSION})
 
 add_library(diffattn_torch INTERFACE)
 target_include_directories(diffattn_torch SYSTEM INTERFACE
   ${DIFFATTN_TORCH_DIR}/include
   ${DIFFATTN_TORCH_DIR}/include/torch/csrc/api/include)
-# Nothing of ours names a symbol of libtorch.so or libtorch_cuda.so, but loading them registers
-# torch's operators: they must not be dropped as unneeded.
+# Nothing of ours names a symbol of libtorch.so, but loading it registers torch's operators: the linker
+# must not drop it as unneeded. It loads libtorch_cuda.so where there is one. We do not name that one,
+# so that a library built with a CUDA torch also loads in a CPU-only torch.
 target_link_directories(diffattn_torch INTERFACE ${DIFFATTN_TORCH_DIR}/lib)
 set(torch_libraries ${DIFFATTN_TORCH_DIR}/lib/libtorch.so ${DIFFATTN_TORCH_DIR}/lib/libtorch_cpu.so)
-if(EXISTS ${DIFFATTN_TORCH_DIR}/lib/libtorch_cuda.so)
-  list(APPEND torch_libraries ${DIFFATTN_TORCH_DIR}/lib/libtorch_cuda.so)
-endif()
 # libtorch_cpu.so exports parts of the libstdc++ it was built with (std::filesystem), and whose come
 # first are taken: libstdc++ itself stands before it. A compiler without libstdc++.so would put a
 # second one into our libraries; two in one process share some symbols and not others, and the first

@@ -30,7 +30,7 @@ PRIVATE_NN = r"nn/(attention/(step_attention|text_rows)|models/prompts)\.h"
 PRIVATE_IO = r"io/(cgroup|checked|hash|manifest|settings|text|unicode/utf8|safetensors/sharded)\.h"
 PRIVATE_MODELS = r"models/(loaded_model|tensor_file)\.h"
 PRIVATE_TRAIN = (r"train/(checkpoint_folder|checkpoints|event_file|flops|language_data|memory_estimate|metrics_log|"
-                 r"new_model|parameter_count|schedule|stop_signal|tasks/evaluator)\.h")
+                 r"new_model|parameter_count|schedule|tasks/evaluator)\.h")
 PRIVATE_COMPARE = r"compare/(compare|haystack|recipes|results|token_labels)\.h"
 
 
@@ -80,6 +80,7 @@ RULES = {
                     r"kernels/"),
     "apps": (layer(PUBLIC_ONLY, r"apps/", PRIVATE_NN, PRIVATE_IO, PRIVATE_TRAIN, PRIVATE_COMPARE, r"CLI/",
                    r"fmt/", r"nlohmann/", TORCH), r"(?!)"),
+    "python": (layer(PUBLIC_ONLY, r"apps/", r"python/", r"nlohmann/", TORCH), r"(?!)"),
     "tests/kernels": (r"", TORCH),
     "tests/io": (r"", TORCH),
     "tests/analysis": (r"", TORCH),

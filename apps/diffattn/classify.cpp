@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "apps/diffattn/options/line_items.h"
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/model_option.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/print.h"

@@ -3,6 +3,7 @@
 // diffattn compare: trains DIFF and its variants beside a Transformer of equal size.
 
 #include "compare/compare.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 
 #include <fmt/ranges.h>
 #include <torch/torch.h>
@@ -20,7 +21,6 @@
 #include "compare/results.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "train/stop_signal.h"
 
 namespace diffattn::app {
 namespace {
@@ -163,7 +163,7 @@ compare::CompareOptions compare_options(const CompareArguments& arguments,
 /// Trains and measures, with a bar on a terminal and lines elsewhere.
 compare::Comparison run_comparison(const compare::CompareOptions& options) {
   ProgressBar bar("compare", compare::total_steps(options));
-  const train::StopSignal signal;
+  const StopSignal signal;
   compare::CompareEvents events;
   events.on_step = [&](const std::string& text) { bar.step(text); };
   events.on_message = [&](const std::string& line) {
@@ -175,7 +175,7 @@ compare::Comparison run_comparison(const compare::CompareOptions& options) {
     print_note("{} step {}: loss {:.4f}, validation loss {:.4f}, accuracy {:.3f}\n", run,
                point.step, point.loss, point.valid_loss, point.valid_accuracy);
   };
-  events.stop = [&] { return signal.received() != 0; };
+  events.stop = [&] { return signal.received(); };
   return compare::compare(options, events);
 }
 

@@ -3,6 +3,7 @@
 // diffattn convert: converts a model folder from one layout to another.
 
 #include "diffattn/convert/convert.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 
 #include <fmt/core.h>
 
@@ -11,13 +12,12 @@
 #include <optional>
 
 #include "apps/diffattn/options/option_checks.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "train/stop_signal.h"
 
 namespace diffattn::app {
 namespace {
@@ -178,18 +178,18 @@ int run_convert(const ConvertArguments& arguments) {
   convert::Options options = convert_options_of(arguments);
   check_report(arguments);
   check_source(arguments, options);
-  const train::StopSignal signal;
+  const StopSignal signal;
   PercentBar bar("convert");
   options.progress = [&](uint64_t done, uint64_t total) {
-    if (signal.received() != 0) throw io::Error(arguments.target, "stopped; nothing was written");
+    if (signal.received()) throw io::Error(arguments.target, "stopped; nothing was written");
     bar.show(done, total);
   };
   const convert::Report report = convert::convert(arguments.source, arguments.target, options);
   bar.clear();
-  const std::string json = json_text(convert_json(report, arguments)) + "\n";
-  if (!arguments.report.empty()) io::write_text(arguments.report, json);
+  const Json json = convert_json(report, arguments);
+  if (!arguments.report.empty()) io::write_text(arguments.report, json_text(json) + "\n");
   if (arguments.json) {
-    print_out("{}", json);
+    print_json(json);
   } else {
     print_conversion(report, arguments);
   }

@@ -12,10 +12,11 @@
 #include <map>
 
 #include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/model_option.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/data_warnings.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/terminal/text_table.h"
@@ -152,7 +153,7 @@ int report_evaluation(const train::Evaluator& evaluator, const Unmeasured& unmea
               {"buckets", buckets_json(evaluator)},
               {"attention", attention}};
   if (evaluator.confusion().classes() > 0) result["macro_f1"] = evaluator.confusion().macro_f1();
-  print_out("{}\n", json_text(result));
+  print_json(result);
   return 0;
 }
 

@@ -10,7 +10,7 @@
 #include <array>
 
 #include "apps/diffattn/machine/machine.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/terminal.h"
 #include "apps/diffattn/verbs.h"
@@ -144,7 +144,7 @@ VerbAction add_info(CLI::App& app) {
   return [json] {
     const Json info = collect_info();
     if (*json) {
-      print_out("{}\n", json_text(info));
+      print_json(info);
     } else {
       print_info(info);
     }

@@ -9,8 +9,8 @@
 #include <chrono>
 #include <cmath>
 
-#include "apps/diffattn/options/option_checks.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/options/machine_options.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/ops.h"
@@ -225,7 +225,7 @@ int run_selftest(bool json) {
   report["seconds"] =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (json) {
-    print_out("{}\n", json_text(report));
+    print_json(report);
   } else {
     print_bounds();
     print_out("{} in {:.1f} s\n", passed ? "All passed" : "FAILED",

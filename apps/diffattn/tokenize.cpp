@@ -8,15 +8,15 @@
 
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/data_warnings.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/data/corpus.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/io/tokenizer_training.h"
-#include "train/stop_signal.h"
 
 namespace diffattn::app {
 namespace {
@@ -40,12 +40,12 @@ class StoppableBar {
   StoppableBar(const std::string& name, const std::string& input) : bar_(name), input_(input) {}
 
   void show(uint64_t done, uint64_t total) {
-    if (signal_.received() != 0) throw io::Error(input_, "stopped; nothing was written");
+    if (signal_.received()) throw io::Error(input_, "stopped; nothing was written");
     bar_.show(done, total);
   }
 
  private:
-  const train::StopSignal signal_;
+  const StopSignal signal_;
   PercentBar bar_;
   const std::string& input_;
 };
@@ -170,7 +170,7 @@ int run_tokenize(const TokenizeArguments& arguments) {
     result.skipped = result.text.skipped;
   }
   if (arguments.json) {
-    print_out("{}\n", json_text(tokenize_json(result, arguments)));
+    print_json(tokenize_json(result, arguments));
   } else {
     print_tokenized(result, arguments);
   }

@@ -11,11 +11,12 @@
 #include "apps/diffattn/machine/heap.h"
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/machine/out_of_memory.h"
-#include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/run_file.h"
 #include "apps/diffattn/terminal/data_warnings.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 #include "apps/diffattn/train_page/run_page.h"
 #include "apps/diffattn/training/progress.h"
 #include "apps/diffattn/training/summary.h"
@@ -26,7 +27,6 @@
 #include "train/checkpoints.h"
 #include "train/memory_estimate.h"
 #include "train/parameter_count.h"
-#include "train/stop_signal.h"
 
 namespace diffattn::app {
 namespace {
@@ -96,7 +96,7 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
                       {"memory_bytes", estimated ? Json(summary.memory.total()) : Json()},
                       {"expected_seconds", summary.seconds},
                       {"config", config.to_toml()}};
-    print_out("{}\n", json_text(result));
+    print_json(result);
     return 0;
   }
   print_out("{}\n", config.to_toml());
@@ -138,7 +138,7 @@ int report_end(train::Outcome outcome, train::Run& run, const TrainingProgress& 
                       {"valid_accuracy", number(reporter.valid_accuracy())},
                       {"folder", folder},
                       {"model", has_model ? Json(run.model_folder()) : Json()}};
-    print_out("{}\n", json_text(result));
+    print_json(result);
   } else if (outcome == train::Outcome::kDone) {
     print_out("model in {}\n", run.model_folder());
   }
@@ -231,7 +231,7 @@ int run_train(const TrainOptions& options) {
     print_summary(config, data, summarize_run(config, parameters), done);
   }
   TrainingProgress reporter(config, done);
-  const train::StopSignal signal;
+  const StopSignal signal;
   RunPage page(folder, config, data, run);
   train::RunEvents events;
   events.on_step = [&](const auto& report, const auto&) { reporter.step(report); };
@@ -240,7 +240,7 @@ int run_train(const TrainOptions& options) {
     page.refresh(step);
   };
   events.stop = [&] {
-    if (signal.received() == 0) return false;
+    if (!signal.received()) return false;
     reporter.stopping(run.trainer().state.step);
     return true;
   };

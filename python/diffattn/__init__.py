@@ -5,7 +5,8 @@
 
 computes (softmax(q1 k1^T / sqrt(d)) - lam softmax(q2 k2^T / sqrt(d))) v in one operator, with
 gradients. Importing this package loads the operators torch.ops.diffattn.*. `diffattn.nn` has
-modules; `diffattn.hf` accelerates Hugging Face's DiffLlama.
+modules; `diffattn.hf` accelerates Hugging Face's DiffLlama. `load`, `train`, `analyze` and `convert` use
+the C++ models and tools in this process.
 """
 import importlib
 from typing import Any, Dict
@@ -23,9 +24,14 @@ _library.load()
 from diffattn import nn  # noqa: E402
 from diffattn.ops import (STATS, attention, attention_map, attention_stats,  # noqa: E402
                           decode)
+from diffattn.model import Model, load  # noqa: E402
+from diffattn.generator import Generator  # noqa: E402
+from diffattn.convert import ConversionError, convert  # noqa: E402
+from diffattn.verbs import analyze, train  # noqa: E402
 
 __version__ = _library.build().get("version", "0+unknown")
-__all__ = ["STATS", "attention", "attention_map", "attention_stats", "decode", "info", "nn"]
+__all__ = ["STATS", "ConversionError", "Generator", "Model", "analyze", "attention", "attention_map",
+           "attention_stats", "convert", "decode", "info", "load", "nn", "train"]
 
 
 def info() -> Dict[str, Any]:
@@ -50,6 +56,6 @@ def info() -> Dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("convert", "hf"):  # imported on first use, since hf needs transformers
-        return importlib.import_module(f"diffattn.{name}")
+    if name == "hf":  # imported on first use, since it needs transformers
+        return importlib.import_module("diffattn.hf")
     raise AttributeError(f"module 'diffattn' has no attribute '{name}'")

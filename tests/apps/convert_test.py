@@ -240,17 +240,16 @@ class Transformers(Folder):
     def test_the_python_function(self):
         if "DIFFATTN_LIBRARY" not in os.environ:
             self.skipTest("skipped: DIFFATTN_LIBRARY is not set")
-        import diffattn.convert
+        import diffattn
         diffllama(self.folder / "in")
-        report = diffattn.convert.convert(self.folder / "in", self.folder / "out", to="microsoft",
-                                          max_shard_mib=1)
+        report = diffattn.convert(self.folder / "in", self.folder / "out", to="microsoft", max_shard_mib=1)
         self.assertEqual(len(report["tensors"]), 17)
-        with self.assertRaisesRegex(diffattn.convert.ConversionError, "--force"):
-            diffattn.convert.convert(self.folder / "in", self.folder / "out", to="microsoft")
-        with self.assertRaisesRegex(diffattn.convert.ConversionError, "for --seed"):
-            diffattn.convert.convert(self.folder / "in", self.folder / "new", to="microsoft", seed=3)
-        with self.assertRaisesRegex(diffattn.convert.ConversionError, "'x.' in its name"):
-            diffattn.convert.convert(self.folder / "in", self.folder / "new", to="microsoft", rename={"x.": "y."})
+        with self.assertRaisesRegex(diffattn.ConversionError, "--force"):
+            diffattn.convert(self.folder / "in", self.folder / "out", to="microsoft")
+        with self.assertRaisesRegex(diffattn.ConversionError, "for --seed"):
+            diffattn.convert(self.folder / "in", self.folder / "new", to="microsoft", seed=3)
+        with self.assertRaisesRegex(diffattn.ConversionError, "'x.' in its name"):
+            diffattn.convert(self.folder / "in", self.folder / "new", to="microsoft", rename={"x.": "y."})
 
 
 if __name__ == "__main__":

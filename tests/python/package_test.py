@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the installed package: its information, the program, wheels, and a torch that it was not built for."""
+"""Tests the package: its information, the program, and a torch that it was not built for."""
+import importlib.util
 import inspect
 import json
 import os
@@ -9,8 +10,8 @@ import sys
 import tempfile
 import unittest
 import unittest.mock
-import zipfile
 
+import diffattn_program
 import torch
 
 import diffattn
@@ -52,6 +53,7 @@ class Package(unittest.TestCase):
         self.assertTrue((pathlib.Path(diffattn.__file__).parent / "py.typed").is_file())
         functions = [getattr(diffattn, name) for name in ("attention", "decode", "attention_stats",
                                                           "attention_map", "info")]
+        functions += [diffattn.load, diffattn.train, diffattn.analyze, diffattn.convert, diffattn.Model.generate]
         functions += [diffattn.nn.DiffAttention.forward, diffattn.nn.preset, diffattn.nn.lambda_init]
         for function in functions:
             self.assertTrue(inspect.getdoc(function), function)
@@ -115,6 +117,46 @@ class Program(unittest.TestCase):
         self.assertEqual(result.returncode, 1)
         self.assertIn("has only the operators", result.stderr)
 
+    def test_starts_without_importing_torch(self):
+        result = python("-c", "import sys, diffattn_program as p; p.program(p.torch_version(p.torch_folder()));"
+                        "print('torch' in sys.modules)")
+        self.assertEqual(result.stdout, "False\n", result.stderr)
+
+
+class Converter(unittest.TestCase):
+    MODEL = ROOT / "tests" / "fixtures" / "golden" / "diffllama_gqa"
+    MAIN = ("-S", "-c", "from diffattn_program import main; main()")  # -S hides site-packages, and torch with them
+
+    def test_needs_no_torch(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code = ("import sys; from diffattn_program.convert import convert\n"
+                    f"report = convert({str(self.MODEL)!r}, {folder + '/a'!r}, to='microsoft')\n"
+                    "print(report['to'], 'torch' in sys.modules)")
+            result = python("-S", "-c", code)
+            self.assertEqual(result.stdout, "microsoft False\n", result.stderr)
+            result = python(*self.MAIN, "convert", "--to", "diffllama", folder + "/a", folder + "/b")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("microsoft to diffllama", result.stdout)
+            self.assertEqual(*(pathlib.Path(one, "model.safetensors").read_bytes()
+                               for one in (self.MODEL, folder + "/b")))
+
+    def test_is_the_command_of_the_program(self):
+        words = ["convert", "--to", "microsoft", "--dry-run", str(self.MODEL), "out"]
+        for more in ([], ["--json"], ["--gqa", "none"], ["--forze"], ["--help"], ["--report", "/no/such/folder/a"]):
+            want = subprocess.run([PROGRAM, *words, *more], capture_output=True, text=True, cwd="/")
+            got = python(*self.MAIN, *words, *more)
+            self.assertEqual((got.returncode, got.stdout, got.stderr), (want.returncode, want.stdout, want.stderr))
+
+    def test_other_verbs_say_what_to_install(self):
+        result = python(*self.MAIN, "info")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("torch is not installed; run `pip install 'torch", result.stderr)
+
+    def test_works_beside_a_torch_without_a_program(self):
+        result = python("-c", self.MAIN[-1], "convert", "--help", DIFFATTN_PROGRAM="/no/such/file")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("diffattn convert", result.stdout)
+
 
 class Installation(unittest.TestCase):
     def refused(self, library):
@@ -134,36 +176,39 @@ class Installation(unittest.TestCase):
             os.symlink(LIBRARY, folder / "libdiffattn.so")
             (folder / "diffattn_build.json").write_text('{"torch": "1.2.3+cpu"}')
             message = self.refused(folder / "libdiffattn.so")
-            self.assertIn("built for torch 1.2.3+cpu", message)
+            self.assertIn("was built for torch 1.2.3+cpu", message)
             self.assertIn(f"torch {torch.__version__} is installed", message)
 
-    def test_wheel_of_what_is_built(self):
-        try:
-            import scikit_build_core  # noqa: F401
-        except ImportError as missing:
-            self.skipTest(f"skipped: {missing}")
-        with tempfile.TemporaryDirectory() as folder:
-            made = subprocess.run(
-                [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps",
-                 "--no-index", "-w", folder, "--config-settings", f"build-dir={folder}/build",
-                 "--config-settings", f"cmake.define.DIFFATTN_PREBUILT={LIBRARY.parent}",
-                 str(ROOT)], capture_output=True, text=True, timeout=240)
-            self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
-            wheel, = pathlib.Path(folder).glob("diffattn-*-py3-none-linux_x86_64.whl")
-            with zipfile.ZipFile(wheel) as archive:
-                names = archive.namelist()
-                archive.extractall(f"{folder}/site")
-            inside = {name.removeprefix("diffattn/") for name in names
-                      if name.startswith("diffattn/")}
-            sources = {path.name for path in (ROOT / "python" / "diffattn").glob("*.py")}
-            self.assertEqual(inside, sources | {"py.typed", "libdiffattn.so", "diffattn_build.json"})
-            result = python(
-                "-c", "import torch, diffattn; x = torch.ones(1, 3, 2, 8);"
-                "print(diffattn.__file__, diffattn.attention(x, x, x, x, x, torch.tensor(0.5)).sum())",
-                drop=("DIFFATTN_LIBRARY", "DIFFATTN_PROGRAM"), PYTHONPATH=f"{folder}/site")
-            self.assertEqual(result.returncode, 0, result.stderr)
-            self.assertIn(f"{folder}/site", result.stdout)
-            self.assertIn("tensor(24.)", result.stdout)
+    def test_the_libraries_of_the_installed_torch_are_chosen(self):
+        with tempfile.TemporaryDirectory() as name, \
+                unittest.mock.patch.object(diffattn_program, "PACKAGE", pathlib.Path(name)), \
+                unittest.mock.patch.dict(os.environ):
+            del os.environ["DIFFATTN_LIBRARY"], os.environ["DIFFATTN_PROGRAM"]
+            self.assertIn("has no compiled libraries", diffattn_program.other_torch("2.12.0"))
+            for minor in ("2.9", "2.11", "2.13"):
+                (pathlib.Path(name) / "lib" / f"torch-{minor}").mkdir(parents=True)
+            self.assertEqual(diffattn_program.folder_for("2.11.0+cu130").name, "torch-2.11")
+            self.assertEqual(diffattn_program.built_for(), ["2.9", "2.11", "2.13"])
+            message = diffattn_program.other_torch("2.12.1+cpu")
+            self.assertIn("built for torch 2.9, 2.11, 2.13, but torch 2.12.1+cpu is installed", message)
+            self.assertIn("pip install 'torch==2.13.*'", message)
+            self.assertIn("has only the operators. Install a wheel", diffattn_program.only_operators("2.9.0"))
+            (pathlib.Path(name) / "lib" / "torch-2.11" / "diffattn").touch()
+            self.assertRegex(diffattn_program.only_operators("2.9.0"), "for torch 2.9.0 .* pip install 'torch==2.11.*'")
+
+    def test_the_metadata_names_the_torches_of_a_wheel(self):
+        requirement = load_wheel_metadata().requirement
+        self.assertEqual(requirement(["2.13"]), "torch==2.13.*")
+        self.assertEqual(requirement(["2.13", "2.11", "2.15"]), "torch>=2.11,<2.16,!=2.12.*,!=2.14.*")
+        with self.assertRaises(ValueError):
+            requirement(["2.13", "3.0"])
+
+
+def load_wheel_metadata():
+    spec = importlib.util.spec_from_file_location("wheel_metadata", ROOT / "tools" / "wheel_metadata.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 #include "apps/diffattn/terminal/terminal.h"
 #include "apps/diffattn/terminal/text_table.h"
 #include "diffattn/io/file.h"
@@ -123,7 +124,10 @@ void write_page(const std::string& path, const AnalysisResult& result) {
   int64_t heads = 0;
   for (const ModelAttention& model : result.models) heads += model.layers() * model.heads();
   ProgressBar bar("maps", heads);
-  options.progress = [&](int64_t, int64_t) { bar.step(""); };
+  options.progress = [&](int64_t, int64_t) {
+    check_interrupt();
+    bar.step("");
+  };
   analysis::write_report(path, report, result.models, options);
 }
 
@@ -166,7 +170,7 @@ void print_analysis_json(const AnalysisResult& result, bool maps) {
     models.push_back(model_json(model, result.heads[i], maps && side <= kMostTokensInJson));
   }
   const Json all{{"title", result.title}, {"about", result.subtitle}, {"models", models}};
-  print_out("{}\n", json_text(all, 1));
+  print_json(all, 1);
 }
 
 void print_statistics(const AnalysisResult& result) {

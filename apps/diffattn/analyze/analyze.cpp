@@ -6,6 +6,7 @@
 
 #include "apps/diffattn/analyze/analysis_output.h"
 #include "apps/diffattn/analyze/run_analysis.h"
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/model_option.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/print.h"

@@ -7,6 +7,7 @@
 
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 #include "diffattn/io/error.h"
 
 namespace diffattn::app {
@@ -104,6 +105,7 @@ std::vector<ModelAttention> attentions_of(AnalyzedModel& model, const AnalyzedTe
       shown.size(), {.statistics = analysis::AttentionStatistics(threshold), .mass = {}});
   ProgressBar bar("reading " + terminal_text(model.name), texts.count());
   texts.each([&](const KnownText& known) {
+    check_interrupt();
     const bool is_shown = known.text == texts.shown().text;
     const std::vector<ModelPart> read =
         is_shown ? std::vector<ModelPart>{} : model.read(known.text);

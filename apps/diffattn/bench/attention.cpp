@@ -14,6 +14,7 @@
 #include "apps/diffattn/bench/measure/fma_peak.h"
 #include "apps/diffattn/bench/measure/peak_memory.h"
 #include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "diffattn/nn/presets.h"
 

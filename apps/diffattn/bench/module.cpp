@@ -8,6 +8,7 @@
 
 #include "apps/diffattn/bench/measure/peak_memory.h"
 #include "apps/diffattn/bench/sweep.h"
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"

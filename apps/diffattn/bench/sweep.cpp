@@ -6,6 +6,7 @@
 
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/option_checks.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/terminal/text_table.h"
@@ -43,7 +44,7 @@ int run_sweep(const BenchOutput& output, const BenchSweep& sweep) {
     bar.step(sweep.label(i));
   }
   bar.clear();
-  if (output.json) print_out("{}\n", json_text(report));
+  if (output.json) print_json(report);
   if (output.csv) sweep.print_csv(report["points"]);
   return 0;
 }

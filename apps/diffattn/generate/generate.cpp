@@ -6,9 +6,10 @@
 #include <torch/torch.h>
 
 #include "apps/diffattn/generate/interactive.h"
+#include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/model_option.h"
 #include "apps/diffattn/options/option_checks.h"
-#include "apps/diffattn/terminal/json_text.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/io/error.h"
@@ -19,7 +20,7 @@ namespace diffattn::app {
 namespace {
 
 struct GenerateOptions {
-  std::string model, prompt, input, system, device = "cpu", dtype = "float32";
+  std::string model, prompt, input, system, device = "cpu", dtype;
   Ids prompt_ids;
   std::vector<std::string> stop;
   int64_t max_new_tokens = 64, top_k = 0, logprobs = 0, samples = 1;
@@ -85,8 +86,8 @@ Json logprobs_of(nn::CausalLM& model, Ids ids, const Ids& added, int64_t count) 
   return positions;
 }
 
-void print_json(Generator& generator, const Prompts& prompts, const Continuations& all,
-                const GenerateOptions& options) {
+void print_results(Generator& generator, const Prompts& prompts, const Continuations& all,
+                   const GenerateOptions& options) {
   Json results = Json::array();
   for (size_t i = 0; i < all.rows.size(); ++i) {
     const Continuation& row = all.rows[i];
@@ -105,7 +106,7 @@ void print_json(Generator& generator, const Prompts& prompts, const Continuation
                   {"tokens", all.tokens()},
                   {"seconds", all.seconds},
                   {"tokens_per_second", static_cast<double>(all.tokens()) / all.seconds}};
-  print_out("{}\n", json_text(json));
+  print_json(json);
 }
 
 void print_text(const Prompts& prompts, const Continuations& all) {
@@ -140,11 +141,14 @@ nn::CausalLM load_language_model(const GenerateOptions& options) {
     throw io::Error(options.model,
                     "expected a causal language model, got a classifier; use diffattn classify");
   }
-  const auto dtype = options.dtype == "bfloat16"  ? torch::kBFloat16
-                     : options.dtype == "float16" ? torch::kFloat16
-                                                  : torch::kFloat32;
+  const torch::Device device(options.device);
+  const std::string type =
+      !options.dtype.empty() ? options.dtype : (device.is_cuda() ? "bfloat16" : "float32");
+  const auto dtype = type == "bfloat16"  ? torch::kBFloat16
+                     : type == "float16" ? torch::kFloat16
+                                         : torch::kFloat32;
   nn::CausalLM model = models::load_causal_lm(options.model, dtype);
-  model->to(torch::Device(options.device));
+  model->to(device);
   return model;
 }
 
@@ -200,7 +204,7 @@ int run_generate(const GenerateOptions& options) {
   }
   const Continuations all = continue_prompts(generator, prompts, events);
   if (options.json) {
-    print_json(generator, prompts, all, options);
+    print_results(generator, prompts, all, options);
   } else if (stream) {
     print_out("\n");
   } else {
@@ -272,7 +276,8 @@ VerbAction add_generate(CLI::App& app) {
         return text.empty() ? "expected a text, got nothing" : "";
       })
       ->allow_extra_args(false);
-  verb->add_option("--dtype", options->dtype, "type of the weights (default float32)")
+  verb->add_option("--dtype", options->dtype,
+                   "type of the weights (default float32, on a GPU bfloat16)")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
   add_device_option(*verb, options->device);
   add_threads_option(*verb);

@@ -5,7 +5,7 @@
 
 #include "apps/diffattn/options/input_stream.h"
 #include "apps/diffattn/terminal/print.h"
-#include "train/stop_signal.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 
 namespace diffattn::app {
 namespace {
@@ -17,8 +17,8 @@ void show(const std::string& text) {
 
 /// Prints the continuation of one prompt and returns it.
 std::string continue_one(Generator& generator, const Prompts& prompt) {
-  const train::StopSignal signal;
-  const ContinueEvents events{.show = show, .stopped = [&] { return signal.received() != 0; }};
+  const StopSignal signal;
+  const ContinueEvents events{.show = show, .stopped = [&] { return signal.received(); }};
   const Continuations all = continue_prompts(generator, prompt, events);
   print_out("\n");
   warn_of_length(prompt, all, generator.model->config.max_position_embeddings);

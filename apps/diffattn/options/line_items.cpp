@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/diffattn/options/input_stream.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/json.h"
@@ -108,7 +109,7 @@ void LineResults::add(const LineItem& item, const Json& result) {
   if (in_one_) {
     all_.push_back(shown);
   } else {
-    print_out("{}\n", json_text(shown, -1));
+    print_json(shown, -1);
     std::fflush(stdout);
   }
 }
@@ -118,7 +119,7 @@ int LineResults::finish(const Json& rest) {
     Json result{{"results", all_}};
     result.update(rest);
     result["faults"] = faults_;
-    print_out("{}\n", json_text(result));
+    print_json(result);
   }
   if (faults_ > 0) {
     print_note("diffattn: {}\n",

@@ -3,13 +3,10 @@
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
-#include <torch/torch.h>
 
 #include <charconv>
 #include <cmath>
 #include <functional>
-
-#include "apps/diffattn/machine/machine.h"
 
 namespace diffattn::app {
 namespace {
@@ -75,19 +72,6 @@ CLI::Validator not_negative() {
 CLI::Validator positive() {
   return checked<double>("> 0", "a finite number above 0",
                          [](double value) { return std::isfinite(value) && value > 0.0; });
-}
-
-CLI::Option* add_device_option(CLI::App& verb, std::string& device) {
-  return verb.add_option("--device", device, "cpu, cuda or cuda:N (default cpu)")
-      ->check(device_problem);
-}
-
-CLI::Option* add_threads_option(CLI::App& verb) {
-  return verb
-      .add_option_function<int>(
-          "--threads", [](int count) { torch::set_num_threads(count); },
-          "CPU threads (default: as torch chooses)")
-      ->check(integer_in(1, 1024));
 }
 
 void check_one_of(const CLI::App& verb, const std::vector<std::string>& options, bool required) {

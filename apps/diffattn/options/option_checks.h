@@ -32,12 +32,6 @@ CLI::Validator not_negative();
 /// Accepts a finite number above 0.
 CLI::Validator positive();
 
-/// Adds --device: cpu, cuda or cuda:N, if this machine has it.
-CLI::Option* add_device_option(CLI::App& verb, std::string& device);
-
-/// Adds --threads, which sets the threads of torch and of our kernels.
-CLI::Option* add_threads_option(CLI::App& verb);
-
 /// Throws a CLI11 error if more than one of the options was given, or none of them although one is
 /// `required`. CLI11's own groups report this without the names of the options.
 void check_one_of(const CLI::App& verb, const std::vector<std::string>& options, bool required);

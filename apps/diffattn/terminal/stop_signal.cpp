@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/stop_signal.h"
+#include "apps/diffattn/terminal/stop_signal.h"
 
 #include <unistd.h>
 
 #include <array>
 #include <csignal>
 
-namespace diffattn::train {
+namespace diffattn::app {
 namespace {
+
+// A verb runs in the thread of its host that called it, so verbs in other threads are not affected.
+thread_local StopRequested stop_requested = nullptr;
 
 constexpr std::array kSignals{SIGTERM, SIGINT, SIGUSR1};
 volatile std::sig_atomic_t received_signal = 0;
@@ -21,7 +24,14 @@ extern "C" void on_signal(int signal) {
 
 }  // namespace
 
+void set_stop_requested(StopRequested stop) { stop_requested = stop; }
+
+void check_interrupt() {
+  if (stop_requested != nullptr && stop_requested()) throw Interrupted();
+}
+
 StopSignal::StopSignal() {
+  if (stop_requested != nullptr) return;
   received_signal = 0;
   struct sigaction action = {};
   action.sa_handler = on_signal;
@@ -31,9 +41,12 @@ StopSignal::StopSignal() {
 }
 
 StopSignal::~StopSignal() {
+  if (stop_requested != nullptr) return;
   for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous[i], nullptr);
 }
 
-int StopSignal::received() const { return received_signal; }
+bool StopSignal::received() const {
+  return stop_requested != nullptr ? stop_requested() : received_signal != 0;
+}
 
-}  // namespace diffattn::train
+}  // namespace diffattn::app

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The verbs of the full library.
+
+#include <c10/util/Exception.h>
+
+#include "diffattn/train/run_config.h"
+#include "python/src/run_verb.h"
+
+namespace diffattn::python {
+namespace {
+
+/// Adds a verb whose errors of torch have no backtrace, and whose errors in a run file are
+/// WrongUse.
+template <app::VerbAction (*add)(CLI::App&)>
+app::VerbAction translated(CLI::App& app) {
+  return [action = add(app)] {
+    try {
+      return action();
+    } catch (const train::ConfigError& error) {
+      throw WrongUse(error.what());
+    } catch (const c10::Error& error) {
+      throw std::runtime_error(error.what_without_backtrace());
+    }
+  };
+}
+
+}  // namespace
+}  // namespace diffattn::python
+
+extern "C" int diffattn_run_verb(const char* name, const char* const* arguments, int count,
+                                 diffattn::app::StopRequested stop, void (*give)(const char*)) {
+  using namespace diffattn;
+  using namespace diffattn::python;
+  static const Verbs verbs{{"analyze", translated<app::add_analyze>},
+                           {"train", translated<app::add_train>}};
+  return run_verb(verbs, {name, {arguments, arguments + count}, stop, give});
+}
