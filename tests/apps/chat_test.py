@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -74,35 +75,40 @@ class Chat(unittest.TestCase):
         return result
 
     def reply(self, messages):
-        """Returns what the model says after a conversation, from ids."""
+        """Returns what the model says after a conversation, from ids, and the number of all tokens."""
         result = program("generate", "--model", PLAIN, "--prompt-ids", ",".join(map(str, ids_of(messages))),
                          "--max-new-tokens", 4, "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
-        return json.loads(result.stdout)["results"][0]["text"]
+        row = json.loads(result.stdout)["results"][0]
+        return row["text"], len(row["prompt_ids"]) + len(row["ids"])
 
     def replies(self, turns, *opening):
-        messages, texts = [*opening], []
+        messages, replies = [*opening], []
         for turn in turns:
             messages.append(("user", turn))
-            texts.append(self.reply(messages))
-            messages.append(("assistant", texts[-1]))
-        return texts
+            replies.append(self.reply(messages))
+            messages.append(("assistant", replies[-1][0]))
+        return replies
+
+    def assert_replies(self, result, expected):
+        """The model said this. It warns with the number of tokens, which tells whether it read every turn and each
+        special token as one id: the conversations are longer than its 32 positions."""
+        self.assertEqual(result.stdout.decode(), "".join(text + "\n" for text, _ in expected))
+        counts = re.findall(rb"the text has (\d+) tokens, but the model was made for 32", result.stderr)
+        self.assertEqual([int(count) for count in counts], [count for _, count in expected])
 
     def test_each_line_is_a_turn(self):
-        turns = ["ab", "abka", "k ä"]
+        turns = ["ab " * 8, "abka", "k ä"]
         first, *more = self.replies(turns)
-        self.assertTrue(first)
+        self.assertTrue(first[0])
         result = self.talk(model("turns"), [turns[0], "", *turns[1:], "/reset", turns[0]])
-        expected = "".join(text + "\n" for text in [first, *more, first])
-        self.assertEqual(result.stdout.decode(), expected)
-        self.assertIn(b"tokens, but the model was made for 32", result.stderr)
+        self.assert_replies(result, [first, *more, first])
 
     def test_a_system_message_stays(self):
-        folder, opening = model("system"), ("system", "be k")
-        expected = self.replies(["ab"], opening)[0] + "\n"
-        result = self.talk(folder, ["ab", "/reset", "ab"], "--system", "be k")
-        self.assertEqual(result.stdout.decode(), 2 * expected)
-        self.assertNotEqual(ids_of([opening]), ids_of([]))
+        folder = model("system")
+        expected = self.replies(["ab"], ("system", "be k k k"))
+        result = self.talk(folder, ["ab", "/reset", "ab"], "--system", "be k k k")
+        self.assert_replies(result, 2 * expected)
         refused = program("generate", "--model", folder, "--interactive", "--system", "no", input=b"")
         self.assertEqual(refused.returncode, 1)
         self.assertIn(b"tokenizer_config.json: key 'chat_template': line 4: the template refuses these messages: "
@@ -129,8 +135,8 @@ class Chat(unittest.TestCase):
                 "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
                 "special_tokens": {END: {"id": END, "ids": [END_ID], "tokens": [END]}}}
 
-        result = self.talk(model("begin", tokenizer=add_begin), ["ab"])
-        self.assertEqual(result.stdout.decode(), self.replies(["ab"])[0] + "\n")
+        turns = ["ab " * 8, "b"]
+        self.assert_replies(self.talk(model("begin", tokenizer=add_begin), turns), self.replies(turns))
 
     def test_the_token_behind_a_reply_ends_it(self):
         def add_token(sections):

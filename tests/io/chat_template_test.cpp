@@ -108,7 +108,8 @@ TEST(ChatTemplate, ErrorsNameTheLineAndWhatWasExpected) {
       {"{{ '%s' % 1 }}", "expected operands that fit together, got a string and an integer"},
       {"{{ 2 ** 3 }}", "expected '}}', got '**'"},
       {"{{ 'a'|replace('', 'b') }}", "expected a string to replace, got an empty one"},
-      {"{{ 'a'|tojson(true) }}", "expected tojson without ensure_ascii"},
+      {"{{ '{a}'.format(a=1) }}", "expected format() without keyword arguments"},
+      {"{{ '{:>3}'.format(1) }}", "expected a field of format() with an argument, got ':>3'"},
   };
   for (const auto& [text, fragment] : cases) {
     const std::string error = error_of([&] { rendered(text); });

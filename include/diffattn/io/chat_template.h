@@ -23,11 +23,13 @@ struct ChatMessage {
 /// It understands the part of Jinja that published templates use and renders it as `transformers`
 /// does:
 ///   tags         if, for, set, macro, break, continue, generation; comments; white-space control
-///   filters      capitalize count d default first int items join last length list lower map reject
-///                rejectattr replace reverse safe select selectattr string tojson trim upper
+///   filters      capitalize count d default dictsort first int items join last length list lower
+///                map reject rejectattr replace reverse safe select selectattr string tojson trim
+///                upper
 ///   tests        boolean callable defined eq equalto even false float ge gt in integer iterable le
 ///                lt mapping ne none number odd sequence string true undefined
-///   methods      of strings: capitalize endswith find join lower lstrip removeprefix removesuffix
+///   methods      of strings: capitalize endswith find format join lower lstrip removeprefix
+///   removesuffix
 ///                replace rsplit rstrip split startswith strip title upper; of mappings: get items
 ///                keys values
 ///   functions    dict namespace raise_exception range strftime_now

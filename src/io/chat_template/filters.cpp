@@ -44,10 +44,12 @@ Value join_items(const Value& value, const List& given, Run& run) {
 
 Value to_json(const Value& value, const List& given, Run& run) {
   constexpr int64_t kMostIndent = 64;
-  if (given[0].truth()) run.fail("expected tojson without ensure_ascii, got it");
-  if (given[1].is_undefined() || given[1].is_none()) return run.text(json_of(value, -1, run));
-  const int64_t indent = integer_of(given[1], "an integer for the indent of tojson", run);
-  return run.text(json_of(value, std::clamp<int64_t>(indent, 0, kMostIndent), run));
+  JsonStyle style{.indent = -1, .ensure_ascii = given[0].truth()};
+  if (!given[1].is_undefined() && !given[1].is_none()) {
+    const int64_t indent = integer_of(given[1], "an integer for the indent of tojson", run);
+    style.indent = std::clamp<int64_t>(indent, 0, kMostIndent);
+  }
+  return run.text(json_of(value, style, run));
 }
 
 Value or_default(const Value& value, const List& given, Run& run) {
@@ -111,11 +113,25 @@ Value members(const Value& value, const List&, Run& run) {
   return call_method("items", value, {}, run);
 }
 
+/// Returns the members ordered by their names, without regard to case.
+Value sorted_members(const Value& value, const List&, Run& run) {
+  if (value.dict() == nullptr) run.expected("a mapping for dictsort", value);
+  std::vector<std::pair<std::string, Value>> order;
+  for (const auto& [key, part] : *value.dict()) {
+    order.emplace_back(lower(key), run.list({run.text(key), part}));
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  List sorted;
+  for (auto& [key, member] : order) sorted.push_back(std::move(member));
+  return run.list(std::move(sorted));
+}
+
 Value same(const Value& value, const List&, Run&) { return value; }
 
-/// Applies a filter or takes an attribute of every item.
+/// Applies a filter or takes an attribute of every item. What is false has none.
 Value map(const Value& value, const List& given, Run& run) {
-  List items = items_of(value, run);
+  List items = value.truth() ? items_of(value, run) : List();
   Arguments more;
   if (!given[1].is_undefined()) more.values.push_back(given[1]);
   for (Value& item : items) {
@@ -140,7 +156,7 @@ Value select(const Value& value, const List& given, Run& run) {
   Arguments more;
   if (!argument.is_undefined()) more.values.push_back(argument);
   List kept;
-  for (const Value& item : items_of(value, run)) {
+  for (const Value& item : value.truth() ? items_of(value, run) : List()) {
     run.step();
     const Value subject =
         by_attribute ? member_at(item, string_of(given[0], "the name of an attribute", run), run)
@@ -180,6 +196,7 @@ const std::vector<Filter>& filters() {
       {"replace", {"old", "new", "count"}, replace_text},
       {"int", {"default"}, to_int},
       {"items", {}, members},
+      {"dictsort", {}, sorted_members},
       {"map", {"filter", "argument", "attribute", "default"}, map},
       {"select", {"test", "argument"}, select<false, true>},
       {"reject", {"test", "argument"}, select<false, false>},

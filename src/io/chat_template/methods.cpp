@@ -154,6 +154,37 @@ const std::vector<StringMethod>& string_methods() {
   return methods;
 }
 
+/// Writes the arguments at {} or {0}.
+Value format(std::string_view text, const Arguments& arguments, Run& run) {
+  if (!arguments.named.empty()) run.fail("expected format() without keyword arguments, got one");
+  std::string out;
+  size_t next = 0;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    run.make(1);
+    if (c != '{' && c != '}') {
+      out += c;
+    } else if (text.substr(at + 1).starts_with(c)) {  // doubled
+      out += c;
+      ++at;
+    } else {
+      const size_t end = text.find('}', at);
+      if (c == '}' || end == text.npos) run.fail("expected pairs of braces for format()");
+      const std::string_view field = text.substr(at + 1, end - at - 1);
+      size_t index = field.empty() ? next++ : arguments.values.size();
+      if (field.size() == 1 && field[0] >= '0' && field[0] <= '9') {
+        index = static_cast<size_t>(field[0] - '0');
+      }
+      if (index >= arguments.values.size()) {
+        run.fail("expected a field of format() with an argument, got " + in_quotes(field));
+      }
+      out += text_of(arguments.values[index], run);
+      at = end;
+    }
+  }
+  return run.text(out);
+}
+
 Value dict_method(std::string_view name, const Value& value, const Arguments& arguments, Run& run) {
   if (name == "get") {
     const List given = bound(arguments, {"key", "default"}, name, run);
@@ -204,6 +235,7 @@ Value joined_texts(const List& items, std::string_view separator, Run& run) {
 Value call_method(std::string_view name, const Value& value, const Arguments& arguments, Run& run) {
   if (value.dict() != nullptr) return dict_method(name, value, arguments, run);
   if (value.text() == nullptr) run.expected("a value with the method " + in_quotes(name), value);
+  if (name == "format") return format(*value.text(), arguments, run);
   const auto& methods = string_methods();
   const auto found = std::find_if(methods.begin(), methods.end(),
                                   [&](const StringMethod& one) { return one.name == name; });

@@ -108,7 +108,12 @@ bool equal(const Value& a, const Value& b, Run& run);
 /// Error for values that have no text, such as macros.
 std::string text_of(const Value& value, Run& run);
 
-/// Returns json.dumps(value, ensure_ascii=False, indent=indent), on one line if indent is negative.
-std::string json_of(const Value& value, int64_t indent, Run& run);
+struct JsonStyle {
+  int64_t indent;  // on one line if it is negative
+  bool ensure_ascii;
+};
+
+/// Returns what json.dumps() of Python returns.
+std::string json_of(const Value& value, const JsonStyle& style, Run& run);
 
 }  // namespace diffattn::io::chat

@@ -5,8 +5,8 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
-#include "diffattn/io/json.h"
 #include "io/chat_template/run.h"
 #include "io/chat_template/value.h"
 #include "io/unicode/characters.h"
@@ -58,18 +58,18 @@ class Writer {
     }
   }
 
-  void json(const Value& value, int64_t indent, size_t level) {
+  void json(const Value& value, const JsonStyle& style, size_t level) {
     run_.step();
     if (value.text() != nullptr) {
-      string_literal(*value.text());
+      string_literal(*value.text(), style);
     } else if (value.list() != nullptr) {
-      block('[', ']', *value.list(), indent, level,
-            [&](const Value& item) { json(item, indent, level + 1); });
+      block('[', ']', *value.list(), style.indent, level,
+            [&](const Value& item) { json(item, style, level + 1); });
     } else if (value.dict() != nullptr) {
-      block('{', '}', *value.dict(), indent, level, [&](const auto& member) {
-        string_literal(member.first);
+      block('{', '}', *value.dict(), style.indent, level, [&](const auto& member) {
+        string_literal(member.first, style);
         add(": ");
-        json(member.second, indent, level + 1);
+        json(member.second, style, level + 1);
       });
     } else {
       scalar(value, "null", "true", "false");
@@ -147,9 +147,9 @@ class Writer {
     add({&mark, 1});
   }
 
-  void string_literal(const std::string& text) {
+  void string_literal(const std::string& text, const JsonStyle& style) {
     run_.read(text.size());
-    add(*json_literal(unicode::replace_invalid(text)));
+    add(nlohmann::json(unicode::replace_invalid(text)).dump(-1, ' ', style.ensure_ascii));
   }
 
   Run& run_;
@@ -169,9 +169,9 @@ std::string text_of(const Value& value, Run& run) {
   return writer.take();
 }
 
-std::string json_of(const Value& value, int64_t indent, Run& run) {
+std::string json_of(const Value& value, const JsonStyle& style, Run& run) {
   Writer writer(run);
-  writer.json(value, indent, 0);
+  writer.json(value, style, 0);
   return writer.take();
 }
 
