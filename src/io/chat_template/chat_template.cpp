@@ -65,7 +65,7 @@ ChatTemplate::SpecialTokens special_tokens_of(const JsonValue& config) {
 
 /// Returns the text of the template in tokenizer_config.json, or nullopt.
 std::optional<JsonValue> template_of(const JsonValue& config) {
-  const auto value = config.find("chat_template");
+  auto value = config.find("chat_template");
   if (!value || !value->is_array()) return value;
   for (size_t i = 0; i < value->size(); ++i) {
     const JsonValue entry = value->at(i);

@@ -87,7 +87,7 @@ Value replace_text(const Value& value, const List& given, Run& run) {
 }
 
 Value to_int(const Value& value, const List& given, Run& run) {
-  const Value otherwise = given[0].is_undefined() ? Value(int64_t{0}) : given[0];
+  Value otherwise = given[0].is_undefined() ? Value(int64_t{0}) : given[0];
   const auto whole = [&](double real) {  // the comparison is false for NaN
     return std::fabs(real) < 9e18 ? Value(static_cast<int64_t>(real)) : otherwise;
   };
