@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "diffattn/kernels/params.h"
+#include "kernels/few_rows.h"
 
 /// One generation step on a GPU: the next token of each row of a batch, in a few fused kernels per
 /// layer. `x` is the residual stream. Every product reads its input in the model's type (bfloat16
@@ -165,23 +166,25 @@ class Graph {
 
 }  // namespace diffattn::cuda::token
 
-/// The parts of a generation step on a CPU, for float32 and bfloat16 models.
-/// Pointers are host memory, and calls return when their results are there. All rows share one read
-/// of the weights. `Residual::scaled` is float32 here and already divided by the RMS of x, so that
-/// `squares` and the products' `eps` are not used. A row's results depend on neither the number of
-/// threads nor the other rows.
+/// The parts of a generation step on a CPU, for float32 and bfloat16 models. Pointers are host
+/// memory, and calls return when their results are there. `products` computes the products, by
+/// default `few_rows`, with one read of the weights for all rows. `Residual::scaled` is float32
+/// here and already divided by the RMS of x, so that `squares` and the products' `eps` are not
+/// used.
 namespace diffattn::cpu::token {
 
 using namespace diffattn::cuda::token;
+using Products = void (*)(const FewRows& params);
 
 void embed(const Batch& batch, const void* embedding, const Norm& next, const Residual& residual);
 void project(const Batch& batch, const Residual& residual, const Projection& projection,
-             const Cache& cache);
+             const Cache& cache, Products products = few_rows);
 void add(const Batch& batch, const void* input, int in, const Matrix& matrix, const Norm& next,
-         const Residual& residual);
+         const Residual& residual, Products products = few_rows);
 void gate(const Batch& batch, const Residual& residual, const Matrix& gate, const Matrix& up,
-          void* out);
-void logits(const Batch& batch, const Residual& residual, const Matrix& head, float* out);
+          void* out, Products products = few_rows);
+void logits(const Batch& batch, const Residual& residual, const Matrix& head, float* out,
+            Products products = few_rows);
 void sample(const Batch& batch, const Sampling& sampling);
 
 }  // namespace diffattn::cpu::token

@@ -144,7 +144,7 @@ class Completion(unittest.TestCase):
         self.assertEqual(self.complete("diffattn", "bench", "st"), ["step"])
         self.assertEqual(self.complete("diffattn", "generate", "--to"), ["--top-k", "--top-p"])
         self.assertEqual(self.complete("diffattn", "generate", "--top-k", "3", "--mod"), ["--model"])
-        self.assertEqual(self.complete("diffattn", "generate", "--dtype", ""), ["float32", "bfloat16"])
+        self.assertEqual(self.complete("diffattn", "generate", "--dtype", ""), ["float32", "bfloat16", "float16"])
         self.assertEqual(self.complete("diffattn", "bench", "step", "--attention", "di")[:1], ["diffllama"])
         self.assertEqual(self.complete("diffattn", "train", "--config", ""), [])  # bash completes files itself
         self.assertEqual(self.complete("diffattn", "completion", "z"), ["zsh"])

@@ -44,7 +44,8 @@ struct NewToken {
 
 /// Continues many requests together: each step computes one token of every running row, and rows
 /// join and leave between steps. All rows share one read of the weights. A row's tokens do not
-/// depend on the other rows. Rows whose prompts begin alike share the pages of their common part.
+/// depend on the other rows, up to the rounding of kernels for few and for many rows. Rows whose
+/// prompts begin alike share the pages of their common part.
 ///
 /// On a GPU a step is one launch of a CUDA graph of a few fused kernels per layer, for bfloat16 and
 /// float16 models of the usual blocks; on a CPU the same steps run on the fused CPU kernels, for

@@ -37,9 +37,9 @@ std::vector<float> widened(const void* from, int64_t count) {
   return wide;
 }
 
-void products(const Batch& batch, const float* x, int64_t width,
+void multiply(Products products, const Batch& batch, const float* x, int64_t width,
               std::span<const FewRowsMatrix> matrices) {
-  few_rows(
+  products(
       {.x = x, .rows = batch.rows, .width = width, .dtype = batch.dtype, .matrices = matrices});
 }
 
@@ -153,15 +153,15 @@ void embed(const Batch& batch, const void* embedding, const Norm& next, const Re
   });
 }
 
-void project(const Batch& batch, const Residual& residual, const Projection& p,
-             const Cache& cache) {
+void project(const Batch& batch, const Residual& residual, const Projection& p, const Cache& cache,
+             Products products) {
   const auto floats = [&](const Matrix& m) {
     return std::vector<float>(static_cast<size_t>(int64_t{batch.rows} * m.rows));
   };
   std::vector<float> q = floats(p.q), k = floats(p.k), v = floats(p.v), lambda = floats(p.lambda);
   const std::array matrices{matrix_of(p.q, q.data()), matrix_of(p.k, k.data()),
                             matrix_of(p.v, v.data()), matrix_of(p.lambda, lambda.data())};
-  products(batch, static_cast<const float*>(residual.scaled), residual.width,
+  multiply(products, batch, static_cast<const float*>(residual.scaled), residual.width,
            std::span(matrices).first(p.lambda.rows > 0 ? 4 : 3));
   with_type(batch, [&]<class T>(T) {
     for (int row = 0; row < batch.rows; ++row) {
@@ -175,28 +175,30 @@ void project(const Batch& batch, const Residual& residual, const Projection& p,
 }
 
 void add(const Batch& batch, const void* input, int in, const Matrix& matrix, const Norm& next,
-         const Residual& residual) {
+         const Residual& residual, Products products) {
   with_type(batch, [&]<class T>(T) {
     const std::vector<float> wide = widened<T>(input, int64_t{batch.rows} * in);
     const FewRowsMatrix product = matrix_of(matrix, residual.x, residual.x);
-    products(batch, wide.data(), in, {&product, 1});
+    multiply(products, batch, wide.data(), in, {&product, 1});
     normalise<T>(batch, next, residual);
   });
 }
 
 void gate(const Batch& batch, const Residual& residual, const Matrix& gate_matrix,
-          const Matrix& up_matrix, void* out) {
+          const Matrix& up_matrix, void* out, Products products) {
   const int64_t count = int64_t{batch.rows} * gate_matrix.rows;
   std::vector<float> gate(static_cast<size_t>(count)), up(static_cast<size_t>(count));
   const std::array matrices{matrix_of(gate_matrix, gate.data()), matrix_of(up_matrix, up.data())};
-  products(batch, static_cast<const float*>(residual.scaled), residual.width, matrices);
+  multiply(products, batch, static_cast<const float*>(residual.scaled), residual.width, matrices);
   swiglu(gate.data(), up.data(), gate.data(), count);
   with_type(batch, [&]<class T>(T) { narrow(gate.data(), static_cast<T*>(out), count); });
 }
 
-void logits(const Batch& batch, const Residual& residual, const Matrix& head, float* out) {
+void logits(const Batch& batch, const Residual& residual, const Matrix& head, float* out,
+            Products products) {
   const FewRowsMatrix product = matrix_of(head, out);
-  products(batch, static_cast<const float*>(residual.scaled), residual.width, {&product, 1});
+  multiply(products, batch, static_cast<const float*>(residual.scaled), residual.width,
+           {&product, 1});
 }
 
 }  // namespace diffattn::cpu::token
