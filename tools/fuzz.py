@@ -25,8 +25,8 @@ FUZZ = ROOT / "tests" / "fuzz"
 # SECURITY.md allows one allocation of 64 MiB and twice the file. The inputs are small.
 LIMITS = ["-malloc_limit_mb=80", "-rss_limit_mb=2048", "-timeout=10"]
 # Longer inputs find little more and run slowly.
-LENGTHS = {"tokenizer": 8192, "convert": 8192, "sharded": 4096, "text": 512, "json": 512, "settings": 512,
-           "token_file": 512}
+LENGTHS = {"tokenizer": 8192, "convert": 8192, "chat_template": 4096, "sharded": 4096, "text": 512, "json": 512,
+           "settings": 512, "token_file": 512}
 # A campaign switches between targets. Those that run thousands of inputs a second get longer turns.
 TURN_SECONDS, LONG_TURN_SECONDS = 30, 120
 QUICK = {"json", "manifest", "safetensors", "settings", "text", "token_file"}

@@ -6,8 +6,6 @@
 namespace diffattn::io {
 namespace {
 
-constexpr size_t kMaxQuotedBytes = 64;
-
 std::string compose(const std::string& file, std::optional<uint64_t> offset,
                     const std::string& message) {
   if (!offset) return file + ": " + message;
@@ -27,10 +25,10 @@ Error::Error(std::string file, uint64_t offset, std::string message)
       offset_(offset),
       message_(std::move(message)) {}
 
-std::string in_quotes(std::string_view text, char mark) {
+std::string in_quotes(std::string_view text, char mark, size_t most) {
   static constexpr char kHex[] = "0123456789abcdef";
   std::string out(1, mark);
-  for (size_t i = 0; i < text.size() && i < kMaxQuotedBytes; ++i) {
+  for (size_t i = 0; i < text.size() && i < most; ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     if (byte >= 0x20 && byte < 0x7f) {
       out += static_cast<char>(byte);
@@ -40,7 +38,7 @@ std::string in_quotes(std::string_view text, char mark) {
       out += kHex[byte & 15];
     }
   }
-  if (text.size() > kMaxQuotedBytes) out += "...";
+  if (text.size() > most) out += "...";
   out += mark;
   return out;
 }

@@ -6,6 +6,7 @@ import os
 import pathlib
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -149,6 +150,22 @@ class Terminal(LanguageModel):
             self.assertIn(b"8 tokens in", text)
             self.assert_safe(text)
         os.write(ours, b"\x04")  # Ctrl-D
+        read_until(ours, process)
+        self.assertEqual(process.wait(timeout=30), 0)
+        os.close(ours)
+
+    def test_a_conversation_with_a_chat_template(self):
+        folder = self.folder / "chat"
+        shutil.copytree(self.model, folder)
+        (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+        process, ours = start_on_terminal("generate", "--model", folder, "--interactive", "--max-new-tokens", 8)
+        self.assertIn(b"/reset", read_until(ours, process, rb"> $"))
+        for line, pattern in ((b"ab", rb"8 tokens in[^\n]*tokens/s\r\n> $"), (b"/reset", rb"/reset\r\n> $")):
+            os.write(ours, line + b"\n")
+            text = read_until(ours, process, pattern)
+            self.assertRegex(text, pattern)
+            self.assert_safe(text)
+        os.write(ours, b"\x04")
         read_until(ours, process)
         self.assertEqual(process.wait(timeout=30), 0)
         os.close(ours)

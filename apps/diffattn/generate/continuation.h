@@ -9,8 +9,8 @@
 
 #include "apps/diffattn/generate/prompts.h"
 #include "apps/diffattn/options/stop_text.h"
-#include "diffattn/io/tokenizer.h"
 #include "diffattn/infer/generator.h"
+#include "diffattn/io/tokenizer.h"
 
 namespace diffattn::app {
 

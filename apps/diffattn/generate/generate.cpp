@@ -20,14 +20,14 @@ namespace diffattn::app {
 namespace {
 
 struct GenerateOptions {
-  std::string model, prompt, input, device = "cpu", dtype;
+  std::string model, prompt, input, system, device = "cpu", dtype;
   Ids prompt_ids;
   std::vector<std::string> stop;
   int64_t max_new_tokens = 64, top_k = 0, logprobs = 0, samples = 1;
   std::optional<double> temperature;  // none: 1 with an option that only makes sense for sampling
   double top_p = 1.0, repetition_penalty = 1.0, presence_penalty = 0.0, frequency_penalty = 0.0;
   uint64_t seed = 0;
-  bool json = false, interactive = false, samples_tokens = false, verbose = false;
+  bool json = false, interactive = false, samples_tokens = false, verbose = false, no_chat = false;
 };
 
 /// Throws io::Error if the model needs a tokenizer.json that its folder does not have.
@@ -164,6 +164,23 @@ void note_engine(const infer::Generator& engine) {
              load.capture_seconds);
 }
 
+/// Returns a conversation if the model's folder has a chat template, and makes its tokens end a
+/// continuation.
+std::optional<Conversation> conversation_with(Generator& generator,
+                                              const GenerateOptions& options) {
+  if (options.no_chat) return std::nullopt;
+  std::optional<io::ChatTemplate> chat = io::chat_template_in(options.model);
+  if (!chat) {
+    if (options.system.empty()) return std::nullopt;
+    throw io::Error(options.model, "has no chat template, which --system needs");
+  }
+  Conversation conversation(std::move(*chat), *generator.tokenizer, options.system);
+  Ids stops = generator.sampling.stop_tokens();
+  stops.insert(stops.end(), conversation.ends().begin(), conversation.ends().end());
+  generator.sampling.stop_tokens(stops);
+  return conversation;
+}
+
 int run_generate(const GenerateOptions& options) {
   check_sampling(options);
   Generator generator{.model = load_language_model(options),
@@ -172,7 +189,9 @@ int run_generate(const GenerateOptions& options) {
                       .stop = options.stop};
   generator.sampling = sampling_of(options, generator.model->config, generator.tokenizer);
   check_tokenizer(options, generator.tokenizer.has_value());
-  if (options.interactive) return continue_interactively(generator);
+  if (options.interactive) {
+    return continue_interactively(generator, conversation_with(generator, options));
+  }
   const Prompts prompts = prompts_of(options, generator.tokenizer).repeated(options.samples);
   const bool stream = !options.json && generator.tokenizer && prompts.ids.size() == 1;
   ContinueEvents events;
@@ -203,8 +222,16 @@ void add_prompt_options(CLI::App& verb, GenerateOptions& options) {
       ->delimiter(',');
   verb.add_option("--input", options.input,
                   "file or pipe with one prompt per line, - for standard input");
-  verb.add_flag("--interactive", options.interactive,
-                "read prompts from the terminal and continue each as soon as it is complete");
+  CLI::Option* const interactive = verb.add_flag(
+      "--interactive", options.interactive,
+      "read lines from the terminal: a conversation if the model has a chat template, "
+      "else prompts that are continued one by one");
+  CLI::Option* const system =
+      verb.add_option("--system", options.system, "system message of the conversation")
+          ->needs(interactive);
+  verb.add_flag("--no-chat", options.no_chat, "continue each line without the chat template")
+      ->needs(interactive)
+      ->excludes(system);
 }
 
 void add_sampling_options(CLI::App& verb, GenerateOptions& options) {
@@ -249,7 +276,8 @@ VerbAction add_generate(CLI::App& app) {
         return text.empty() ? "expected a text, got nothing" : "";
       })
       ->allow_extra_args(false);
-  verb->add_option("--dtype", options->dtype, "type of the weights (default float32, on a GPU bfloat16)")
+  verb->add_option("--dtype", options->dtype,
+                   "type of the weights (default float32, on a GPU bfloat16)")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
   add_device_option(*verb, options->device);
   add_threads_option(*verb);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -34,7 +35,7 @@ class Error : public diffattn::Error {
 };
 
 /// Quotes untrusted text for a message: writes control and non-ASCII bytes as `\xNN` and cuts the
-/// text after 64 bytes.
-std::string in_quotes(std::string_view text, char mark = '\'');
+/// text after `most` bytes.
+std::string in_quotes(std::string_view text, char mark = '\'', size_t most = 64);
 
 }  // namespace diffattn::io
