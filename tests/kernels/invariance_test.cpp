@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The number of threads and the layout of heads in memory do not change a bit of the results.
-// sequence_laws_test.cpp covers the batch position. Instruction sets may differ; each is compared
-// with the oracle.
+// The number of threads, their earlier calls and the layout of heads in memory do not change a bit
+// of the results. sequence_laws_test.cpp covers the batch position. Instruction sets may differ;
+// each is compared with the oracle.
 
 #include <gtest/gtest.h>
+
+#include <cmath>
+#include <thread>
 
 #include "tests/support/compare.h"
 #include "tests/support/run.h"
@@ -61,6 +64,33 @@ TEST_P(Invariance, ThreadCountsGiveTheSameBits) {
       for (size_t i = 0; i < want.size(); ++i) {
         ASSERT_TRUE(same_bits(got[i], want[i], {}))
             << "result " << i << " with " << count << " threads; " << c.describe();
+      }
+    }
+  }
+}
+
+// A new thread has no scratch memory yet, and dk and dv of the first head have no elements. All
+// outputs are NaN before the call.
+TEST_P(Invariance, FirstCallOfAThreadWritesAllGradientsOfAHeadWithoutKeys) {
+  const ThreadCount one(1);
+  for (const bool varlen : {false, true}) {
+    Case c({.batch = 2, .seq_q = 5, .seq_k = varlen ? 5 : 0, .varlen = varlen}, GetParam().dtype);
+    if (varlen) {  // all keys belong to the second sequence
+      c.spec.seq_k = c.rows_k();
+      c.values.cu_seqlens_k = {0, 0, static_cast<int32_t>(c.rows_k())};
+      c.store();
+      ASSERT_GT(c.len_q(0), 0);
+    }
+    const std::vector<double> dstats(c.rows_q() * c.spec.heads * kStatCount, 0.7);
+    BackwardResult of_out, of_stats;
+    std::thread([&] { of_out = run_backward(*GetParam().backend, c); }).join();
+    std::thread([&] { of_stats = run_stats_backward(*GetParam().backend, c, dstats); }).join();
+    for (const BackwardResult& result : {of_out, of_stats}) {
+      ASSERT_FALSE(result.dq1.empty());
+      for (const NamedGradient& gradient : kGradients) {
+        for (const double x : result.*gradient.values) {
+          ASSERT_FALSE(std::isnan(x)) << gradient.name << "; " << c.describe();
+        }
       }
     }
   }

@@ -66,6 +66,12 @@ struct BackwardRun {
   }
 
  private:
+  /// Where the blocks of one slab add their sums.
+  struct Sums {
+    float* slab;    // dk and dv; without keys it has no elements
+    double* dgain;  // [Dv], or null
+  };
+
   int64_t blocks(const Head& head) const { return ceil_div(head.rows, block_rows); }
   int64_t slabs(const Head& head) const {
     const int64_t blocks_of =
@@ -132,8 +138,9 @@ struct BackwardRun {
       std::memset(flags(heads[i], own), 0, strips(heads[i]));
       double* const gains =
           dgain.empty() ? nullptr : &dgain[((index + i) * kMaxSlabs + task) * params.value_dim];
+      const Sums into{.slab = own, .dgain = gains};
       for (int64_t b = task; b < blocks(heads[i]); b += slabs(heads[i])) {
-        run_block(heads[i], keys[i], b * block_rows, (b + 1) * block_rows, own, gains,
+        run_block(heads[i], keys[i], b * block_rows, (b + 1) * block_rows, &into,
                   scratches + worker * scratch);
       }
     });
@@ -143,15 +150,15 @@ struct BackwardRun {
     }
   }
 
-  /// Runs rows [first, end) of the head. Without `slab`, computes dmask only.
-  void run_block(const Head& head, const PackedKeys& keys, int64_t first, int64_t end, float* slab,
-                 double* gains, void* memory) {
+  /// Runs rows [first, end) of the head. If `into` is null, computes dmask only.
+  void run_block(const Head& head, const PackedKeys& keys, int64_t first, int64_t end,
+                 const Sums* into, void* memory) {
     Row rows[kMaxBlockRows];
     BackwardRow outputs[kMaxBlockRows];
     const int count = static_cast<int>(std::min(end, head.rows) - first);
     for (int i = 0; i < count; ++i) {
       rows[i] = row_of(params, head, first + i);
-      outputs[i] = outputs_of(head, first + i, rows[i], slab != nullptr);
+      outputs[i] = outputs_of(head, first + i, rows[i], into != nullptr);
     }
     BackwardBlock block{};
     block.maps = maps_of(params, keys, map_panels);
@@ -165,13 +172,13 @@ struct BackwardRun {
     block.scale[0] = static_cast<float>(params.scale);
     block.scale[1] = static_cast<float>(params.scale2);
     block.dmask_stride = params.dmask_strides.column;
-    block.products = slab != nullptr;
-    block.dgain = gains;
-    if (slab != nullptr) {
-      block.dk[0] = slab;
-      block.dk[1] = slab + tiles(head, params.head_dim);
-      block.dv = slab + 2 * tiles(head, params.head_dim);
-      block.begun = flags(head, slab);
+    block.products = into != nullptr;
+    if (into != nullptr) {
+      block.dk[0] = into->slab;
+      block.dk[1] = into->slab + tiles(head, params.head_dim);
+      block.dv = into->slab + 2 * tiles(head, params.head_dim);
+      block.begun = flags(head, into->slab);
+      block.dgain = into->dgain;
     }
     (dstats == nullptr ? code.backward : code.stats_backward)(&block, memory);
   }
@@ -255,7 +262,7 @@ struct BackwardRun {
       for (int64_t head_row = 0; head_row < head.rows; head_row += seq_q) {
         const int64_t first = head_row + task * block_rows;
         run_block(head, keys, first, std::min(first + block_rows, head_row + seq_q), nullptr,
-                  nullptr, scratches + worker * scratch);
+                  scratches + worker * scratch);
       }
     };
     parallel_for(tasks, workers, run_rows);

@@ -11,12 +11,12 @@ namespace diffattn::cpu {
 /// fault, about the time of 100 (query, key) pairs.
 class CallMemory {
  public:
-  /// Returns memory that is aligned to a cache line and not zeroed. It is valid until the next call
-  /// with the same `slot`.
+  /// Returns memory that is aligned to a cache line and not zeroed; never null, even for 0 bytes.
+  /// It is valid until the next call with the same `slot`.
   static char* take(int slot, int64_t bytes) {
     thread_local Block blocks[kSlots];
     Block& block = blocks[slot];
-    if (block.bytes < bytes) {
+    if (block.data == nullptr || block.bytes < bytes) {
       block.data.reset();
       block.bytes = 0;
       block.data.reset(static_cast<char*>(::operator new(bytes, kAlignment)));
