@@ -24,10 +24,15 @@ inline int sm_count() {
   return count;
 }
 
-/// Launches a kernel of a step, early if its code has the wait instruction, or throws Error.
+/// Launches a kernel of a step, early if its code has the wait instruction, or throws Error. All
+/// kernels of a step ask for the same division of an SM's memory into L1 and shared memory: blocks
+/// of kernels that differ in it cannot run on an SM at the same time.
 template <class... Parameters, class... Arguments>
 void launch_step(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t smem,
                  cudaStream_t stream, const char* name, const Arguments&... arguments) {
+  check_step(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared),
+             name);
   check_step(launch_kernel_early_if_supported(kernel, blocks, threads, smem, stream, arguments...),
              name);
 }

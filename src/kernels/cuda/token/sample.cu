@@ -21,6 +21,7 @@ namespace diffattn::cuda::token {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
+constexpr int kBatch = 16;  // logits that a thread loads at once
 using Weight = unsigned long long;
 
 /// Maps floats to integers of the same order.
@@ -65,8 +66,9 @@ struct Sampler {
   const bool penalised = rule.repetition != 1.0f || rule.presence != 0.0f || rule.frequency != 0.0f;
   float largest = 0.0f;
 
-  __device__ float penalised_logit(int i) const {
-    float x = logits[i];
+  __device__ float penalised_logit(int i) const { return penalise(logits[i], i); }
+
+  __device__ float penalise(float x, int i) const {
     if (!penalised) return x;
     const uint16_t count = counts[i];
     if (count == 0) return x;
@@ -85,15 +87,27 @@ struct Sampler {
     Weight best = 0;
     float top = -INFINITY, sum = 0.0f;
     bool finite = true;
-    for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
-      const float raw = logits[i], x = penalised_logit(i);
-      finite &= raw < INFINITY;  // false for NaN
-      best = max(best, Weight{key_of(x)} << 32 | (0xffffffffu - static_cast<uint32_t>(i)));
-      if (raw > top) {
-        sum *= expf(top - raw);
-        top = raw;
+    for (int first = static_cast<int>(threadIdx.x); first < size; first += kBatch * kThreads) {
+      float raw[kBatch], batch_top = top;  // loads many logits before it uses the first one
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int i = first + j * kThreads;
+        raw[j] = i < size ? logits[i] : -INFINITY;
       }
-      if (raw > -INFINITY) sum += expf(raw - top);
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int i = first + j * kThreads;
+        if (i >= size) break;
+        finite &= raw[j] < INFINITY;  // false for NaN
+        batch_top = fmaxf(batch_top, raw[j]);
+        const Weight key = key_of(penalise(raw[j], i));
+        best = max(best, key << 32 | (0xffffffffu - static_cast<uint32_t>(i)));
+      }
+      if (batch_top == -INFINITY) continue;
+      sum *= expf(top - batch_top);
+      top = batch_top;
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) sum += expf(raw[j] - top);
     }
     best = reduce_block(best, smem, [](Weight x, Weight y) { return max(x, y); });
     const int likeliest = static_cast<int>(0xffffffffu - static_cast<uint32_t>(best));
@@ -113,6 +127,7 @@ struct Sampler {
   template <class Value>
   __device__ Weight sum_from(uint32_t least, Value value) const {
     Weight sum = 0;
+#pragma unroll 8
     for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
       const float x = penalised_logit(i);
       if (key_of(x) >= least) sum += value(x);
@@ -186,10 +201,13 @@ __global__ void __launch_bounds__(kThreads)
     sample_kernel(const Batch batch, const __grid_constant__ Sampling sampling) {
   __shared__ Weight smem[kWarps];
   ptx::launch_dependents();
-  ptx::wait_for_previous_kernel();
+  // Nothing in this step has written the row's state and its rule.
   const int row = static_cast<int>(blockIdx.x), step = sampling.steps[row];
+  const int position = batch.positions[row];
+  Sampler sampler{sampling, row, smem};
+  ptx::wait_for_previous_kernel();
   if (step < 0) return;
-  const Chosen chosen = Sampler{sampling, row, smem}.run(static_cast<uint64_t>(step));
+  const Chosen chosen = sampler.run(static_cast<uint64_t>(step));
   if (threadIdx.x != 0) return;
   sampling.chosen[row * Sampling::kRing + step % Sampling::kRing] = chosen;
   sampling.steps[row] = step + 1;
@@ -197,8 +215,8 @@ __global__ void __launch_bounds__(kThreads)
   uint16_t& count = sampling.counts[int64_t{row} * sampling.vocabulary + chosen.token];
   if ((count & ~Sampling::kInPrompt) != 0x7fff) ++count;
   batch.tokens[row] = chosen.token;
-  batch.positions[row] += 1;
-  batch.lengths[row] += 1;
+  batch.positions[row] = position + 1;
+  batch.lengths[row] = position + 2;
 }
 
 }  // namespace

@@ -53,6 +53,7 @@ struct Decode {
   static constexpr int kM = Config::kFragments, kKeys = Config::kKeys, kWarps = Config::kWarps;
   static constexpr int kStages = Config::kStages;
   static constexpr int kStep = kWarps * kKeys;  // keys from one tile of a warp to its next
+  static constexpr bool kFinishes = kM == 1;    // two fragments leave no registers for it
 
   const DecodeArguments<T>& args;
   char* smem;
@@ -81,7 +82,14 @@ struct Decode {
     const int begin = split * args.partials.split_keys;
     const int end = min(begin + args.partials.split_keys, seq.end_key);
     const int first = begin + warp * kKeys;  // this warp's first tile of 16 keys
+    [[maybe_unused]] Factors factors;
+    if constexpr (kFinishes) {
+      if (args.one_split) load_gain(factors);
+    }
     load_first_stages(first, end);
+    if constexpr (kFinishes) {
+      if (args.one_split) load_lambda(factors);
+    }
     softmax.reset();
     if (args.q_whole) {
       // These loads need no conversion, so the warp does not wait for q before its first use.
@@ -104,9 +112,9 @@ struct Decode {
     ptx::wait_copies<0>();
     __syncthreads();  // all warps have read their stages; o_smem reuses them
     store_results();
-    __syncthreads();          // all warps have written their results
-    if constexpr (kM == 1) {  // two fragments leave no registers for it
-      if (args.one_split) return finish_rows();
+    __syncthreads();  // all warps have written their results
+    if constexpr (kFinishes) {
+      if (args.one_split) return finish_rows(factors);
     }
     merge();  // (3) (4)
   }
@@ -121,7 +129,6 @@ struct Decode {
       load_stage(stage, first + stage * kStep, end);
     }
     ptx::wait_for_previous_kernel();
-    if (args.old_keys_ready && !args.one_split) ptx::launch_dependents();
 #pragma unroll 1
     for (; stage < kStages - 1; ++stage) load_stage(stage, first + stage * kStep, end);
   }
@@ -357,13 +364,33 @@ struct Decode {
     }
   }
 
+  /// What `finish_rows` needs beside the sums: lambda of the warp's first row, and this lane's
+  /// columns of the gain. Loaded before the loop, so that their latency is hidden.
+  static constexpr int kQuads = (kDv + 127) / 128;
+  struct Factors {
+    float lambda, gain[kQuads][4];
+  };
+  __device__ void load_gain(Factors& factors) const {
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        factors.gain[i][e] =
+            args.epilogue.gain(min(i * 128 + lane * 4 + e, args.shape.value_dim - 1));
+      }
+    }
+  }
+  __device__ void load_lambda(Factors& factors) const {
+    const int row = min(row0 + warp, end_row - 1);
+    factors.lambda = *args.lambda.at(b, seq.q_begin + query_of(row), head_of(row));
+  }
+
   /// Merges the warps' states and finishes the rows, each by one warp.
-  __device__ void finish_rows() {
-    constexpr int kQuads = (kDv + 127) / 128;
+  __device__ void finish_rows(const Factors& factors) {
     const int width = args.shape.value_dim;
     for (int row = warp; row < end_row - row0; row += kWarps) {
       const int query = seq.q_begin + query_of(row0 + row), h = head_of(row0 + row);
-      float weight[2][kWarps], inverse[2];
+      float weight[2][kWarps];  // of each warp's o, divided by l
       bool dead = false;
 #pragma unroll
       for (int map = 0; map < 2; ++map) {
@@ -377,17 +404,24 @@ struct Decode {
           l += l_smem[w * 16 * kM + r] * weight[map][w];
         }
         dead = l == 0.0f;
-        inverse[map] = dead ? 0.0f : 1.0f / l;
+        const float inverse = dead ? 0.0f : 1.0f / l;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) weight[map][w] *= inverse;
       }
       // A row that sees no column has o = 0; an infinite lambda would turn it into NaN.
-      const float lambda = dead ? 0.0f : *args.lambda.at(b, query, h);
+      const float lambda = dead           ? 0.0f
+                           : row < kWarps ? factors.lambda
+                                          : *args.lambda.at(b, query, h);
       float o[kQuads][4], squares = 0.0f;
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
+        const int c = i * 128 + lane * 4;
+        float o2[4];
+        merged(o[i], row, 0, c, weight[0]);
+        merged(o2, row, 1, c, weight[1]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int c = i * 128 + lane * 4 + e;
-          o[i][e] = c < width ? merged(row, c, weight, inverse, lambda) : 0.0f;
+          o[i][e] -= lambda * o2[e];
           squares += o[i][e] * o[i][e];
         }
       }
@@ -398,26 +432,28 @@ struct Decode {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int c = i * 128 + lane * 4 + e;
-          if (c < width) out[c] = narrow<T>(dead ? 0.0f : o[i][e] * rstd * args.epilogue.gain(c));
+          if (c < width) out[c] = narrow<T>(dead ? 0.0f : o[i][e] * rstd * factors.gain[i][e]);
         }
       }
     }
   }
 
-  /// Returns column c of O = o1 / l1 - lambda o2 / l2 of a packed row.
-  __device__ float merged(int row, int c, const float (&weight)[2][kWarps],
-                          const float (&inverse)[2], float lambda) const {
-    float sum[2] = {};
+  /// Sums columns c .. c + 3 of the warps' o of a packed row; 0 beyond kDv. Padding columns of v
+  /// are 0, so those of o are as well.
+  __device__ void merged(float (&sum)[4], int row, int map, int c,
+                         const float (&weight)[kWarps]) const {
+    const int r = row / 8 * 16 + map * 8 + row % 8;
 #pragma unroll
-    for (int map = 0; map < 2; ++map) {
-      const int r = row / 8 * 16 + map * 8 + row % 8;
+    for (int e = 0; e < 4; ++e) sum[e] = 0.0f;
+    if (c >= kDv) return;
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        if (weight[map][w] == 0.0f) continue;
-        sum[map] += o_smem[(w * 16 * kM + r) * Config::kOPitch + c] * weight[map][w];
-      }
+    for (int w = 0; w < kWarps; ++w) {
+      const float4 x =
+          *reinterpret_cast<const float4*>(o_smem + (w * 16 * kM + r) * Config::kOPitch + c);
+      if (weight[w] == 0.0f) continue;
+      sum[0] += x.x * weight[w], sum[1] += x.y * weight[w];
+      sum[2] += x.z * weight[w], sum[3] += x.w * weight[w];
     }
-    return sum[0] * inverse[0] - lambda * (sum[1] * inverse[1]);
   }
 };
 
@@ -426,9 +462,9 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
     decode_kernel(const __grid_constant__ DecodeArguments<T> args, int row_tiles, int splits) {
   extern __shared__ __align__(128) char smem[];
   if (!args.old_keys_ready) ptx::wait_for_previous_kernel();
-  // Let combine_kernel start only after the wait: it reads results of the kernels before this one
-  // (lambda, the norm weight) without a wait of its own.
-  if (args.one_split || !args.old_keys_ready) ptx::launch_dependents();
+  // combine_kernel reads the norm weight without a wait of its own. If the old keys are ready, then
+  // so are the weights.
+  ptx::launch_dependents();
   // Consecutive blocks compute the row tiles of the same keys, so that all but the first find them
   // in L2. The next blocks compute the next kv head, whose keys are adjacent in memory.
   const int heads = args.shape.kv_heads, index = static_cast<int>(blockIdx.x / row_tiles);

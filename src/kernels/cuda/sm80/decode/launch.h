@@ -51,6 +51,7 @@ void launch_decode(const ForwardParams& params, const DecodePlan& plan, const Pa
 
 /// Merges the splits of each row and stores the results, see combine.cu.
 template <class T>
-void combine(const ForwardParams& params, const Partials& partials, cudaStream_t stream);
+void combine(const ForwardParams& params, const DecodePlan& plan, const Partials& partials,
+             cudaStream_t stream);
 
 }  // namespace diffattn::cuda::sm80
