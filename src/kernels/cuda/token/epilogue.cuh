@@ -37,15 +37,21 @@ __device__ inline void store_row_factors(const ProductArguments<T>& args, int ro
   constexpr int kLanes = kThreads / kRows;
   static_assert(kLanes <= 32);
   const int row = static_cast<int>(threadIdx.x) / kLanes, lane = threadIdx.x % kLanes;
-  const float* const from = args.squares + int64_t{row0 + min(row, rows - 1)} * Residual::kMaxParts;
   float sum = 0.0f;
-#pragma unroll 8
-  for (int part = lane; part < args.parts; part += kLanes) sum += __ldcg(from + part);
+  if (row < rows) {  // all blocks read the same few lines, so rows that do not exist read none
+    const float* const from = args.squares + int64_t{row0 + row} * Residual::kMaxParts;
+#pragma unroll 4
+    for (int part = 4 * lane; part < args.parts; part += 4 * kLanes) {
+      const float4 x = __ldcg(reinterpret_cast<const float4*>(from + part));
+      sum += x.x + (part + 1 < args.parts ? x.y : 0.0f);
+      sum += (part + 2 < args.parts ? x.z : 0.0f) + (part + 3 < args.parts ? x.w : 0.0f);
+    }
+  }
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     sum += __shfl_xor_sync(0xffffffffu, sum, offset);
   }
-  const float mean = sum / static_cast<float>(args.in);
-  const float factor = args.parts == 0 ? 1.0f : rsqrtf(mean + args.eps) / kScaled<T>;
+  const float mean = __fdividef(sum, static_cast<float>(args.in));
+  const float factor = args.parts == 0 ? 1.0f : rsqrtf(mean + args.eps) * (1.0f / kScaled<T>);
   if (lane == 0 && row < rows) factors_smem[row] = factor;
 }
 
@@ -56,14 +62,22 @@ struct SubHead {
       : pair(halves ? s % count : s / 2), side(halves ? s / count : s % 2) {}
 };
 
+template <Epilogues kValue>
+struct Constant {
+  static constexpr Epilogues value = kValue;
+};
+
 /// What a row adds to a pair of outputs.
+template <class T>
 struct RowInputs {
   float c = 1.0f, s = 0.0f;    // kHeads: the rotation
+  T* head = nullptr;           // kHeads: the row's first query or its new token
   float x0 = 0.0f, x1 = 0.0f;  // kAdd: the residual stream
 };
 
 /// What one thread does with outputs `pair` and `pair + 4` of a tile, for any row. All of it is
-/// known before the previous kernel has ended.
+/// known before the previous kernel has ended. `epilogue` is args.epilogue; functions in which it
+/// is a constant contain no code of the others.
 template <class T>
 struct PairFinish {
   int r0, r1;   // rows of the matrix
@@ -75,7 +89,7 @@ struct PairFinish {
   int angle = -1;            // of the rotation; -1: none
   int copies = 1;            // of a query sub-head, head_dim elements apart
 
-  __device__ PairFinish(const ProductArguments<T>& args, int tile, int pair)
+  __device__ PairFinish(const ProductArguments<T>& args, Epilogues epilogue, int tile, int pair)
       : segment(args.segment_of(tile)) {
     const Segment<T>& from = args.segments[segment];
     const bool two = from.tile_rows == TileRows::kTwoMatrices;
@@ -83,8 +97,8 @@ struct PairFinish {
     r1 = args.row_in_matrix(from, tile - from.first_tile, pair + 4);
     bias0 = widen_or_zero(from.bias, min(r0, from.rows - 1));
     bias1 = widen_or_zero(two ? from.second_bias : from.bias, min(r1, from.rows - 1));
-    if (args.epilogue == Epilogues::kHeads && segment < 3) place_heads(args);
-    if (args.epilogue == Epilogues::kAdd) {
+    if (epilogue == Epilogues::kHeads && segment < 3) place_heads(args);
+    if (epilogue == Epilogues::kAdd) {
       norm0 = widen(args.next_norm[r0]) * kScaled<T>;
       norm1 = widen(args.next_norm[r1]) * kScaled<T>;
     }
@@ -126,32 +140,35 @@ struct PairFinish {
   }
 
   /// Loads what is known of a row before the previous kernel has ended.
-  __device__ void load_early(RowInputs& in, const ProductArguments<T>& args,
-                             const RowPlace<T>& place) const {
-    if (args.epilogue != Epilogues::kHeads || angle < 0) return;
+  __device__ void load_early(RowInputs<T>& in, const ProductArguments<T>& args, Epilogues epilogue,
+                             int row, const RowPlace<T>& place) const {
+    if (epilogue != Epilogues::kHeads) return;
     const Projection& p = args.projection;
+    in.head = segment == 0 ? static_cast<T*>(p.q_out) + int64_t{row} * p.q_width : place.token;
+    if (angle < 0) return;
     const int64_t at = int64_t{place.position} * (p.rotary_width / 2) + angle;
     in.c = p.cos[at];
     in.s = p.sin[at];
   }
 
   /// Loads what the previous kernel wrote.
-  __device__ void load_late(RowInputs& in, const ProductArguments<T>& args, int row) const {
-    if (args.epilogue != Epilogues::kAdd) return;
+  __device__ void load_late(RowInputs<T>& in, const ProductArguments<T>& args, Epilogues epilogue,
+                            int row) const {
+    if (epilogue != Epilogues::kAdd) return;
     in.x0 = __ldcg(args.residual.x + int64_t{row} * args.residual.width + r0);
     in.x1 = __ldcg(args.residual.x + int64_t{row} * args.residual.width + r1);
   }
 
   /// Finishes products y0 and y1. Returns the sum of the squares of x for kAdd.
-  __device__ float store(const ProductArguments<T>& args, int row, const RowPlace<T>& place,
-                         const RowInputs& in, float y0, float y1) const {
+  __device__ float store(const ProductArguments<T>& args, Epilogues epilogue, int row,
+                         const RowInputs<T>& in, float y0, float y1) const {
     y0 += bias0;
     y1 += bias1;
-    switch (args.epilogue) {
-      case Epilogues::kHeads: store_heads(args, row, place, in, y0, y1); return 0.0f;
+    switch (epilogue) {
+      case Epilogues::kHeads: store_heads(args, row, in, y0, y1); return 0.0f;
       case Epilogues::kGate:
         static_cast<T*>(args.out)[int64_t{row} * args.out_width + r0] =
-            narrow<T>(y0 / (1.0f + __expf(-y0)) * y1);
+            narrow<T>(__fdividef(y0, 1.0f + __expf(-y0)) * y1);
         return 0.0f;
       case Epilogues::kLogits: {
         float* const to = static_cast<float*>(args.out) + int64_t{row} * args.out_width;
@@ -171,8 +188,8 @@ struct PairFinish {
     return x0 * x0 + x1 * x1;
   }
 
-  __device__ void store_heads(const ProductArguments<T>& args, int row, const RowPlace<T>& place,
-                              const RowInputs& in, float y0, float y1) const {
+  __device__ void store_heads(const ProductArguments<T>& args, int row, const RowInputs<T>& in,
+                              float y0, float y1) const {
     const Projection& p = args.projection;
     if (segment == 3) {
       float* const to = p.lambda_out + int64_t{row} * p.lambda.rows;
@@ -180,13 +197,22 @@ struct PairFinish {
       if (r1 < p.lambda.rows) to[r1] = p.lambda_factor / (1.0f + __expf(-y1));
       return;
     }
-    T* const base =
-        segment == 0 ? static_cast<T*>(p.q_out) + int64_t{row} * p.q_width : place.token;
     for (int i = 0; i < copies; ++i) {
-      base[to0 + i * p.head_dim] = narrow<T>(y0 * in.c - y1 * in.s);
-      base[to1 + i * p.head_dim] = narrow<T>(y1 * in.c + y0 * in.s);
+      in.head[to0 + i * p.head_dim] = narrow<T>(y0 * in.c - y1 * in.s);
+      in.head[to1 + i * p.head_dim] = narrow<T>(y1 * in.c + y0 * in.s);
     }
   }
 };
+
+/// Calls run with the epilogue as a constant.
+template <class Run>
+__device__ inline void with_epilogue(Epilogues epilogue, const Run& run) {
+  switch (epilogue) {
+    case Epilogues::kHeads: return run(Constant<Epilogues::kHeads>());
+    case Epilogues::kAdd: return run(Constant<Epilogues::kAdd>());
+    case Epilogues::kGate: return run(Constant<Epilogues::kGate>());
+    case Epilogues::kLogits: return run(Constant<Epilogues::kLogits>());
+  }
+}
 
 }  // namespace diffattn::cuda::token

@@ -67,9 +67,13 @@ auto visit_config(int rows, int tiles, Visit visit) {
   using Large = TiledConfig<128, 12, 2, 4>;
   using Medium = TiledConfig<64, 12, 2, 5>;
   using Small = TiledConfig<64, 4, 1, 8>;
+  // GPUs with 99 KiB of shared memory per block (sm_86, sm_89) have room for this one only.
+  if (block_smem_bytes() < 160 * 1024) return visit(Small());
   if (rows <= 8) return visit_few<1>(rows, tiles, visit);
-  if (rows <= 16) return visit_few<2>(rows, tiles, visit);
-  if (rows <= kFewRows) return visit_few<4>(rows, tiles, visit);
+  // Many blocks one after another are faster if copies and products overlap in each of them.
+  const bool one_wave = blocks_of<ProductConfig<4, 6>>(rows, tiles) <= 2 * sm_count();
+  if (rows <= 16 && one_wave) return visit_few<2>(rows, tiles, visit);
+  if (rows <= kFewRows && one_wave) return visit_few<4>(rows, tiles, visit);
   const int large = loads_of<Large>(rows, tiles), medium = loads_of<Medium>(rows, tiles);
   const int small = loads_of<Small>(rows, tiles);
   if (small <= medium && small <= large) return visit(Small());

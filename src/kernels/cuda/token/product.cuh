@@ -33,12 +33,16 @@ struct ProductConfig {
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps;
   /// Blocks of 32 inner elements that a warp loads ahead, of the weights and of `a`. The blocks of
-  /// two kernels fit on an SM of an H200.
+  /// two kernels fit on an SM of an H200. An odd kAAhead spreads the rows of `a` over the banks.
   static constexpr int kAhead = kN == 1 ? 12 : 24 / kN;
-  static constexpr int kAAhead = kHalves == 1   ? kAhead
-                                 : kHalves == 2 ? (kN == 6 ? 4 : 6)
+  static constexpr int kAAhead = kHalves == 1   ? (kN == 1   ? 11
+                                                   : kN == 3 ? 7
+                                                             : 5)
+                                 : kHalves == 2 ? 5
                                                 : (kN == 6 ? 2 : 3);
-  static_assert(kAAhead <= kAhead);  // else weights would not be in the group that `run` waits for
+  static constexpr int kBothAhead = kAhead < kAAhead ? kAhead : kAAhead;
+  /// Tiles of weights that a warp loads at once before the previous kernel has ended.
+  static constexpr int kPaced = kHalves <= 2 ? 3 : kN * kAhead;
   static constexpr int kPitch = kN == 1 ? 8 : 8 * kN + 8;  // floats; spreads rows over the banks
 
   /// The weights' ring: 16 bytes per thread, tile and step.
@@ -52,7 +56,7 @@ struct ProductConfig {
     const int rows = all_rows < kRows ? all_rows : kRows;
     const int rings = weights_bytes(in) + kAAhead * kWarps * rows * 64;
     const int sums = kWarps * kPitch * rows * 4;
-    return kRows * 20 + (sums > rings ? sums : rings);
+    return kRows * 20 + kN * 64 + (sums > rings ? sums : rings);
   }
 };
 
@@ -71,68 +75,99 @@ struct Product {
   /// Blocks of 32 inner elements of this warp: warp, warp + kWarps, ...
   const int steps = max(0, (args.in / 32 - warp + kWarps - 1) / kWarps);
 
-  RowPlace<T>* const places_smem = reinterpret_cast<RowPlace<T>*>(smem);            // [kRows]
-  float* const factors_smem = reinterpret_cast<float*>(smem + Config::kRows * 16);  // [kRows]
+  RowPlace<T>* const places_smem = reinterpret_cast<RowPlace<T>*>(smem);  // [kRows]
+  const T** const matrix_smem = reinterpret_cast<const T**>(places_smem + Config::kRows);  // [8 kN]
+  float* const factors_smem = reinterpret_cast<float*>(matrix_smem + 8 * kN);  // [kRows]
   float* const sums_smem = factors_smem + Config::kRows;  // [kWarps, rows, kPitch]
   // The rings. Each thread reads only what it copied itself.
-  uint4* const a_smem = reinterpret_cast<uint4*>(sums_smem) + warp * rows * 4 + lane;
-  uint4* const weights_smem =
-      reinterpret_cast<uint4*>(sums_smem) + kAAhead * kWarps * rows * 4 + threadIdx.x;
+  uint4* const a_smem =  // [kWarps, rows, kAAhead, 4]
+      reinterpret_cast<uint4*>(sums_smem) + (warp * rows + g) * kAAhead * 4 + t;
+  uint4* const weights_smem =  // [kAhead, kN, kThreads]
+      reinterpret_cast<uint4*>(sums_smem) + kWarps * rows * kAAhead * 4 + threadIdx.x;
 
   float acc[kM][kN][4] = {};
 
   __device__ void run() {
-    const T* weights[kN];
-#pragma unroll
-    for (int n = 0; n < kN; ++n) weights[n] = args.weight_row(tile0 + n, g) + 8 * t + warp * 32;
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < 8 * kN) matrix_smem[thread] = args.weight_row(tile0 + thread / 8, thread % 8);
+    if (args.epilogue == Epilogues::kHeads && thread < rows) {
+      places_smem[thread] = RowPlace<T>(args, row0 + thread);
+    }
+    __syncthreads();  // the weight rows and the places are stored
+#pragma unroll 1
+    for (int i = 0; i < kAhead; ++i) load_first_weights(i);  // (1)
+    ptx::commit_copies();
     const T* const a = args.a + int64_t{row0 + g} * args.in + 8 * t + warp * 32;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {  // (1)
-      load_weights(i, i, weights);
-      ptx::commit_copies();
-    }
-    if (args.epilogue == Epilogues::kHeads) {
-      const int row = static_cast<int>(threadIdx.x);
-      if (row < rows) places_smem[row] = RowPlace<T>(args, row0 + row);
-      __syncthreads();  // the places are stored
-    }
     const Place place(*this);
-    const PairFinish<T> pair(args, tile0 + place.n, place.pair);
-    RowInputs in;
-    pair.load_early(in, args, places_smem[min(place.row, rows - 1)]);
+    const int row = min(place.row, rows - 1);
+    const PairFinish<T> pair(args, args.epilogue, tile0 + place.n, place.pair);
+    RowInputs<T> in;
+    pair.load_early(in, args, args.epilogue, row0 + row, places_smem[row]);
+    // From here on every instruction delays the next kernel.
     ptx::wait_for_previous_kernel();
 #pragma unroll
-    for (int i = 0; i < kAAhead; ++i) {
-      load_a(i, i, a);
-      ptx::commit_copies();
-    }
-    pair.load_late(in, args, row0 + min(place.row, rows - 1));
+    for (int i = 0; i < kAAhead; ++i) load_a(i, i, a);
+    ptx::commit_copies();
+    pair.load_late(in, args, args.epilogue, row0 + row);
     store_row_factors<Config::kRows, Config::kThreads>(args, row0, rows, factors_smem);
-#pragma unroll 1
-    for (int step = 0, slot = 0, a_slot = 0; step < steps; ++step) {  // (2)
-      ptx::wait_copies<kAAhead - 1>();
-      multiply(slot, a_slot);
-      load_weights(slot, step + kAhead, weights);
-      load_a(a_slot, step + kAAhead, a);
-      ptx::commit_copies();
-      slot = slot == kAhead - 1 ? 0 : slot + 1;
-      a_slot = a_slot == kAAhead - 1 ? 0 : a_slot + 1;
-    }
-    ptx::wait_copies<0>();
+    multiply_all(a);  // (2)
     __syncthreads();  // all warps have read their rings; the sums reuse them
     store_sums();
     __syncthreads();  // all warps have stored their sums
-    finish(place, pair, in);
+    with_epilogue(args.epilogue, [&](auto epilogue) { finish<epilogue.value>(place, pair, in); });
+  }
+
+  __device__ void multiply_all(const T* a) {
+    int step = 0, slot = 0, a_slot = 0;
+    const auto next = [&] {
+      ++step;
+      slot = slot == kAhead - 1 ? 0 : slot + 1;
+      a_slot = a_slot == kAAhead - 1 ? 0 : a_slot + 1;
+    };
+    ptx::wait_copies<0>();
+#pragma unroll 1
+    while (step + Config::kBothAhead < steps) {  // while something is left to load
+      ptx::wait_copies<Config::kBothAhead - 1>();
+      multiply(slot, a_slot);
+      load_weights(slot, step + kAhead);
+      load_a(a_slot, step + kAAhead, a);
+      ptx::commit_copies();
+      next();
+    }
+    ptx::wait_copies<0>();
+#pragma unroll(kHalves == 1 && kN < 6 ? 4 : 1)
+    while (step < steps) {
+      multiply(slot, a_slot);
+      next();
+    }
+  }
+
+  /// Copies the weights of a step of the first kAhead. Waits after every kPaced tiles: more copies
+  /// in flight would delay what the kernels before this one read. Most blocks of the head start
+  /// later, when no kernel is left to delay.
+  __device__ void load_first_weights(int step) const {
+    if (step >= steps) return;
+    const bool paced = args.epilogue != Epilogues::kLogits;
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      load_weight(step, step, n);
+      if (paced && (step * kN + n) % Config::kPaced == Config::kPaced - 1) {
+        ptx::commit_copies();
+        ptx::wait_copies<0>();
+      }
+    }
   }
 
   /// Copies the weights of a step to a slot of the ring.
-  __device__ void load_weights(int slot, int step, const T* const (&from)[kN]) const {
+  __device__ void load_weights(int slot, int step) const {
     if (step >= steps) return;
 #pragma unroll
-    for (int n = 0; n < kN; ++n) {
-      ptx::copy_16_or_zero(ptx::smem_address(weights_smem + (slot * kN + n) * Config::kThreads),
-                           from[n] + step * (kWarps * 32), true);
-    }
+    for (int n = 0; n < kN; ++n) load_weight(slot, step, n);
+  }
+
+  __device__ void load_weight(int slot, int step, int n) const {
+    ptx::copy_16_or_zero(ptx::smem_address(weights_smem + (slot * kN + n) * Config::kThreads),
+                         matrix_smem[n * 8 + g] + (step * kWarps + warp) * 32 + 8 * t, true);
   }
 
   /// Copies the rows of `a` of a step to a slot of the ring. `from` is row g.
@@ -141,7 +176,7 @@ struct Product {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       if (half * 8 + g >= rows) break;
-      ptx::copy_16_or_zero(ptx::smem_address(a_smem + slot * kWarps * rows * 4 + half * 32),
+      ptx::copy_16_or_zero(ptx::smem_address(a_smem + (half * 8 * kAAhead + slot) * 4),
                            from + int64_t{half * 8} * args.in + step * (kWarps * 32), true);
     }
   }
@@ -151,7 +186,7 @@ struct Product {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       a_reg[half] = {};
-      if (half * 8 + g < rows) a_reg[half] = a_smem[a_slot * kWarps * rows * 4 + half * 32];
+      if (half * 8 + g < rows) a_reg[half] = a_smem[(half * 8 * kAAhead + a_slot) * 4];
     }
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
@@ -197,14 +232,15 @@ struct Product {
   };
 
   /// (3) and (4). `in` belongs to the thread's first row.
-  __device__ void finish(const Place& place, const PairFinish<T>& pair, RowInputs in) const {
+  template <Epilogues kEpilogue>
+  __device__ void finish(const Place& place, const PairFinish<T>& pair, RowInputs<T> in) const {
 #pragma unroll 1
     for (int i = 0; i < rows; i += Place::kRowsAtOnce) {
       const int row = min(i + place.row, rows - 1);
       const bool exists = place.exists && i + place.row < rows;
       if (i > 0) {
-        pair.load_early(in, args, places_smem[row]);
-        pair.load_late(in, args, row0 + row);
+        pair.load_early(in, args, kEpilogue, row0 + row, places_smem[row]);
+        pair.load_late(in, args, kEpilogue, row0 + row);
       }
       float y[2] = {};
 #pragma unroll
@@ -216,15 +252,16 @@ struct Product {
       const float factor = factors_smem[row];
       float squares = 0.0f;
       if (exists) {
-        squares = pair.store(args, row0 + row, places_smem[row], in, y[0] * factor, y[1] * factor);
+        squares = pair.store(args, kEpilogue, row0 + row, in, y[0] * factor, y[1] * factor);
       }
-      if (args.epilogue != Epilogues::kAdd) continue;
+      if constexpr (kEpilogue == Epilogues::kAdd) {
 #pragma unroll
-      for (int offset = Place::kLanes / 2; offset > 0; offset /= 2) {
-        squares += __shfl_xor_sync(0xffffffffu, squares, offset);
-      }
-      if (exists && place.n == 0 && place.pair == 0) {
-        args.residual.squares[int64_t{row0 + row} * Residual::kMaxParts + tile0 / kN] = squares;
+        for (int offset = Place::kLanes / 2; offset > 0; offset /= 2) {
+          squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+        }
+        if (exists && place.n == 0 && place.pair == 0) {
+          args.residual.squares[int64_t{row0 + row} * Residual::kMaxParts + tile0 / kN] = squares;
+        }
       }
     }
   }

@@ -13,7 +13,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/problem.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
+#include "kernels/cuda/ptx/exp2.cuh"
 #include "kernels/cuda/token/launch.cuh"
 #include "kernels/token_step.h"
 
@@ -44,6 +46,9 @@ __device__ T reduce_block(T value, T* smem, Combine combine) {
   __syncthreads();  // every thread has read smem; the caller may use it again
   return value;
 }
+
+/// Returns e^x with a relative error of about 2^-21, for the log-sum-exp.
+__device__ float exp(float x) { return ptx::exp2(x * kLog2E); }
 
 __device__ Weight add(Weight x, Weight y) { return x + y; }
 
@@ -83,8 +88,9 @@ struct Sampler {
   }
 
   __device__ Chosen run(uint64_t step) {
-    // (1) A key and an index in one integer: the largest logit, and of equal ones the first.
-    Weight best = 0;
+    // (1) The thread's largest logit, and of equal ones the first.
+    float best_logit = -INFINITY;
+    int best_token = static_cast<int>(threadIdx.x);
     float top = -INFINITY, sum = 0.0f;
     bool finite = true;
     for (int first = static_cast<int>(threadIdx.x); first < size; first += kBatch * kThreads) {
@@ -100,22 +106,25 @@ struct Sampler {
         if (i >= size) break;
         finite &= raw[j] < INFINITY;  // false for NaN
         batch_top = fmaxf(batch_top, raw[j]);
-        const Weight key = key_of(penalise(raw[j], i));
-        best = max(best, key << 32 | (0xffffffffu - static_cast<uint32_t>(i)));
+        const float x = penalise(raw[j], i);
+        if (x > best_logit) best_logit = x, best_token = i;
       }
       if (batch_top == -INFINITY) continue;
-      sum *= expf(top - batch_top);
+      sum *= exp(top - batch_top);
       top = batch_top;
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) sum += expf(raw[j] - top);
+      for (int j = 0; j < kBatch; ++j) sum += exp(raw[j] - top);
     }
+    // A key and an index in one integer.
+    Weight best =
+        Weight{key_of(best_logit)} << 32 | (0xffffffffu - static_cast<uint32_t>(best_token));
     best = reduce_block(best, smem, [](Weight x, Weight y) { return max(x, y); });
     const int likeliest = static_cast<int>(0xffffffffu - static_cast<uint32_t>(best));
     const float raw_top = reduce_block(top, reinterpret_cast<float*>(smem),
                                        [](float x, float y) { return fmaxf(x, y); });
     finite = __syncthreads_and(finite ? 1 : 0) != 0 && raw_top > -INFINITY;
     if (!finite) return {-1, 0.0f};
-    const float scaled = top == -INFINITY ? 0.0f : sum * expf(top - raw_top);
+    const float scaled = top == -INFINITY ? 0.0f : sum * exp(top - raw_top);
     const float total = reduce_block(scaled, reinterpret_cast<float*>(smem),
                                      [](float x, float y) { return x + y; });
     largest = penalised_logit(likeliest);

@@ -81,12 +81,14 @@ struct TiledProduct {
       const int row = row0 + min(copy_row + i * kCopyRows, rows - 1);
       a[i] = args.a + int64_t{row} * args.in + copy_chunk * 8;
     }
+#pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) load_weights(i, i);  // (1)
     const int row = static_cast<int>(threadIdx.x);
     if (args.epilogue == Epilogues::kHeads && row < rows) {
       places_smem[row] = RowPlace<T>(args, row0 + row);
     }
     ptx::wait_for_previous_kernel();
+#pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) {
       load_a(i, i);
       ptx::commit_copies();
@@ -109,8 +111,10 @@ struct TiledProduct {
     __syncthreads();  // all warps have read the stages; the sums reuse them
     store_sums();
     __syncthreads();  // all warps have stored their sums
+    with_epilogue(args.epilogue, [&](auto epilogue) {
 #pragma unroll 1
-    for (int n = 0; n < kN; n += Config::kPartTiles) finish(n);
+      for (int n = 0; n < kN; n += Config::kPartTiles) finish<epilogue.value>(n);
+    });
   }
 
   __device__ uint32_t a_tile(int stage) const {
@@ -179,38 +183,50 @@ struct TiledProduct {
   }
 
   /// (3) and (4) for tiles first_n .. first_n + 3. 16 lanes finish a row, each one pair of outputs.
+  template <Epilogues kEpilogue>
   __device__ void finish(int first_n) const {
     constexpr int kLanes = 4 * Config::kPartTiles, kRowsAtOnce = Config::kThreads / kLanes;
-    constexpr int kAtOnce = 4;  // rows of a thread whose inputs it loads before it uses them
+    constexpr int kAtOnce = 4;  // rows of a thread that it loads before it stores the first one
     const int n = first_n + static_cast<int>(threadIdx.x) % kLanes / 4;
     const int pair = static_cast<int>(threadIdx.x) % 4;
-    const PairFinish<T> finish(args, min(tile0 + n, args.tiles - 1), pair);
+    const PairFinish<T> finish(args, kEpilogue, min(tile0 + n, args.tiles - 1), pair);
+#pragma unroll 1
     for (int first = static_cast<int>(threadIdx.x) / kLanes; first < kRows;
          first += kRowsAtOnce * kAtOnce) {
-      RowInputs in[kAtOnce];
+      RowInputs<T> in[kAtOnce];
+      float y[kAtOnce][2], squares[kAtOnce] = {};
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         const int row = min(first + j * kRowsAtOnce, rows - 1);
-        finish.load_early(in[j], args, places_smem[row]);
-        finish.load_late(in[j], args, row0 + row);
+        finish.load_early(in[j], args, kEpilogue, row0 + row, places_smem[row]);
+        finish.load_late(in[j], args, kEpilogue, row0 + row);
       }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) sum(y[j], first + j * kRowsAtOnce, n * 8 + pair);
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         const int row = first + j * kRowsAtOnce;
-        const float factor = factors_smem[row];
-        float y0 = 0.0f, y1 = 0.0f, squares = 0.0f;
+        if (row >= rows || tile0 + n >= args.tiles) continue;
+        squares[j] = finish.store(args, kEpilogue, row0 + row, in[j], y[j][0], y[j][1]);
+      }
+      if constexpr (kEpilogue == Epilogues::kAdd) {
 #pragma unroll
-        for (int k = 0; k < Config::kWarpsK; ++k) {
-          const float* const from = sums_smem + (k * kRows + row) * Config::kPitch + n * 8 + pair;
-          y0 += from[0], y1 += from[4];
+        for (int j = 0; j < kAtOnce; ++j) {
+          store_squares(squares[j], first + j * kRowsAtOnce, tile0 + first_n);
         }
-        if (row < rows && tile0 + n < args.tiles) {
-          squares =
-              finish.store(args, row0 + row, places_smem[row], in[j], y0 * factor, y1 * factor);
-        }
-        if (args.epilogue == Epilogues::kAdd) store_squares(squares, row, tile0 + first_n);
       }
     }
+  }
+
+  /// Returns the products of columns c and c + 4 of a row.
+  __device__ void sum(float (&y)[2], int row, int c) const {
+    y[0] = y[1] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < Config::kWarpsK; ++k) {
+      const float* const from = sums_smem + (k * kRows + row) * Config::kPitch + c;
+      y[0] += from[0], y[1] += from[4];
+    }
+    y[0] *= factors_smem[row], y[1] *= factors_smem[row];
   }
 
   /// Stores the sum of the squares of kPartTiles tiles from `tile` on.

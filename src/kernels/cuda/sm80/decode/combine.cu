@@ -53,6 +53,9 @@ struct Combine {
   const int warp = threadIdx.x / kWarpSize % kWarps;
   const int map = threadIdx.x / (kThreads / 2);
   const int width = args.shape.value_dim;
+  const int64_t slot0 = args.partials.slot(map, 0, b, m, h);
+  const int64_t stride = args.partials.slot(map, 1, b, m, h) - slot0;
+  const UsedSplits used{seq, args.partials.split_keys};
 
   __device__ void run() {
     const bool exists = m < seq.seq_q;
@@ -76,9 +79,6 @@ struct Combine {
   /// of a map computes the same l and row maximum, over all splits.
   __device__ void add_parts() {
     const Partials& partials = args.partials;
-    const int64_t slot0 = partials.slot(map, 0, b, m, h);
-    const int64_t stride = partials.slot(map, 1, b, m, h) - slot0;
-    const UsedSplits used(seq, partials.split_keys);
     float top = -INFINITY, sum = 0.0f;
     float o[kQuads][4] = {};
     for (int first = used.begin; first < used.end; first += kWarpSize) {

@@ -91,7 +91,7 @@ struct Decode {
       if (args.one_split) load_lambda(factors);
     }
     softmax.reset();
-    if (args.q_whole) {
+    if (Config::kPlain || args.q_whole) {
       // These loads need no conversion, so the warp does not wait for q before its first use.
       load_q([](const T* q, int c) { return *reinterpret_cast<const uint32_t*>(q + c); });
     } else {
@@ -100,13 +100,13 @@ struct Decode {
         return pack<T>(c < d ? widen(q[c]) : 0.0f, c + 1 < d ? widen(q[c + 1]) : 0.0f);
       });
     }
+#pragma unroll 1
     for (int n0 = first, stage = 0; n0 < end; n0 += kStep) {
-      const int next = stage == 0 ? kStages - 1 : stage - 1;  // the previous step read this stage
-      load_stage(next, n0 + (kStages - 1) * kStep, end);
       ptx::wait_copies<kStages - 1>();
       __syncwarp();  // all lanes' copies of this stage have arrived
-      step(stage, n0);
-      __syncwarp();  // all lanes have read this stage; the next iteration may overwrite it
+      step(stage, n0, end);
+      __syncwarp();  // all lanes have read this stage
+      load_stage(stage, n0 + kStages * kStep, end);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     ptx::wait_copies<0>();
@@ -125,16 +125,18 @@ struct Decode {
     const int old_end = args.old_keys_ready ? seq.end_key - seq.seq_q : 0;
     int stage = 0;
 #pragma unroll 1
-    for (; stage < kStages - 1 && first + stage * kStep + kKeys <= old_end; ++stage) {
+    for (; stage < kStages && first + stage * kStep + kKeys <= old_end; ++stage) {
       load_stage(stage, first + stage * kStep, end);
     }
     ptx::wait_for_previous_kernel();
 #pragma unroll 1
-    for (; stage < kStages - 1; ++stage) load_stage(stage, first + stage * kStep, end);
+    for (; stage < kStages; ++stage) load_stage(stage, first + stage * kStep, end);
   }
 
-  __device__ int query_of(int row) const { return row / group; }
-  __device__ int head_of(int row) const { return kv_head * group + row % group; }
+  __device__ int query_of(int row) const { return Config::kPlain ? 0 : row / group; }
+  __device__ int head_of(int row) const {
+    return kv_head * group + (Config::kPlain ? row : row % group);
+  }
 
   /// Loads q into registers, with 0 for rows from end_row on. `two(q, c)` returns elements c and
   /// c + 1 of row q, packed.
@@ -164,17 +166,22 @@ struct Decode {
   __device__ void load_stage(int stage, int n0, int end) const {
     T* const k_smem = stages_smem + stage * Config::kStageElements;
     T* const v_smem = k_smem + 2 * kKeys * kD;
-    const int d = args.shape.head_dim, dv = args.shape.value_dim;
-    if (args.whole && n0 >= seq.first_key && n0 + kKeys <= end) {
+    [[maybe_unused]] const int d = args.shape.head_dim, dv = args.shape.value_dim;
+    if (n0 < end) {
       const TilePlace place = place_of(n0);
-      load_whole_rows<kD>(k_smem, args.k1, place);
-      load_whole_rows<kD>(k_smem + kKeys * kD, args.k2, place);
-      load_whole_rows<kDv>(v_smem, args.v, place);
-    } else if (n0 < end) {
-      const TilePlace place = place_of(n0);
-      load_rows<kD>(k_smem, args.k1, place, n0, end, d, args.k_aligned);
-      load_rows<kD>(k_smem + kKeys * kD, args.k2, place, n0, end, d, args.k_aligned);
-      load_rows<kDv>(v_smem, args.v, place, n0, end, dv, args.v_aligned);
+      if (Config::kPlain || (args.whole && n0 >= seq.first_key && n0 + kKeys <= end)) {
+        // A hidden row of v must be 0: its p is 0, and 0 * inf would be NaN. The general kernel
+        // masks in `step`.
+        const int first = Config::kPlain ? seq.first_visible(0) - n0 : 0;
+        const int last = Config::kPlain ? end - n0 : kKeys;
+        load_whole_rows<kD>(k_smem, args.k1, place, first, last);
+        load_whole_rows<kD>(k_smem + kKeys * kD, args.k2, place, first, last);
+        load_whole_rows<kDv>(v_smem, args.v, place, first, last);
+      } else if constexpr (!Config::kPlain) {
+        load_rows<kD>(k_smem, args.k1, place, n0, end, d, args.k_aligned);
+        load_rows<kD>(k_smem + kKeys * kD, args.k2, place, n0, end, d, args.k_aligned);
+        load_rows<kDv>(v_smem, args.v, place, n0, end, dv, args.v_aligned);
+      }
     }
     ptx::commit_copies();
   }
@@ -190,11 +197,12 @@ struct Decode {
     return {args.pages.table[b * args.pages.stride + n0 / size], n0 % size};
   }
 
-  /// Copies rows [n0, n0 + 16), which must all exist, to tile [16, kCols]. A lane copies the same
-  /// chunk of every 64 columns in every fourth row. The swizzle then has only two values, and all
-  /// other offsets are compile-time constants.
+  /// Copies 16 rows to tile [16, kCols], and zeros instead of those outside [first, last). A lane
+  /// copies the same chunk of every 64 columns in every fourth row. The swizzle then has only two
+  /// values, and all other offsets are compile-time constants.
   template <int kCols>
-  __device__ void load_whole_rows(T* tile, const Rows<const T>& rows, TilePlace place) const {
+  __device__ void load_whole_rows(T* tile, const Rows<const T>& rows, TilePlace place, int first,
+                                  int last) const {
     static_assert(kCols % 64 == 0 && kKeys == 16);
     constexpr int kPitch = kCols * 2;  // bytes
     const uint32_t tile_smem = ptx::smem_address(tile);
@@ -203,10 +211,11 @@ struct Decode {
     const T* from = rows.at(place.batch, place.row + lane / 8, kv_head) + lane % 8 * kChunk;
 #pragma unroll
     for (int i = 0; i < 4; ++i, from += 4 * rows.seq_stride) {
+      const bool inside = lane / 8 + 4 * i >= first && lane / 8 + 4 * i < last;
 #pragma unroll
       for (int c = 0; c < kCols / 64; ++c) {
         const uint32_t to = (i % 2 == 0 ? even : odd) + i / 2 * 8 * kPitch + c * 128;
-        ptx::copy_16_or_zero(to, from + c * 64, true);
+        ptx::copy_16_or_zero(to, from + c * 64, inside);
       }
     }
   }
@@ -232,7 +241,7 @@ struct Decode {
     }
   }
 
-  __device__ void step(int stage, int n0) {
+  __device__ void step(int stage, int n0, int end) {
     const T* const k_smem = stages_smem + stage * Config::kStageElements;
     const T* const v_smem = k_smem + 2 * kKeys * kD;
     // (1) If registers allow, each map has its own accumulator, half of which stays 0. This halves
@@ -243,14 +252,16 @@ struct Decode {
     scores(s_reg, 0, k_smem);
     scores(s2_reg, 1, k_smem + kKeys * kD);
     const bool all_visible =
-        HeadMask(args.shape, seq, b, 0)
-            .all_visible(query_of(row0), query_of(end_row - 1) + 1, n0, n0 + kKeys);
-    scale_and_mask(s_reg, s2_reg, n0, all_visible);
+        Config::kPlain
+            ? n0 >= seq.first_visible(0) && n0 + kKeys <= end
+            : HeadMask(args.shape, seq, b, 0)
+                  .all_visible(query_of(row0), query_of(end_row - 1) + 1, n0, n0 + kKeys);
+    scale_and_mask(s_reg, s2_reg, n0, end, all_visible);
     softmax.update(s_reg, 1.0f, o_reg);  // (2)
     uint32_t p_reg[kM][1][4];
 #pragma unroll
     for (int i = 0; i < kM; ++i) round_to_operand<T>(p_reg[i], s_reg[i]);
-    if (!all_visible && __any_sync(0xffffffffu, has_non_finite(v_smem))) {
+    if (!Config::kPlain && !all_visible && __any_sync(0xffffffffu, has_non_finite(v_smem))) {
       multiply_skipping_zeros<kM, kDv, kKeys>(o_reg, p_reg, v_smem);
     } else {
       multiply<kM, kDv, kKeys>(o_reg, p_reg, v_smem);
@@ -276,10 +287,19 @@ struct Decode {
     }
   }
 
+  __device__ float bias_of(int row, int n, int end) const {
+    if constexpr (Config::kPlain) {
+      return n >= seq.first_visible(0) && n < end ? 0.0f : -INFINITY;
+    } else {
+      if (row >= end_row) return -INFINITY;
+      return HeadMask(args.shape, seq, b, head_of(row)).bias(query_of(row), n);
+    }
+  }
+
   /// Multiplies the scores by scale * log2(e) and masks them. Entries 0-1 of a fragment are map 1.
   /// Entries 2-3 are map 2, which this function reads from s2.
   __device__ void scale_and_mask(Accumulator<kM, 2>& s, const Accumulator<kM, 2>& s2, int n0,
-                                 bool all_visible) const {
+                                 int end, bool all_visible) const {
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
       const int row = row0 + i * 8 + lane / 4;
@@ -290,8 +310,7 @@ struct Decode {
           float bias = 0.0f;
           if (!all_visible) {
             const int n = n0 + j * 8 + lane % 4 * 2 + e;
-            bias = row < end_row ? HeadMask(args.shape, seq, b, head_of(row)).bias(query_of(row), n)
-                                 : -INFINITY;
+            bias = bias_of(row, n, end);
           }
           const bool visible = bias != -INFINITY;  // if hidden, -inf overwrites even a NaN score
           s[i][j][e] = visible ? s[i][j][e] * args.scale_log2 + bias : -INFINITY;
@@ -404,7 +423,7 @@ struct Decode {
           l += l_smem[w * 16 * kM + r] * weight[map][w];
         }
         dead = l == 0.0f;
-        const float inverse = dead ? 0.0f : 1.0f / l;
+        const float inverse = dead ? 0.0f : __fdividef(1.0f, l);
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) weight[map][w] *= inverse;
       }
@@ -425,14 +444,16 @@ struct Decode {
           squares += o[i][e] * o[i][e];
         }
       }
-      const float rstd = args.epilogue.rstd(warp_sum(squares), width);
+      const HeadEpilogue& epilogue = args.epilogue;
+      const float mean = __fdividef(warp_sum(squares), static_cast<float>(width));
+      const float rstd = dead ? 0.0f : epilogue.norm ? rsqrtf(mean + epilogue.eps) : 1.0f;
       T* const out = args.out.at(b, query, h);
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int c = i * 128 + lane * 4 + e;
-          if (c < width) out[c] = narrow<T>(dead ? 0.0f : o[i][e] * rstd * factors.gain[i][e]);
+          if (c < width) out[c] = narrow<T>(o[i][e] * rstd * factors.gain[i][e]);
         }
       }
     }
@@ -458,7 +479,7 @@ struct Decode {
 };
 
 template <class T, class Config>
-__global__ void __launch_bounds__(Config::kThreads, 2)
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     decode_kernel(const __grid_constant__ DecodeArguments<T> args, int row_tiles, int splits) {
   extern __shared__ __align__(128) char smem[];
   if (!args.old_keys_ready) ptx::wait_for_previous_kernel();

@@ -19,6 +19,8 @@ struct DecodePlan {
   /// kernel that precedes this one in the stream was launched, and key_lengths with them. Their
   /// loads then overlap with that kernel.
   bool old_keys_ready = false;
+  /// True if there are no more blocks than SMs, and a block may take most of an SM's memory.
+  bool alone = false;
 };
 
 /// Returns the plan of a call that knows nothing about its keys, and whose result must not depend
