@@ -11,13 +11,18 @@
 namespace diffattn::cuda::token {
 namespace {
 
-/// Returns enough splits to occupy the GPU, of at least 256 keys.
+/// Returns enough splits to occupy the GPU, of at least 256 keys. A few blocks get one SM each;
+/// otherwise two blocks of two heads may share one.
 sm80::DecodePlan plan_of(const Problem& problem) {
-  constexpr int64_t kLeastKeys = 256, kStep = 64;
-  const int64_t blocks = std::max<int64_t>(1, problem.batch * problem.kv_heads);
-  const int64_t splits = (sm_count() + blocks - 1) / blocks;
-  const int64_t keys = (problem.seq_k / splits + kStep - 1) / kStep * kStep;
-  return {.split_keys = std::max(kLeastKeys, keys), .old_keys_ready = true};
+  constexpr int64_t kLeastKeys = 256, kStep = 16, kAloneBytes = 198 * 1024;
+  const int64_t heads = std::max<int64_t>(1, problem.batch * problem.kv_heads), sms = sm_count();
+  const int64_t most_splits = 4 * heads <= sms ? sms / heads : (sms + heads - 1) / heads;
+  const int64_t keys = (problem.seq_k + most_splits - 1) / most_splits;
+  const int64_t split_keys = std::max(kLeastKeys, (keys + kStep - 1) / kStep * kStep);
+  const int64_t splits = (problem.seq_k + split_keys - 1) / split_keys;
+  return {.split_keys = split_keys,
+          .old_keys_ready = true,
+          .alone = heads * splits <= sms && block_smem_bytes() >= kAloneBytes};
 }
 
 }  // namespace

@@ -5,50 +5,93 @@
 
 #include "kernels/cuda/token/launch.cuh"
 #include "kernels/cuda/token/product.cuh"
+#include "kernels/cuda/token/tiled_product.cuh"
 
 namespace diffattn::cuda::token {
 namespace {
 
-template <class T, class Config>
-void launch_as(const ProductArguments<T>& args, cudaStream_t stream) {
-  const int row_chunks = (args.rows + Config::kRows - 1) / Config::kRows;
-  const int blocks = (args.tiles + Config::kN - 1) / Config::kN * row_chunks;
-  launch_step(product_kernel<T, Config>, static_cast<unsigned>(blocks), Config::kThreads,
-              Config::smem_bytes(args.rows, args.in), stream, "token product", args, row_chunks);
+/// Up to this many rows a block computes all of them, and its warps split the inner dimension.
+constexpr int kFewRows = 32;
+
+template <class Config>
+constexpr int row_chunks_of(int rows) {
+  return (rows + Config::kRows - 1) / Config::kRows;
 }
 
-/// Returns the tiles of 8 outputs per block. Every SM should load weights at once; wider blocks
-/// read `a` less often.
-int tiles_per_block(int rows, int tiles) {
-  const int row_chunks = (rows + 63) / 64;
-  for (const int n : {1, 3}) {
-    if ((tiles + n - 1) / n * row_chunks <= sm_count()) return n;
-  }
-  return rows > 32 ? 3 : 6;  // accumulators of 64 rows leave registers for 3 tiles
+template <class Config>
+int blocks_of(int rows, int tiles) {
+  return (tiles + Config::kN - 1) / Config::kN * row_chunks_of<Config>(rows);
 }
 
-template <class T, int kHalves>
-void launch_rows(const ProductArguments<T>& args, cudaStream_t stream) {
-  const int n = tiles_per_block(args.rows, args.tiles);
-  if (n == 1) return launch_as<T, ProductConfig<kHalves, 1>>(args, stream);
-  if constexpr (kHalves <= 4) {
-    if (n == 6) return launch_as<T, ProductConfig<kHalves, 6>>(args, stream);
+template <class T, int kHalves, int kN>
+void launch_as(const ProductArguments<T>& args, ProductConfig<kHalves, kN>, cudaStream_t stream) {
+  using Config = ProductConfig<kHalves, kN>;
+  launch_step(product_kernel<T, Config>,
+              static_cast<unsigned>(blocks_of<Config>(args.rows, args.tiles)), Config::kThreads,
+              Config::smem_bytes(args.rows, args.in), stream, "token product", args,
+              row_chunks_of<Config>(args.rows));
+}
+
+template <class T, int kRows, int kN, int kWarpsN, int kStages>
+void launch_as(const ProductArguments<T>& args, TiledConfig<kRows, kN, kWarpsN, kStages>,
+               cudaStream_t stream) {
+  using Config = TiledConfig<kRows, kN, kWarpsN, kStages>;
+  launch_step(tiled_product_kernel<T, Config>,
+              static_cast<unsigned>(blocks_of<Config>(args.rows, args.tiles)), Config::kThreads,
+              Config::kSmemBytes, stream, "token product", args, row_chunks_of<Config>(args.rows));
+}
+
+/// Calls visit with a configuration for few rows. Every SM should load weights at once; wider
+/// blocks read `a` less often.
+template <int kHalves, class Visit>
+auto visit_few(int rows, int tiles, Visit visit) {
+  if (blocks_of<ProductConfig<kHalves, 1>>(rows, tiles) <= sm_count()) {
+    return visit(ProductConfig<kHalves, 1>());
   }
-  launch_as<T, ProductConfig<kHalves, 3>>(args, stream);
+  if (blocks_of<ProductConfig<kHalves, 3>>(rows, tiles) <= sm_count()) {
+    return visit(ProductConfig<kHalves, 3>());
+  }
+  return visit(ProductConfig<kHalves, 6>());
+}
+
+/// Returns what the SM with most blocks loads, in rows of a and of weights.
+template <class Config>
+int loads_of(int rows, int tiles) {
+  const int sms = sm_count();
+  return (blocks_of<Config>(rows, tiles) + sms - 1) / sms * (Config::kRows + 8 * Config::kN);
+}
+
+/// Calls visit with the configuration of a product.
+template <class Visit>
+auto visit_config(int rows, int tiles, Visit visit) {
+  using Large = TiledConfig<128, 12, 2, 4>;
+  using Medium = TiledConfig<64, 12, 2, 5>;
+  using Small = TiledConfig<64, 4, 1, 8>;
+  // GPUs with 99 KiB of shared memory per block (sm_86, sm_89) have room for this one only.
+  if (block_smem_bytes() < 160 * 1024) return visit(Small());
+  if (rows <= 8) return visit_few<1>(rows, tiles, visit);
+  // Many blocks one after another are faster if copies and products overlap in each of them.
+  const bool one_wave = blocks_of<ProductConfig<4, 6>>(rows, tiles) <= 2 * sm_count();
+  if (rows <= 16 && one_wave) return visit_few<2>(rows, tiles, visit);
+  if (rows <= kFewRows && one_wave) return visit_few<4>(rows, tiles, visit);
+  const int large = loads_of<Large>(rows, tiles), medium = loads_of<Medium>(rows, tiles);
+  const int small = loads_of<Small>(rows, tiles);
+  if (small <= medium && small <= large) return visit(Small());
+  return medium <= large ? visit(Medium()) : visit(Large());
 }
 
 template <class T>
 void launch(const ProductArguments<T>& args, cudaStream_t stream) {
-  if (args.rows <= 8) return launch_rows<T, 1>(args, stream);
-  if (args.rows <= 16) return launch_rows<T, 2>(args, stream);
-  if (args.rows <= 32) return launch_rows<T, 4>(args, stream);
-  launch_rows<T, 8>(args, stream);
+  visit_config(args.rows, args.tiles, [&](auto config) { launch_as<T>(args, config, stream); });
 }
 
-/// Returns the number of sums of squares per row that `add` stores: one per block.
+/// Returns the number of sums of squares per row that `add` stores.
 int parts_of(int rows, int width) {
-  const int tiles = width / 8, n = tiles_per_block(rows, tiles);
-  return (tiles + n - 1) / n;
+  const int tiles = width / 8;
+  return visit_config(rows, tiles, [&](auto config) {
+    constexpr int kPartTiles = decltype(config)::kPartTiles;
+    return (tiles + kPartTiles - 1) / kPartTiles;
+  });
 }
 
 template <class T>
@@ -146,7 +189,7 @@ __global__ void __launch_bounds__(256) embed_kernel(const int32_t* tokens, const
   const int row = static_cast<int>(blockIdx.x), width = residual.width;
   const T* const from = embedding + int64_t{tokens[row]} * width;
   const int64_t to = int64_t{row} * width;
-  const int columns = (width + parts - 1) / parts;  // 8 to 32 per part
+  const int columns = (width + parts - 1) / parts;  // 8 to 48 per part
   for (int part = static_cast<int>(threadIdx.x); part < parts; part += 256) {
     float squares = 0.0f;
     for (int c = part * columns; c < min(width, (part + 1) * columns); ++c) {

@@ -13,7 +13,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/problem.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
+#include "kernels/cuda/ptx/exp2.cuh"
 #include "kernels/cuda/token/launch.cuh"
 #include "kernels/token_step.h"
 
@@ -21,6 +23,7 @@ namespace diffattn::cuda::token {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
+constexpr int kBatch = 16;  // logits that a thread loads at once
 using Weight = unsigned long long;
 
 /// Maps floats to integers of the same order.
@@ -44,6 +47,9 @@ __device__ T reduce_block(T value, T* smem, Combine combine) {
   return value;
 }
 
+/// Returns e^x with a relative error of about 2^-21, for the log-sum-exp.
+__device__ float exp(float x) { return ptx::exp2(x * kLog2E); }
+
 __device__ Weight add(Weight x, Weight y) { return x + y; }
 
 /// A counter-based generator: the finaliser of SplitMix64 on the counter.
@@ -65,8 +71,9 @@ struct Sampler {
   const bool penalised = rule.repetition != 1.0f || rule.presence != 0.0f || rule.frequency != 0.0f;
   float largest = 0.0f;
 
-  __device__ float penalised_logit(int i) const {
-    float x = logits[i];
+  __device__ float penalised_logit(int i) const { return penalise(logits[i], i); }
+
+  __device__ float penalise(float x, int i) const {
     if (!penalised) return x;
     const uint16_t count = counts[i];
     if (count == 0) return x;
@@ -81,27 +88,43 @@ struct Sampler {
   }
 
   __device__ Chosen run(uint64_t step) {
-    // (1) A key and an index in one integer: the largest logit, and of equal ones the first.
-    Weight best = 0;
+    // (1) The thread's largest logit, and of equal ones the first.
+    float best_logit = -INFINITY;
+    int best_token = static_cast<int>(threadIdx.x);
     float top = -INFINITY, sum = 0.0f;
     bool finite = true;
-    for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
-      const float raw = logits[i], x = penalised_logit(i);
-      finite &= raw < INFINITY;  // false for NaN
-      best = max(best, Weight{key_of(x)} << 32 | (0xffffffffu - static_cast<uint32_t>(i)));
-      if (raw > top) {
-        sum *= expf(top - raw);
-        top = raw;
+    for (int first = static_cast<int>(threadIdx.x); first < size; first += kBatch * kThreads) {
+      float raw[kBatch], batch_top = top;  // loads many logits before it uses the first one
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int i = first + j * kThreads;
+        raw[j] = i < size ? logits[i] : -INFINITY;
       }
-      if (raw > -INFINITY) sum += expf(raw - top);
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int i = first + j * kThreads;
+        if (i >= size) break;
+        finite &= raw[j] < INFINITY;  // false for NaN
+        batch_top = fmaxf(batch_top, raw[j]);
+        const float x = penalise(raw[j], i);
+        if (x > best_logit) best_logit = x, best_token = i;
+      }
+      if (batch_top == -INFINITY) continue;
+      sum *= exp(top - batch_top);
+      top = batch_top;
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) sum += exp(raw[j] - top);
     }
+    // A key and an index in one integer.
+    Weight best =
+        Weight{key_of(best_logit)} << 32 | (0xffffffffu - static_cast<uint32_t>(best_token));
     best = reduce_block(best, smem, [](Weight x, Weight y) { return max(x, y); });
     const int likeliest = static_cast<int>(0xffffffffu - static_cast<uint32_t>(best));
     const float raw_top = reduce_block(top, reinterpret_cast<float*>(smem),
                                        [](float x, float y) { return fmaxf(x, y); });
     finite = __syncthreads_and(finite ? 1 : 0) != 0 && raw_top > -INFINITY;
     if (!finite) return {-1, 0.0f};
-    const float scaled = top == -INFINITY ? 0.0f : sum * expf(top - raw_top);
+    const float scaled = top == -INFINITY ? 0.0f : sum * exp(top - raw_top);
     const float total = reduce_block(scaled, reinterpret_cast<float*>(smem),
                                      [](float x, float y) { return x + y; });
     largest = penalised_logit(likeliest);
@@ -113,6 +136,7 @@ struct Sampler {
   template <class Value>
   __device__ Weight sum_from(uint32_t least, Value value) const {
     Weight sum = 0;
+#pragma unroll 8
     for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
       const float x = penalised_logit(i);
       if (key_of(x) >= least) sum += value(x);
@@ -186,10 +210,13 @@ __global__ void __launch_bounds__(kThreads)
     sample_kernel(const Batch batch, const __grid_constant__ Sampling sampling) {
   __shared__ Weight smem[kWarps];
   ptx::launch_dependents();
-  ptx::wait_for_previous_kernel();
+  // Nothing in this step has written the row's state and its rule.
   const int row = static_cast<int>(blockIdx.x), step = sampling.steps[row];
+  const int position = batch.positions[row];
+  Sampler sampler{sampling, row, smem};
+  ptx::wait_for_previous_kernel();
   if (step < 0) return;
-  const Chosen chosen = Sampler{sampling, row, smem}.run(static_cast<uint64_t>(step));
+  const Chosen chosen = sampler.run(static_cast<uint64_t>(step));
   if (threadIdx.x != 0) return;
   sampling.chosen[row * Sampling::kRing + step % Sampling::kRing] = chosen;
   sampling.steps[row] = step + 1;
@@ -197,8 +224,8 @@ __global__ void __launch_bounds__(kThreads)
   uint16_t& count = sampling.counts[int64_t{row} * sampling.vocabulary + chosen.token];
   if ((count & ~Sampling::kInPrompt) != 0x7fff) ++count;
   batch.tokens[row] = chosen.token;
-  batch.positions[row] += 1;
-  batch.lengths[row] += 1;
+  batch.positions[row] = position + 1;
+  batch.lengths[row] = position + 2;
 }
 
 }  // namespace

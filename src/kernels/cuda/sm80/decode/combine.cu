@@ -32,6 +32,7 @@ struct CombineArguments {
   Rows<T> out, o, o2;            // [B, M, H, Dv]
   Rows<int8_t> o_rest, o2_rest;  // [B, M, H, Dv]
   Rows<float> lse1, lse2;        // [B, M, H]
+  bool next_may_start;  // the next kernel waits itself for all that decode_kernel waits for
 };
 
 /// Shared memory of a block. A lane owns columns [128 i + 4 lane, 128 i + 4 lane + 4), i < kQuads.
@@ -52,21 +53,23 @@ struct Combine {
   const int warp = threadIdx.x / kWarpSize % kWarps;
   const int map = threadIdx.x / (kThreads / 2);
   const int width = args.shape.value_dim;
+  const int64_t slot0 = args.partials.slot(map, 0, b, m, h);
+  const int64_t stride = args.partials.slot(map, 1, b, m, h) - slot0;
+  const UsedSplits used{seq, args.partials.split_keys};
 
   __device__ void run() {
     const bool exists = m < seq.seq_q;
     const int64_t row = seq.q_begin + m;
-    // decode_kernel triggers this launch after its own wait. So this kernel may read results of
-    // earlier kernels (lambda, the norm weight) before the wait below. gain is in shared memory to
+    // decode_kernel triggers this launch when the norm weight is ready. gain is in shared memory to
     // save registers: a block must fit on an SM beside two blocks of decode_kernel.
-    const float lambda = exists ? *args.lambda.at(b, row, h) : 0.0f;
     const int c = static_cast<int>(threadIdx.x);
     if (c < width) smem.gain[c] = args.epilogue.gain(c);
+    if (args.next_may_start) ptx::launch_dependents();
     // Every block waits, even one without a row, so that this kernel ends only after decode_kernel.
-    // The blocks of the next kernel may start now; they wait for the end of this one.
     ptx::wait_for_previous_kernel();
-    ptx::launch_dependents();
+    if (!args.next_may_start) ptx::launch_dependents();
     if (!exists) return;
+    const float lambda = *args.lambda.at(b, row, h);
     add_parts();
     __syncthreads();  // all warps have written their sums
     if (threadIdx.x < kWarpSize) finish(row, lambda);
@@ -76,9 +79,6 @@ struct Combine {
   /// of a map computes the same l and row maximum, over all splits.
   __device__ void add_parts() {
     const Partials& partials = args.partials;
-    const int64_t slot0 = partials.slot(map, 0, b, m, h);
-    const int64_t stride = partials.slot(map, 1, b, m, h) - slot0;
-    const UsedSplits used(seq, partials.split_keys);
     float top = -INFINITY, sum = 0.0f;
     float o[kQuads][4] = {};
     for (int first = used.begin; first < used.end; first += kWarpSize) {
@@ -199,7 +199,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 template <class T>
-void combine(const ForwardParams& params, const Partials& partials, cudaStream_t stream) {
+void combine(const ForwardParams& params, const DecodePlan& plan, const Partials& partials,
+             cudaStream_t stream) {
   const CombineArguments<T> args{.shape = shape_of(params),
                                  .partials = partials,
                                  .lambda = rows_of<const float>(params.lambda),
@@ -210,14 +211,21 @@ void combine(const ForwardParams& params, const Partials& partials, cudaStream_t
                                  .o_rest = rows_of<int8_t>(params.o_rest),
                                  .o2_rest = rows_of<int8_t>(params.o2_rest),
                                  .lse1 = rows_of<float>(params.lse1),
-                                 .lse2 = rows_of<float>(params.lse2)};
+                                 .lse2 = rows_of<float>(params.lse2),
+                                 .next_may_start = plan.old_keys_ready};
   const auto blocks = static_cast<unsigned>(params.batch * params.seq_q * params.heads);
   const auto kernel = params.value_dim <= 128 ? combine_kernel<T, 1> : combine_kernel<T, 2>;
+  // As decode_kernel, so that blocks of both can run on an SM at the same time.
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared),
+        "sm80 decode: combine", params);
   launch_programmatic_if_supported(kernel, blocks, kThreads, 0, stream, params,
                                    "sm80 decode: combine", args);
 }
 
-template void combine<bfloat16>(const ForwardParams&, const Partials&, cudaStream_t);
-template void combine<float16>(const ForwardParams&, const Partials&, cudaStream_t);
+template void combine<bfloat16>(const ForwardParams&, const DecodePlan&, const Partials&,
+                                cudaStream_t);
+template void combine<float16>(const ForwardParams&, const DecodePlan&, const Partials&,
+                               cudaStream_t);
 
 }  // namespace diffattn::cuda::sm80

@@ -53,6 +53,7 @@ struct Decode {
   static constexpr int kM = Config::kFragments, kKeys = Config::kKeys, kWarps = Config::kWarps;
   static constexpr int kStages = Config::kStages;
   static constexpr int kStep = kWarps * kKeys;  // keys from one tile of a warp to its next
+  static constexpr bool kFinishes = kM == 1;    // two fragments leave no registers for it
 
   const DecodeArguments<T>& args;
   char* smem;
@@ -81,9 +82,16 @@ struct Decode {
     const int begin = split * args.partials.split_keys;
     const int end = min(begin + args.partials.split_keys, seq.end_key);
     const int first = begin + warp * kKeys;  // this warp's first tile of 16 keys
+    [[maybe_unused]] Factors factors;
+    if constexpr (kFinishes) {
+      if (args.one_split) load_gain(factors);
+    }
     load_first_stages(first, end);
+    if constexpr (kFinishes) {
+      if (args.one_split) load_lambda(factors);
+    }
     softmax.reset();
-    if (args.q_whole) {
+    if (Config::kPlain || args.q_whole) {
       // These loads need no conversion, so the warp does not wait for q before its first use.
       load_q([](const T* q, int c) { return *reinterpret_cast<const uint32_t*>(q + c); });
     } else {
@@ -92,21 +100,21 @@ struct Decode {
         return pack<T>(c < d ? widen(q[c]) : 0.0f, c + 1 < d ? widen(q[c + 1]) : 0.0f);
       });
     }
+#pragma unroll 1
     for (int n0 = first, stage = 0; n0 < end; n0 += kStep) {
-      const int next = stage == 0 ? kStages - 1 : stage - 1;  // the previous step read this stage
-      load_stage(next, n0 + (kStages - 1) * kStep, end);
       ptx::wait_copies<kStages - 1>();
       __syncwarp();  // all lanes' copies of this stage have arrived
-      step(stage, n0);
-      __syncwarp();  // all lanes have read this stage; the next iteration may overwrite it
+      step(stage, n0, end);
+      __syncwarp();  // all lanes have read this stage
+      load_stage(stage, n0 + kStages * kStep, end);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     ptx::wait_copies<0>();
     __syncthreads();  // all warps have read their stages; o_smem reuses them
     store_results();
-    __syncthreads();          // all warps have written their results
-    if constexpr (kM == 1) {  // two fragments leave no registers for it
-      if (args.one_split) return finish_rows();
+    __syncthreads();  // all warps have written their results
+    if constexpr (kFinishes) {
+      if (args.one_split) return finish_rows(factors);
     }
     merge();  // (3) (4)
   }
@@ -117,17 +125,18 @@ struct Decode {
     const int old_end = args.old_keys_ready ? seq.end_key - seq.seq_q : 0;
     int stage = 0;
 #pragma unroll 1
-    for (; stage < kStages - 1 && first + stage * kStep + kKeys <= old_end; ++stage) {
+    for (; stage < kStages && first + stage * kStep + kKeys <= old_end; ++stage) {
       load_stage(stage, first + stage * kStep, end);
     }
     ptx::wait_for_previous_kernel();
-    if (args.old_keys_ready && !args.one_split) ptx::launch_dependents();
 #pragma unroll 1
-    for (; stage < kStages - 1; ++stage) load_stage(stage, first + stage * kStep, end);
+    for (; stage < kStages; ++stage) load_stage(stage, first + stage * kStep, end);
   }
 
-  __device__ int query_of(int row) const { return row / group; }
-  __device__ int head_of(int row) const { return kv_head * group + row % group; }
+  __device__ int query_of(int row) const { return Config::kPlain ? 0 : row / group; }
+  __device__ int head_of(int row) const {
+    return kv_head * group + (Config::kPlain ? row : row % group);
+  }
 
   /// Loads q into registers, with 0 for rows from end_row on. `two(q, c)` returns elements c and
   /// c + 1 of row q, packed.
@@ -157,17 +166,22 @@ struct Decode {
   __device__ void load_stage(int stage, int n0, int end) const {
     T* const k_smem = stages_smem + stage * Config::kStageElements;
     T* const v_smem = k_smem + 2 * kKeys * kD;
-    const int d = args.shape.head_dim, dv = args.shape.value_dim;
-    if (args.whole && n0 >= seq.first_key && n0 + kKeys <= end) {
+    [[maybe_unused]] const int d = args.shape.head_dim, dv = args.shape.value_dim;
+    if (n0 < end) {
       const TilePlace place = place_of(n0);
-      load_whole_rows<kD>(k_smem, args.k1, place);
-      load_whole_rows<kD>(k_smem + kKeys * kD, args.k2, place);
-      load_whole_rows<kDv>(v_smem, args.v, place);
-    } else if (n0 < end) {
-      const TilePlace place = place_of(n0);
-      load_rows<kD>(k_smem, args.k1, place, n0, end, d, args.k_aligned);
-      load_rows<kD>(k_smem + kKeys * kD, args.k2, place, n0, end, d, args.k_aligned);
-      load_rows<kDv>(v_smem, args.v, place, n0, end, dv, args.v_aligned);
+      if (Config::kPlain || (args.whole && n0 >= seq.first_key && n0 + kKeys <= end)) {
+        // A hidden row of v must be 0: its p is 0, and 0 * inf would be NaN. The general kernel
+        // masks in `step`.
+        const int first = Config::kPlain ? seq.first_visible(0) - n0 : 0;
+        const int last = Config::kPlain ? end - n0 : kKeys;
+        load_whole_rows<kD>(k_smem, args.k1, place, first, last);
+        load_whole_rows<kD>(k_smem + kKeys * kD, args.k2, place, first, last);
+        load_whole_rows<kDv>(v_smem, args.v, place, first, last);
+      } else if constexpr (!Config::kPlain) {
+        load_rows<kD>(k_smem, args.k1, place, n0, end, d, args.k_aligned);
+        load_rows<kD>(k_smem + kKeys * kD, args.k2, place, n0, end, d, args.k_aligned);
+        load_rows<kDv>(v_smem, args.v, place, n0, end, dv, args.v_aligned);
+      }
     }
     ptx::commit_copies();
   }
@@ -183,11 +197,12 @@ struct Decode {
     return {args.pages.table[b * args.pages.stride + n0 / size], n0 % size};
   }
 
-  /// Copies rows [n0, n0 + 16), which must all exist, to tile [16, kCols]. A lane copies the same
-  /// chunk of every 64 columns in every fourth row. The swizzle then has only two values, and all
-  /// other offsets are compile-time constants.
+  /// Copies 16 rows to tile [16, kCols], and zeros instead of those outside [first, last). A lane
+  /// copies the same chunk of every 64 columns in every fourth row. The swizzle then has only two
+  /// values, and all other offsets are compile-time constants.
   template <int kCols>
-  __device__ void load_whole_rows(T* tile, const Rows<const T>& rows, TilePlace place) const {
+  __device__ void load_whole_rows(T* tile, const Rows<const T>& rows, TilePlace place, int first,
+                                  int last) const {
     static_assert(kCols % 64 == 0 && kKeys == 16);
     constexpr int kPitch = kCols * 2;  // bytes
     const uint32_t tile_smem = ptx::smem_address(tile);
@@ -196,10 +211,11 @@ struct Decode {
     const T* from = rows.at(place.batch, place.row + lane / 8, kv_head) + lane % 8 * kChunk;
 #pragma unroll
     for (int i = 0; i < 4; ++i, from += 4 * rows.seq_stride) {
+      const bool inside = lane / 8 + 4 * i >= first && lane / 8 + 4 * i < last;
 #pragma unroll
       for (int c = 0; c < kCols / 64; ++c) {
         const uint32_t to = (i % 2 == 0 ? even : odd) + i / 2 * 8 * kPitch + c * 128;
-        ptx::copy_16_or_zero(to, from + c * 64, true);
+        ptx::copy_16_or_zero(to, from + c * 64, inside);
       }
     }
   }
@@ -225,7 +241,7 @@ struct Decode {
     }
   }
 
-  __device__ void step(int stage, int n0) {
+  __device__ void step(int stage, int n0, int end) {
     const T* const k_smem = stages_smem + stage * Config::kStageElements;
     const T* const v_smem = k_smem + 2 * kKeys * kD;
     // (1) If registers allow, each map has its own accumulator, half of which stays 0. This halves
@@ -236,14 +252,16 @@ struct Decode {
     scores(s_reg, 0, k_smem);
     scores(s2_reg, 1, k_smem + kKeys * kD);
     const bool all_visible =
-        HeadMask(args.shape, seq, b, 0)
-            .all_visible(query_of(row0), query_of(end_row - 1) + 1, n0, n0 + kKeys);
-    scale_and_mask(s_reg, s2_reg, n0, all_visible);
+        Config::kPlain
+            ? n0 >= seq.first_visible(0) && n0 + kKeys <= end
+            : HeadMask(args.shape, seq, b, 0)
+                  .all_visible(query_of(row0), query_of(end_row - 1) + 1, n0, n0 + kKeys);
+    scale_and_mask(s_reg, s2_reg, n0, end, all_visible);
     softmax.update(s_reg, 1.0f, o_reg);  // (2)
     uint32_t p_reg[kM][1][4];
 #pragma unroll
     for (int i = 0; i < kM; ++i) round_to_operand<T>(p_reg[i], s_reg[i]);
-    if (!all_visible && __any_sync(0xffffffffu, has_non_finite(v_smem))) {
+    if (!Config::kPlain && !all_visible && __any_sync(0xffffffffu, has_non_finite(v_smem))) {
       multiply_skipping_zeros<kM, kDv, kKeys>(o_reg, p_reg, v_smem);
     } else {
       multiply<kM, kDv, kKeys>(o_reg, p_reg, v_smem);
@@ -269,10 +287,19 @@ struct Decode {
     }
   }
 
+  __device__ float bias_of(int row, int n, int end) const {
+    if constexpr (Config::kPlain) {
+      return n >= seq.first_visible(0) && n < end ? 0.0f : -INFINITY;
+    } else {
+      if (row >= end_row) return -INFINITY;
+      return HeadMask(args.shape, seq, b, head_of(row)).bias(query_of(row), n);
+    }
+  }
+
   /// Multiplies the scores by scale * log2(e) and masks them. Entries 0-1 of a fragment are map 1.
   /// Entries 2-3 are map 2, which this function reads from s2.
   __device__ void scale_and_mask(Accumulator<kM, 2>& s, const Accumulator<kM, 2>& s2, int n0,
-                                 bool all_visible) const {
+                                 int end, bool all_visible) const {
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
       const int row = row0 + i * 8 + lane / 4;
@@ -283,8 +310,7 @@ struct Decode {
           float bias = 0.0f;
           if (!all_visible) {
             const int n = n0 + j * 8 + lane % 4 * 2 + e;
-            bias = row < end_row ? HeadMask(args.shape, seq, b, head_of(row)).bias(query_of(row), n)
-                                 : -INFINITY;
+            bias = bias_of(row, n, end);
           }
           const bool visible = bias != -INFINITY;  // if hidden, -inf overwrites even a NaN score
           s[i][j][e] = visible ? s[i][j][e] * args.scale_log2 + bias : -INFINITY;
@@ -357,13 +383,33 @@ struct Decode {
     }
   }
 
+  /// What `finish_rows` needs beside the sums: lambda of the warp's first row, and this lane's
+  /// columns of the gain. Loaded before the loop, so that their latency is hidden.
+  static constexpr int kQuads = (kDv + 127) / 128;
+  struct Factors {
+    float lambda, gain[kQuads][4];
+  };
+  __device__ void load_gain(Factors& factors) const {
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        factors.gain[i][e] =
+            args.epilogue.gain(min(i * 128 + lane * 4 + e, args.shape.value_dim - 1));
+      }
+    }
+  }
+  __device__ void load_lambda(Factors& factors) const {
+    const int row = min(row0 + warp, end_row - 1);
+    factors.lambda = *args.lambda.at(b, seq.q_begin + query_of(row), head_of(row));
+  }
+
   /// Merges the warps' states and finishes the rows, each by one warp.
-  __device__ void finish_rows() {
-    constexpr int kQuads = (kDv + 127) / 128;
+  __device__ void finish_rows(const Factors& factors) {
     const int width = args.shape.value_dim;
     for (int row = warp; row < end_row - row0; row += kWarps) {
       const int query = seq.q_begin + query_of(row0 + row), h = head_of(row0 + row);
-      float weight[2][kWarps], inverse[2];
+      float weight[2][kWarps];  // of each warp's o, divided by l
       bool dead = false;
 #pragma unroll
       for (int map = 0; map < 2; ++map) {
@@ -377,58 +423,69 @@ struct Decode {
           l += l_smem[w * 16 * kM + r] * weight[map][w];
         }
         dead = l == 0.0f;
-        inverse[map] = dead ? 0.0f : 1.0f / l;
+        const float inverse = dead ? 0.0f : __fdividef(1.0f, l);
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) weight[map][w] *= inverse;
       }
       // A row that sees no column has o = 0; an infinite lambda would turn it into NaN.
-      const float lambda = dead ? 0.0f : *args.lambda.at(b, query, h);
+      const float lambda = dead           ? 0.0f
+                           : row < kWarps ? factors.lambda
+                                          : *args.lambda.at(b, query, h);
       float o[kQuads][4], squares = 0.0f;
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
+        const int c = i * 128 + lane * 4;
+        float o2[4];
+        merged(o[i], row, 0, c, weight[0]);
+        merged(o2, row, 1, c, weight[1]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int c = i * 128 + lane * 4 + e;
-          o[i][e] = c < width ? merged(row, c, weight, inverse, lambda) : 0.0f;
+          o[i][e] -= lambda * o2[e];
           squares += o[i][e] * o[i][e];
         }
       }
-      const float rstd = args.epilogue.rstd(warp_sum(squares), width);
+      const HeadEpilogue& epilogue = args.epilogue;
+      const float mean = __fdividef(warp_sum(squares), static_cast<float>(width));
+      const float rstd = dead ? 0.0f : epilogue.norm ? rsqrtf(mean + epilogue.eps) : 1.0f;
       T* const out = args.out.at(b, query, h);
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int c = i * 128 + lane * 4 + e;
-          if (c < width) out[c] = narrow<T>(dead ? 0.0f : o[i][e] * rstd * args.epilogue.gain(c));
+          if (c < width) out[c] = narrow<T>(o[i][e] * rstd * factors.gain[i][e]);
         }
       }
     }
   }
 
-  /// Returns column c of O = o1 / l1 - lambda o2 / l2 of a packed row.
-  __device__ float merged(int row, int c, const float (&weight)[2][kWarps],
-                          const float (&inverse)[2], float lambda) const {
-    float sum[2] = {};
+  /// Sums columns c .. c + 3 of the warps' o of a packed row; 0 beyond kDv. Padding columns of v
+  /// are 0, so those of o are as well.
+  __device__ void merged(float (&sum)[4], int row, int map, int c,
+                         const float (&weight)[kWarps]) const {
+    const int r = row / 8 * 16 + map * 8 + row % 8;
 #pragma unroll
-    for (int map = 0; map < 2; ++map) {
-      const int r = row / 8 * 16 + map * 8 + row % 8;
+    for (int e = 0; e < 4; ++e) sum[e] = 0.0f;
+    if (c >= kDv) return;
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        if (weight[map][w] == 0.0f) continue;
-        sum[map] += o_smem[(w * 16 * kM + r) * Config::kOPitch + c] * weight[map][w];
-      }
+    for (int w = 0; w < kWarps; ++w) {
+      const float4 x =
+          *reinterpret_cast<const float4*>(o_smem + (w * 16 * kM + r) * Config::kOPitch + c);
+      if (weight[w] == 0.0f) continue;
+      sum[0] += x.x * weight[w], sum[1] += x.y * weight[w];
+      sum[2] += x.z * weight[w], sum[3] += x.w * weight[w];
     }
-    return sum[0] * inverse[0] - lambda * (sum[1] * inverse[1]);
   }
 };
 
 template <class T, class Config>
-__global__ void __launch_bounds__(Config::kThreads, 2)
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     decode_kernel(const __grid_constant__ DecodeArguments<T> args, int row_tiles, int splits) {
   extern __shared__ __align__(128) char smem[];
   if (!args.old_keys_ready) ptx::wait_for_previous_kernel();
-  // Let combine_kernel start only after the wait: it reads results of the kernels before this one
-  // (lambda, the norm weight) without a wait of its own.
-  if (args.one_split || !args.old_keys_ready) ptx::launch_dependents();
+  // combine_kernel reads the norm weight without a wait of its own. If the old keys are ready, then
+  // so are the weights.
+  ptx::launch_dependents();
   // Consecutive blocks compute the row tiles of the same keys, so that all but the first find them
   // in L2. The next blocks compute the next kv head, whose keys are adjacent in memory.
   const int heads = args.shape.kv_heads, index = static_cast<int>(blockIdx.x / row_tiles);

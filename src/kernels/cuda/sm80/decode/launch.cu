@@ -38,7 +38,7 @@ void decode_of(const ForwardParams& params, const DecodePlan& plan, const Partia
   } else {
     launch_decode<T, 128, 256>(params, plan, partials, stream);
   }
-  if (!finishes_rows(params, partials)) combine<T>(params, partials, stream);
+  if (!finishes_rows(params, partials)) combine<T>(params, plan, partials, stream);
 }
 
 }  // namespace

@@ -24,6 +24,12 @@ void launch_decode_rows(const ForwardParams& params, const DecodeArguments<T>& a
                                    static_cast<int>(row_tiles), splits);
 }
 
+/// True if every row sees all keys from its first visible one to its last key.
+inline bool is_plain(const Problem& problem) {
+  return problem.seq_q == 1 && problem.mask.kind == MaskKind::kNone &&
+         problem.cu_seqlens_q == nullptr;
+}
+
 template <class T, int kD, int kDv>
 void launch_decode(const ForwardParams& params, const DecodePlan& plan, const Partials& partials,
                    cudaStream_t stream) {
@@ -54,6 +60,14 @@ void launch_decode(const ForwardParams& params, const DecodePlan& plan, const Pa
     if (has_two_fragments(params)) {
       return launch_decode_rows<T, DecodeConfig<kD, kDv, 2>>(params, args, stream);
     }
+  }
+  if (args.whole && args.q_whole && is_plain(params)) {
+    if (plan.alone) {
+      return launch_decode_rows<T, DecodeConfig<kD, kDv, 1, DecodeKind::kPlainAlone>>(params, args,
+                                                                                      stream);
+    }
+    return launch_decode_rows<T, DecodeConfig<kD, kDv, 1, DecodeKind::kPlain>>(params, args,
+                                                                               stream);
   }
   launch_decode_rows<T, DecodeConfig<kD, kDv, 1>>(params, args, stream);
 }

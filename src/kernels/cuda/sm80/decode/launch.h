@@ -19,6 +19,8 @@ struct DecodePlan {
   /// kernel that precedes this one in the stream was launched, and key_lengths with them. Their
   /// loads then overlap with that kernel.
   bool old_keys_ready = false;
+  /// True if there are no more blocks than SMs, and a block may take most of an SM's memory.
+  bool alone = false;
 };
 
 /// Returns the plan of a call that knows nothing about its keys, and whose result must not depend
@@ -51,6 +53,7 @@ void launch_decode(const ForwardParams& params, const DecodePlan& plan, const Pa
 
 /// Merges the splits of each row and stores the results, see combine.cu.
 template <class T>
-void combine(const ForwardParams& params, const Partials& partials, cudaStream_t stream);
+void combine(const ForwardParams& params, const DecodePlan& plan, const Partials& partials,
+             cudaStream_t stream);
 
 }  // namespace diffattn::cuda::sm80
