@@ -194,7 +194,7 @@ class Installation(unittest.TestCase):
             self.assertIn("pip install 'torch==2.13.*'", message)
             self.assertIn("has only the operators. Install a wheel", diffattn_program.only_operators("2.9.0"))
             (pathlib.Path(name) / "lib" / "torch-2.11" / "diffattn").touch()
-            self.assertRegex(diffattn_program.only_operators("2.9.0"), "for torch 2.9.0 .* pip install 'torch==2.11.*'")
+            self.assertRegex(diffattn_program.only_operators("2.9.0"), "for torch 2.9.0 .*pip install 'torch==2.11")
 
     def test_the_metadata_names_the_torches_of_a_wheel(self):
         requirement = load_wheel_metadata().requirement
