@@ -13,8 +13,6 @@
 namespace diffattn::infer {
 namespace {
 
-namespace token = cuda::token;
-
 int64_t size_of(const std::vector<int64_t>& ids) { return static_cast<int64_t>(ids.size()); }
 
 token::SamplingRule rule_of(const nn::SamplingOptions& options) {

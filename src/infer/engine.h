@@ -14,7 +14,7 @@ struct JoiningRow {
   int64_t slot = 0;
   std::vector<int64_t> prompt = {};
   int64_t most_tokens = 0;  // of prompt and continuation
-  cuda::token::SamplingRule rule = {};
+  token::SamplingRule rule = {};
 };
 
 /// Computes steps of a batch of rows in numbered slots. Steps are read in the order of their
@@ -36,7 +36,7 @@ class Engine {
   /// Waits for the oldest step that was not read. Afterwards `chosen` has its tokens.
   virtual void read() = 0;
   /// The token that a slot chose in its own step number `step`, which was read.
-  virtual cuda::token::Chosen chosen(int64_t slot, int64_t step) const = 0;
+  virtual token::Chosen chosen(int64_t slot, int64_t step) const = 0;
 
   /// Steps that may be begun before the first one is read.
   virtual int64_t depth() const = 0;

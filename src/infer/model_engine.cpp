@@ -8,8 +8,6 @@
 
 namespace diffattn::infer {
 
-namespace token = cuda::token;
-
 ModelEngine::ModelEngine(nn::CausalLM model, const GeneratorOptions& options)
     : model_(std::move(model)), options_(options) {}
 

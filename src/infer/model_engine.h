@@ -22,7 +22,7 @@ class ModelEngine : public Engine {
   void leave(int64_t slot) override { rows_.erase(slot); }
   void launch(int64_t slots, int64_t longest) override;
   void read() override {}
-  cuda::token::Chosen chosen(int64_t slot, int64_t step) const override;
+  token::Chosen chosen(int64_t slot, int64_t step) const override;
   int64_t depth() const override { return 1; }
   Batcher::Load load() const override;
 
@@ -31,10 +31,10 @@ class ModelEngine : public Engine {
     nn::KvCaches caches;
     std::vector<int64_t> next;  // tokens to compute
     int64_t most_tokens = 0;
-    cuda::token::SamplingRule rule = {};
+    token::SamplingRule rule = {};
     std::vector<uint16_t> counts;
     int32_t step = 0;
-    std::array<cuda::token::Chosen, cuda::token::Sampling::kRing> chosen = {};
+    std::array<token::Chosen, token::Sampling::kRing> chosen = {};
   };
   void compute(Row& row);
   int64_t used_tokens() const;

@@ -84,7 +84,7 @@ std::pair<Tensor, Tensor> PagedCache::read(int64_t layer, const Places& places) 
           rows.narrow(-1, keys, token_.value_dim)};
 }
 
-cuda::token::Cache PagedCache::layer(int64_t index) const {
+token::Cache PagedCache::layer(int64_t index) const {
   const Tensor pages = pool_.select(0, index);
   return {.pages = pages.mutable_data_ptr(),
           .page_stride = pages.stride(0),

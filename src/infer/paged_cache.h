@@ -61,7 +61,7 @@ class PagedCache {
   std::pair<torch::Tensor, torch::Tensor> read(int64_t layer, const Places& places) const;
 
   /// Returns the cache of a layer for the kernels, without a table.
-  cuda::token::Cache layer(int64_t index) const;
+  token::Cache layer(int64_t index) const;
 
  private:
   CachedToken token_;

@@ -3,8 +3,6 @@
 
 namespace diffattn::infer {
 
-namespace token = cuda::token;
-
 StepBuffers::StepBuffers(int64_t row_count, int64_t pages, const StepWidths& w,
                          const torch::TensorOptions& options)
     : rows(row_count), table_pages(pages), widths(w) {

@@ -25,13 +25,13 @@ struct StepBuffers {
   void take_state(const StepBuffers& from);
 
   /// Returns the kernels' view of the first `rows` rows.
-  cuda::token::Batch batch(int64_t rows) const;
-  cuda::token::Residual residual() const;
-  cuda::token::Sampling sampling() const;
+  token::Batch batch(int64_t rows) const;
+  token::Residual residual() const;
+  token::Sampling sampling() const;
 
   int64_t rows, table_pages;
   StepWidths widths;
-  // State of the rows, int32: see cuda::token::Batch and Sampling.
+  // State of the rows, int32: see token::Batch and Sampling.
   torch::Tensor tokens, positions, lengths, steps;  // [rows]
   torch::Tensor table;                              // [rows, table_pages]
   torch::Tensor rules;                              // [rows, sizeof(SamplingRule)] bytes

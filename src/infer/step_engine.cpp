@@ -10,7 +10,6 @@ namespace diffattn::infer {
 namespace {
 
 using torch::Tensor;
-namespace token = cuda::token;
 
 constexpr int64_t kLeastCapacity = 256;
 

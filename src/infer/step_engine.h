@@ -30,7 +30,7 @@ class StepEngine : public Engine {
   void leave(int64_t slot) override;
   void launch(int64_t slots, int64_t longest) override;
   void read() override { stream_.wait_for_mark(); }
-  cuda::token::Chosen chosen(int64_t slot, int64_t step) const override;
+  token::Chosen chosen(int64_t slot, int64_t step) const override;
   int64_t depth() const override { return stream_.device().is_cpu() ? 1 : 2; }
   Batcher::Load load() const override;
 

@@ -8,7 +8,6 @@ namespace {
 
 using nn::AttentionKind;
 using torch::Tensor;
-namespace token = cuda::token;
 using Map = nn::StepAttention::Map;
 
 Map map_of(const torch::nn::Linear& linear) { return {linear->weight, linear->bias}; }

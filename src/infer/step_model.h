@@ -41,7 +41,7 @@ class StepModel {
   size_t workspace_bytes(const StepBuffers& buffers, const PagedCache& cache, int64_t rows,
                          int64_t capacity) const;
   void enqueue(const StepBuffers& buffers, const PagedCache& cache, int64_t rows, int64_t capacity,
-               void* workspace, cuda::token::Stream stream) const;
+               void* workspace, token::Stream stream) const;
 
  private:
   struct Layer {
@@ -56,7 +56,7 @@ class StepModel {
   static std::optional<Layer> layer_of(nn::DiffBlockImpl& block, std::string& reason);
   std::string unsupported() const;
   void set_sizes();
-  cuda::token::Projection projection(const Layer& layer, const StepBuffers& buffers) const;
+  token::Projection projection(const Layer& layer, const StepBuffers& buffers) const;
   ForwardParams attention_params(int64_t layer, const StepBuffers& buffers, const PagedCache& cache,
                                  int64_t rows, int64_t capacity) const;
 

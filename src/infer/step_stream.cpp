@@ -14,9 +14,7 @@ StepStream::~StepStream() {
   if (stream_) stream_->synchronize();  // what the stream uses may go away next
 }
 
-cuda::token::Stream StepStream::handle() const {
-  return stream_ ? stream_->native_handle() : nullptr;
-}
+token::Stream StepStream::handle() const { return stream_ ? stream_->native_handle() : nullptr; }
 
 StepStream::Scope::Scope(const StepStream& stream) : device_(stream.device()) {
   if (stream.stream_) stream_.reset_stream(*stream.stream_);

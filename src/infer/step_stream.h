@@ -23,7 +23,7 @@ class StepStream {
   StepStream& operator=(const StepStream&) = delete;
 
   c10::Device device() const { return device_; }
-  cuda::token::Stream handle() const;
+  token::Stream handle() const;
 
   /// Lets torch's operators on this thread run on the stream, without gradients.
   class Scope {

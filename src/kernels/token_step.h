@@ -8,9 +8,9 @@
 #include "diffattn/kernels/params.h"
 #include "kernels/few_rows.h"
 
-/// One generation step on a GPU: the next token of each row of a batch, in a few fused kernels per
-/// layer. `x` is the residual stream. Every product reads its input in the model's type (bfloat16
-/// or float16) and sums in float32:
+/// One generation step: the next token of each row of a batch, in a few fused kernels per layer.
+/// `x` is the residual stream. Every product reads its input in the model's type and sums in
+/// float32:
 ///
 ///   embed      x = embedding of the row's token
 ///   project    q, k, v (and lambda) = products of norm(x); rotates q and k; appends k and v
@@ -23,10 +23,7 @@
 ///
 /// Kernels that write x also write the next product's input, x times the weight of the next norm,
 /// and the sums of squares of x. The product then multiplies its result by each row's 1 / RMS.
-///
-/// All pointers are device memory, 16-byte aligned. Calls only enqueue work on `stream` and may be
-/// captured in a CUDA graph.
-namespace diffattn::cuda::token {
+namespace diffattn::token {
 
 using Stream = void*;
 
@@ -75,9 +72,6 @@ struct Cache {
   int page_size = 0;  // tokens
 };
 
-void embed(const Batch& batch, const void* embedding, const Norm& next, const Residual& residual,
-           Stream stream);
-
 /// The projections of an attention layer. Sub-head s of q goes to head slots [first, first + count)
 /// of `q`, where (first, count) = q_slots[s].
 struct Projection {
@@ -94,29 +88,6 @@ struct Projection {
   int rotary_width = 0;                        // 0: no rotation
   bool interleaved = false;                    // pairs (2i, 2i + 1), else (i, i + width / 2)
 };
-void project(const Batch& batch, const Residual& residual, float eps, const Projection& projection,
-             const Cache& cache, Stream stream);
-
-/// True if `attend` supports the type and widths.
-bool takes_attend(Dtype dtype, int64_t head_dim, int64_t value_dim);
-
-/// Computes the attention of one query per row to its paged cache: a forward with `pages`, seq_q 1,
-/// key_lengths and align_to_key_lengths, which stores `out`. Starts to load old keys before the
-/// previous kernel has ended, so that kernel must write nothing but the row's newest token.
-size_t attend_workspace_bytes(const ForwardParams& params);
-void attend(const ForwardParams& params, void* workspace, Stream stream);
-
-/// x += input matrix^T; input [rows, in] of the model's type.
-void add(const Batch& batch, const void* input, int in, const Matrix& matrix, const Norm& next,
-         const Residual& residual, Stream stream);
-
-/// out [rows, inner] = silu(gate) * up.
-void gate(const Batch& batch, const Residual& residual, float eps, const Matrix& gate,
-          const Matrix& up, void* out, Stream stream);
-
-/// out [rows, head.rows], float32.
-void logits(const Batch& batch, const Residual& residual, float eps, const Matrix& head, float* out,
-            Stream stream);
 
 /// How a row chooses its tokens, as in nn::SamplingOptions.
 struct SamplingRule {
@@ -148,6 +119,42 @@ struct Sampling {
   int32_t* steps = nullptr;             // [rows]: tokens chosen so far; negative: an idle row
   Chosen* chosen = nullptr;             // [rows, kRing]
 };
+
+}  // namespace diffattn::token
+
+/// The step on a GPU, for bfloat16 and float16. All pointers are device memory, 16-byte aligned.
+/// Calls only enqueue work on `stream` and may be captured in a CUDA graph.
+namespace diffattn::cuda::token {
+
+using namespace diffattn::token;
+
+void embed(const Batch& batch, const void* embedding, const Norm& next, const Residual& residual,
+           Stream stream);
+
+void project(const Batch& batch, const Residual& residual, float eps, const Projection& projection,
+             const Cache& cache, Stream stream);
+
+/// True if `attend` supports the type and widths.
+bool takes_attend(Dtype dtype, int64_t head_dim, int64_t value_dim);
+
+/// Computes the attention of one query per row to its paged cache: a forward with `pages`, seq_q 1,
+/// key_lengths and align_to_key_lengths, which stores `out`. Starts to load old keys before the
+/// previous kernel has ended, so that kernel must write nothing but the row's newest token.
+size_t attend_workspace_bytes(const ForwardParams& params);
+void attend(const ForwardParams& params, void* workspace, Stream stream);
+
+/// x += input matrix^T; input [rows, in] of the model's type.
+void add(const Batch& batch, const void* input, int in, const Matrix& matrix, const Norm& next,
+         const Residual& residual, Stream stream);
+
+/// out [rows, inner] = silu(gate) * up.
+void gate(const Batch& batch, const Residual& residual, float eps, const Matrix& gate,
+          const Matrix& up, void* out, Stream stream);
+
+/// out [rows, head.rows], float32.
+void logits(const Batch& batch, const Residual& residual, float eps, const Matrix& head, float* out,
+            Stream stream);
+
 void sample(const Batch& batch, const Sampling& sampling, Stream stream);
 
 /// Work captured once and launched many times.
@@ -173,7 +180,7 @@ class Graph {
 /// used.
 namespace diffattn::cpu::token {
 
-using namespace diffattn::cuda::token;
+using namespace diffattn::token;
 using Products = void (*)(const FewRows& params);
 
 void embed(const Batch& batch, const void* embedding, const Norm& next, const Residual& residual);
