@@ -24,8 +24,9 @@ CUDA = r"^(cuda_|cuda/|cuda\.h|cooperative_groups|mma\.h)"
 # pattern is for quoted includes; standard and system headers are allowed unless the second bans them.
 # Private headers of another layer are named one by one: a layer's other internals stay its own.
 EVERY_LAYER = r"diffattn/error\.h"
-PRIVATE_KERNELS = r"kernels/(few_rows|layers|loss|token_step)\.h"
-PRIVATE_OPS = r"ops/(dispatch/attention_checkpoint|layers/(gated|loss|token_layer))\.h"
+PRIVATE_KERNELS = r"kernels/(few_rows|layers|loss|optimizer|token_step)\.h"
+PRIVATE_OPS = (r"ops/(dispatch/attention_checkpoint|"
+               r"layers/(add_rms_norm|gated|lambda_vectors|loss|projected_heads|token_layer))\.h")
 PRIVATE_NN = r"nn/(attention/(step_attention|text_rows)|models/prompts)\.h"
 PRIVATE_IO = r"io/(cgroup|checked|hash|manifest|settings|text|unicode/utf8|safetensors/sharded)\.h"
 PRIVATE_MODELS = r"models/(loaded_model|tensor_file)\.h"
@@ -61,7 +62,7 @@ RULES = {
                     TORCH + r"|kernels/(?!half\.h)"),
     "src/data": (layer(r"diffattn/(data|io)/", r"data/", PRIVATE_IO, r"nlohmann/"), TORCH + "|kernels/"),
     "src/ops": (layer(r"diffattn/(kernels|ops)", r"ops/", PRIVATE_KERNELS, TORCH),
-                r"^kernels/(?!(few_rows|layers|loss|token_step)\.h)|nlohmann/|" + CUDA),
+                r"^kernels/(?!(few_rows|layers|loss|optimizer|token_step)\.h)|nlohmann/|" + CUDA),
     "src/nn": (layer(r"diffattn/(nn/|ops)", r"nn/", PRIVATE_OPS, TORCH), r"kernels/|nlohmann/"),
     "src/models": (layer(r"diffattn/(models|nn|io)/", r"diffattn/ops", r"models/", PRIVATE_IO, TORCH,
                          r"nlohmann/"), r"kernels/"),
@@ -74,7 +75,8 @@ RULES = {
     "src/analysis/model": (layer(r"diffattn/(nn|io|analysis)/", r"diffattn/ops", r"analysis/", PRIVATE_NN,
                                  TORCH), r"kernels/|nlohmann/"),
     "src/train": (layer(r"diffattn/(nn|models|io|data|analysis|train)/", r"diffattn/ops", r"train/",
-                        PRIVATE_NN, PRIVATE_IO, PRIVATE_MODELS, TORCH, r"nlohmann/"), r"kernels/"),
+                        r"ops/layers/fused_adamw\.h", PRIVATE_NN, PRIVATE_IO, PRIVATE_MODELS, TORCH,
+                        r"nlohmann/"), r"kernels/"),
     "src/compare": (layer(r"diffattn/(nn|models|io|data|train|analysis)/", r"diffattn/ops", r"compare/",
                           PRIVATE_NN, PRIVATE_IO, PRIVATE_MODELS, PRIVATE_TRAIN, TORCH, r"nlohmann/"),
                     r"kernels/"),

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/train/adamw.h"
 
+#include <cmath>
 #include <unordered_set>
+
+#include "ops/layers/fused_adamw.h"
+#include "train/working_copy.h"
 
 namespace diffattn::train {
 
@@ -11,7 +15,7 @@ bool is_decayed(const std::string& name, const Tensor& parameter) {
   return parameter.dim() >= 2 && name.find("lambda") == std::string::npos;
 }
 
-AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options)
+AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options, const WorkingCopy* copies)
     : options_(options),
       groups_{{options.weight_decay, {}, {}, {}, {}, {}}, {0.0, {}, {}, {}, {}, {}}} {
   std::unordered_set<const void*> seen;
@@ -27,6 +31,42 @@ AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options)
     group.exp_avg_sq.push_back(torch::zeros_like(parameter));
     group.steps.push_back(torch::zeros({}, parameter.options().dtype(torch::kFloat32)));
   }
+  std::vector<AdamWParameter> all;
+  for (const Group& group : groups_) {
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      all.push_back({.parameter = group.parameters[i],
+                     .exp_avg = group.exp_avg[i],
+                     .exp_avg_sq = group.exp_avg_sq[i],
+                     .step = group.steps[i],
+                     .copy = copies ? copies->copy_of(group.parameters[i]) : Tensor(),
+                     .weight_decay = group.weight_decay});
+    }
+  }
+  if (FusedAdamW::takes(all)) fused_ = std::make_unique<FusedAdamW>(std::move(all));
+}
+
+AdamW::AdamW(AdamW&&) noexcept = default;
+AdamW::~AdamW() = default;
+
+Tensor AdamW::update(const Tensor& loss, double learning_rate, double max_norm) {
+  if (fused_) {
+    std::vector<Tensor> all;
+    for (const Group& group : groups_) {
+      for (const Tensor& parameter : group.parameters) all.push_back(parameter.grad());
+    }
+    return fused_->step(all, loss,
+                        {.learning_rate = learning_rate,
+                         .beta1 = options_.beta1,
+                         .beta2 = options_.beta2,
+                         .eps = options_.eps,
+                         .max_norm = max_norm});
+  }
+  const Tensor norm = gradient_norm();
+  const double size = norm.item<double>();
+  if (!std::isfinite(loss.item<double>()) || !std::isfinite(size)) return norm;
+  if (max_norm > 0.0 && size > max_norm) clip_gradients(norm, max_norm);
+  step(learning_rate);
+  return norm;
 }
 
 std::vector<Tensor> AdamW::gradients() const {
@@ -59,7 +99,7 @@ void AdamW::step(double learning_rate) {
     for (size_t i = 0; i < group.parameters.size(); ++i) {
       if (!group.parameters[i].grad().defined()) continue;
       parameters.push_back(group.parameters[i]);
-      grads.push_back(group.parameters[i].grad());
+      grads.push_back(group.parameters[i].grad().to(group.parameters[i].scalar_type()));
       exp_avg.push_back(group.exp_avg[i]);
       exp_avg_sq.push_back(group.exp_avg_sq[i]);
       steps.push_back(group.steps[i]);

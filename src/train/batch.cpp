@@ -45,15 +45,19 @@ nn::DecoderInput Batch::model_input() const {
 
 Batch Batch::to(torch::Device device) const {
   if (device.is_cpu()) return *this;
-  const auto move = [&](const std::optional<Tensor>& tensor) {
-    return tensor ? std::optional(tensor->to(device)) : std::nullopt;
+  // From pinned memory the copy waits neither for the device's work nor for the host.
+  const auto moved_tensor = [&](const Tensor& tensor) {
+    return (tensor.is_cpu() ? tensor.pin_memory() : tensor).to(device, /*non_blocking=*/true);
   };
-  Batch moved{ids.to(device),
-              labels.to(device),
+  const auto move = [&](const std::optional<Tensor>& tensor) {
+    return tensor ? std::optional(moved_tensor(*tensor)) : std::nullopt;
+  };
+  Batch moved{moved_tensor(ids),
+              moved_tensor(labels),
               mask,
               move(positions),
               move(answer_rows),
-              target_ids.defined() ? target_ids.to(device) : target_ids};
+              target_ids.defined() ? moved_tensor(target_ids) : target_ids};
   moved.mask.mask(move(mask.mask()))
       .key_starts(move(mask.key_starts()))
       .key_lengths(move(mask.key_lengths()))

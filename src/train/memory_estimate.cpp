@@ -44,24 +44,30 @@ struct LayerBytes {
   Bytes saved, working;
 };
 
+/// True if the matrices have bfloat16 copies, and the residual stream and gradients their type.
+bool has_working_copy(const RunConfig& config) {
+  return config.train.dtype == "bfloat16" && config.train.device != "cpu";
+}
+
 LayerBytes layer_bytes(const RunConfig& config) {
   const RunConfig::Model& m = config.model;
   const bool mixed = config.train.dtype == "bfloat16";
   const bool gpu = config.train.device != "cpu";
+  const int64_t stream = has_working_copy(config) ? 2 : 4;  // bytes
   const int64_t hidden = m.hidden_size, inner = m.intermediate_size;
   const int64_t heads = m.num_attention_heads * m.head_dim, kv = m.num_key_value_heads * m.head_dim;
   const int64_t bytes = mixed ? 2 : 4;
-  // The residual stream before and after the attention, in float32; the outputs of both norms; q,
+  // The residual stream before and after the attention; the outputs of both norms; q,
   // k, v; the output of the attention and, for differential heads, the outputs of both maps.
   const int64_t parts = m.attention == "transformer" ? 1 : 3;
   const int64_t rest = mixed && gpu && parts == 3 ? 2 * heads : 0;  // one byte per rounded value
   const int64_t attention =
-      2 * hidden * 4 + bytes * (2 * hidden + heads + 2 * kv + parts * heads) + rest;
+      2 * hidden * stream + bytes * (2 * hidden + heads + 2 * kv + parts * heads) + rest;
   // gate, up and their product; also silu(gate) where torch computes it.
   const int64_t feed_forward = bytes * inner * (mixed && !gpu ? 4 : 3);
   // Gradients of the three wide tensors of the feed-forward layer and of the residual stream. On a
   // GPU also float32 rows of the norms and the workspace of the attention, fitted to measurements.
-  const int64_t gradients = bytes * 3 * inner + 2 * hidden * 4;
+  const int64_t gradients = bytes * 3 * inner + 2 * hidden * stream;
   const int64_t workspace = gpu ? 14 * hidden * 4 + 6 * heads * bytes : 0;
   return {Bytes(attention + feed_forward), Bytes(gradients + workspace)};
 }
@@ -100,12 +106,16 @@ MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count)
   const auto tokens = Bytes(config.train.batch_size) * Bytes(config.train.seq_len);
   const auto layers = Bytes(m.num_hidden_layers), parameters = Bytes(parameter_count);
   const LayerBytes layer = layer_bytes(config);
-  const Bytes hidden_rows = tokens * Bytes(m.hidden_size) * 4;
-  const Bytes head = Bytes(m.vocab_size) * Bytes(m.hidden_size) * 4;
+  const bool copies = has_working_copy(config);
+  const Bytes wide = copies ? 2 : 4;  // bytes of an element of the stream and of gradients
+  const Bytes hidden_rows = tokens * Bytes(m.hidden_size) * wide;
+  const Bytes head = Bytes(m.vocab_size) * Bytes(m.hidden_size) * wide;
   MemoryEstimate estimate;
   estimate.parameters = whole_bytes(parameters * (mixed ? 6 : 4));
   estimate.optimizer = whole_bytes(parameters * 8);
-  estimate.gradients = whole_bytes(parameters * 4 + tokens * layer.working);
+  // Over micro-batches they add up in float32.
+  const Bytes gradient = !copies ? 4 : config.train.accumulate > 1 ? 6 : 2;
+  estimate.gradients = whole_bytes(parameters * gradient + tokens * layer.working);
   // The layer that is recomputed reuses what it has kept.
   const auto kept = Bytes(kept_bytes(config));
   const Bytes activations =
@@ -114,10 +124,10 @@ MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count)
           : layers * tokens * layer.saved;
   estimate.activations = whole_bytes(activations + 2 * hidden_rows);  // around the last norm
   const Bytes chunk = std::min(Bytes(nn::default_chunk_bytes(torch::Device(config.train.device))),
-                               tokens * Bytes(m.vocab_size) * 4);
-  // Logits, which become gradients in place for float32 on the CPU; else also their softmax, and in
-  // mixed precision a third copy; gradients of hidden states and head.
-  const Bytes loss = (mixed ? 3 : gpu ? 2 : 1) * chunk + hidden_rows + head;
+                               tokens * Bytes(m.vocab_size) * wide);
+  // Logits, which become gradients in place, except for mixed precision on the CPU, which needs
+  // three copies; gradients of hidden states and head.
+  const Bytes loss = (mixed && !gpu ? 3 : 1) * chunk + hidden_rows + head;
   const Bytes backward = 2 * head + 2 * hidden_rows + tokens * layer.working;
   estimate.working = whole_bytes(std::max(loss, backward));
   if (gpu) return estimate;

@@ -259,15 +259,33 @@ Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events)
   const auto due = [&](int64_t every) {
     return every > 0 && (trainer_.state.step % every == 0 || trainer_.state.step == t.steps);
   };
+  // Reports updates until `late` are left. Returns false if too many were skipped in a row.
+  const auto report_until = [&](int64_t late) {
+    while (trainer_.pending() > late) {
+      const StepReport report = trainer_.finish();
+      if (due(t.log_every) || report.skipped) log(report);
+      if (events.on_step) events.on_step(report, trainer_.state);
+      if (trainer_.state.skipped_in_row >= t.max_skipped_steps) return false;
+    }
+    return true;
+  };
+  // A GPU computes one update while the host prepares the next: reports then come an update late.
+  // Whatever reads or saves parameters comes after all reports.
+  const bool overlaps = !torch::Device(t.device).is_cpu();
+  const auto has_events = [&](int64_t step) {
+    const auto at = [&](int64_t every) { return every > 0 && step % every == 0; };
+    return step == t.steps || at(t.stats_every) || at(t.checkpoint_every) ||
+           (valid && at(t.eval_every));
+  };
   while (trainer_.state.step < t.steps) {
-    const StepReport report = trainer_.step(train);
-    if (due(t.log_every) || report.skipped) log(report);
-    if (events.on_step) events.on_step(report, trainer_.state);
-    if (trainer_.state.skipped_in_row >= t.max_skipped_steps) return Outcome::kNonFinite;
-    if (valid && due(t.eval_every)) evaluate(*valid, events);
-    if (due(t.stats_every)) log_statistics(valid ? *valid : train);
+    trainer_.begin(train);
+    const bool settled = !overlaps || has_events(trainer_.state.step + trainer_.pending());
+    if (!report_until(settled ? 0 : 1)) return Outcome::kNonFinite;
+    if (settled && valid && due(t.eval_every)) evaluate(*valid, events);
+    if (settled && due(t.stats_every)) log_statistics(valid ? *valid : train);
     const bool stop = events.stop && events.stop();
-    if (stop || due(t.checkpoint_every)) {
+    if (stop && !report_until(0)) return Outcome::kNonFinite;
+    if (stop || (settled && due(t.checkpoint_every))) {
       save(train);
       if (events.on_checkpoint) events.on_checkpoint(checkpoints_->folder_of(trainer_.state.step));
     }

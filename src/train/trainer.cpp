@@ -2,6 +2,8 @@
 #include "diffattn/train/trainer.h"
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,15 +14,12 @@
 #include "train/flops.h"
 #include "train/mixed_precision.h"
 #include "train/schedule.h"
+#include "train/working_copy.h"
 
 namespace diffattn::train {
 namespace {
 
 using torch::Tensor;
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 Schedule schedule_of(const RunConfig::Train& t) {
   return {.peak = t.learning_rate,
@@ -43,7 +42,22 @@ std::shared_ptr<TaskModel> on_device(std::shared_ptr<TaskModel> model, torch::De
   return model;
 }
 
+/// On a GPU, mixed precision uses copies of the matrices. On the CPU, casts cost little beside the
+/// products, and the residual stream stays in float32.
+std::unique_ptr<WorkingCopy> working_copy(const TaskModel& model, const RunConfig::Train& t) {
+  if (t.dtype != "bfloat16" || !model.device().is_cuda()) return nullptr;
+  return std::make_unique<WorkingCopy>(*model.module());
+}
+
 }  // namespace
+
+/// An update on its way: its loss, label count and gradient norm arrive in `numbers`.
+struct Trainer::Pending {
+  StepReport report = {};
+  Tensor numbers = {};                     // [3] float64 in host memory
+  std::optional<c10::Event> arrived = {};  // none: the numbers are there
+  std::chrono::steady_clock::time_point start = {};
+};
 
 Trainer::Trainer(nn::CausalLM model, const RunConfig& config)
     : Trainer(language_model(std::move(model)), config) {}
@@ -52,8 +66,11 @@ Trainer::Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config)
     : config_(config),
       device_(config.train.device),
       model_(on_device(std::move(model), device_, config.train)),
-      optimizer_(*model_->module(), {config.train.beta1, config.train.beta2, config.train.eps,
-                                     config.train.weight_decay}),
+      working_(working_copy(*model_, config.train)),
+      optimizer_(
+          *model_->module(),
+          {config.train.beta1, config.train.beta2, config.train.eps, config.train.weight_decay},
+          working_.get()),
       schedule_(std::make_unique<Schedule>(schedule_of(config.train))),
       flops_(std::make_unique<FlopCounter>(*model_->module(), model_->config())),
       peak_flops_(config.train.peak_tflops > 0.0 ? config.train.peak_tflops * 1e12
@@ -79,53 +96,87 @@ Trainer::Loss Trainer::loss_of(const Batch& batch) {
 }
 
 // Lambda is 0 in the first update and has its full value after the last update of the warm-up.
-void Trainer::warm_up_lambda() {
+void Trainer::warm_up_lambda(int64_t step) {
   const int64_t steps = config_.train.lambda_warmup_steps;
-  if (steps == 0 || state.step > steps) return;
-  nn::scale_lambda(*model_->module(), static_cast<double>(state.step) / static_cast<double>(steps));
+  if (steps == 0 || step > steps) return;
+  nn::scale_lambda(*model_->module(), static_cast<double>(step) / static_cast<double>(steps));
 }
 
-StepReport Trainer::step(BatchSource& source) {
-  const auto start = std::chrono::steady_clock::now();
-  const RunConfig::Train& t = config_.train;
-  StepReport report;
-  report.learning_rate = schedule_->at(state.step);
-  model_->module()->train();
-  optimizer_.zero_grad();
-  warm_up_lambda();
+/// Runs the micro-batches of an update. Returns the sums of their losses and label counts, [2].
+Tensor Trainer::accumulate_gradients(BatchSource& source, StepReport& report) {
+  const int64_t count = config_.train.accumulate;
+  std::optional<WorkingCopy::InUse> copies;
+  if (working_) copies.emplace(*working_);
   Tensor sums = torch::zeros({2}, torch::TensorOptions().device(device_).dtype(torch::kFloat64));
-  for (int64_t micro = 0; micro < t.accumulate; ++micro) {
+  for (int64_t micro = 0; micro < count; ++micro) {
     const Batch batch = source.next();
     report.flops += flops_->training(batch);
     report.model_tokens += batch.ids.numel();
     if (batch.target_ids.defined()) report.model_tokens += batch.target_ids.numel();
     const Loss loss = loss_of(batch.to(device_));
-    (loss.value / static_cast<double>(t.accumulate)).backward();
+    (loss.value / static_cast<double>(count)).backward();
     sums += torch::stack({loss.value.detach().to(torch::kFloat64), loss.count.to(torch::kFloat64)});
+    if (working_ && count > 1) working_->collect_gradients();
   }
-  const Tensor norm = optimizer_.gradient_norm();
-  // This is the only synchronisation of an update.
-  const Tensor read = torch::cat({sums, norm.to(torch::kFloat64).reshape({1})}).to(torch::kCPU);
-  report.loss = read[0].item<double>() / static_cast<double>(t.accumulate);
-  report.tokens = read[1].item<int64_t>();
-  report.gradient_norm = read[2].item<double>();
+  if (working_) working_->deliver_gradients();
+  return sums;
+}
+
+void Trainer::begin(BatchSource& source) {
+  const int64_t step = state.step + pending();
+  Pending update{.start = std::chrono::steady_clock::now()};
+  update.report.step = step + 1;
+  update.report.learning_rate = schedule_->at(step);
+  model_->module()->train();
+  optimizer_.zero_grad();
+  warm_up_lambda(step);
+  const Tensor sums = accumulate_gradients(source, update.report);
+  const Tensor norm =
+      optimizer_.update(sums[0], update.report.learning_rate, config_.train.clip_norm);
+  const Tensor numbers = torch::cat({sums, norm.to(torch::kFloat64).reshape({1})});
+  if (device_.is_cpu()) {
+    update.numbers = numbers;
+  } else {
+    update.numbers = torch::empty({3}, torch::TensorOptions(torch::kFloat64).pinned_memory(true));
+    update.numbers.copy_(numbers, /*non_blocking=*/true);
+    const c10::impl::VirtualGuardImpl device(device_.type());
+    update.arrived.emplace(device_.type());
+    update.arrived->record(device.getStream(numbers.device()));
+  }
+  pending_.push_back(std::move(update));
+}
+
+StepReport Trainer::finish() {
+  TORCH_CHECK(!pending_.empty(), "Trainer: finish() without a begun update");
+  Pending update = std::move(pending_.front());
+  pending_.pop_front();
+  if (update.arrived) update.arrived->synchronize();
+  StepReport report = update.report;
+  report.loss = update.numbers[0].item<double>() / static_cast<double>(config_.train.accumulate);
+  report.tokens = static_cast<int64_t>(update.numbers[1].item<double>());
+  report.gradient_norm = update.numbers[2].item<double>();
   report.skipped = !std::isfinite(report.loss) || !std::isfinite(report.gradient_norm);
-  if (!report.skipped) {
-    if (t.clip_norm > 0.0 && report.gradient_norm > t.clip_norm) {
-      optimizer_.clip_gradients(norm, t.clip_norm);
-    }
-    optimizer_.step(report.learning_rate);
-  }
   ++state.step;
   state.tokens += report.tokens;
   state.skipped += report.skipped ? 1 : 0;
   state.skipped_in_row = report.skipped ? state.skipped_in_row + 1 : 0;
-  report.step = state.step;
-  report.seconds = seconds_since(start);
+  // Updates overlap: an update takes the time since the last one finished.
+  const auto now = std::chrono::steady_clock::now();
+  report.seconds =
+      std::chrono::duration<double>(now - std::max(update.start, last_finish_)).count();
+  last_finish_ = now;
   const double speed = report.flops / report.seconds;
   peak_flops_ = std::max(peak_flops_, speed);
   report.utilisation = speed / peak_flops_;
   return report;
+}
+
+int64_t Trainer::pending() const { return static_cast<int64_t>(pending_.size()); }
+
+StepReport Trainer::step(BatchSource& source) {
+  TORCH_CHECK(pending_.empty(), "Trainer: step() with an update that is not finished");
+  begin(source);
+  return finish();
 }
 
 }  // namespace diffattn::train

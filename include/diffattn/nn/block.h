@@ -15,6 +15,8 @@
 
 namespace diffattn::nn {
 
+class ResidualStream;
+
 struct DiffBlockOptions {
   DiffBlockOptions(int64_t dim, int64_t hidden) : dim_(dim), hidden_(hidden) {}
   TORCH_ARG(int64_t, dim);
@@ -57,6 +59,11 @@ class DiffBlockImpl : public torch::nn::Module {
                         AttentionTrace* trace = nullptr, AttentionTrace* cross_trace = nullptr);
   torch::Tensor forward(const torch::Tensor& x);
 
+  /// Does the same on the residual stream of a stack; the x of both inputs is not read. `cross` is
+  /// null without cross-attention.
+  void run(ResidualStream& stream, const AttentionInput& input, const AttentionInput* cross,
+           AttentionTrace* trace, AttentionTrace* cross_trace);
+
   DiffBlockOptions options;
   std::shared_ptr<AttentionLayer> self_attn;
   std::shared_ptr<AttentionLayer> cross_attn;  // null without
@@ -69,8 +76,6 @@ class DiffBlockImpl : public torch::nn::Module {
 
  private:
   std::optional<torch::Tensor> next_token(const AttentionInput& input);
-  torch::Tensor run(const AttentionInput& input, const AttentionInput* cross, AttentionTrace* trace,
-                    AttentionTrace* cross_trace);
 };
 
 TORCH_MODULE(DiffBlock);

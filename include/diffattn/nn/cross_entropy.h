@@ -13,12 +13,12 @@ struct CrossEntropyOptions {
   TORCH_ARG(double, label_smoothing) = 0.0;
   /// Adds z_loss * logsumexp(logits)^2 per row, which keeps the logits from drifting.
   TORCH_ARG(double, z_loss) = 0.0;
-  /// Bytes of float32 logits in memory at a time; 0: `default_chunk_bytes`. Their softmax needs
-  /// the same amount, except for float32 on the CPU.
+  /// Bytes of logits in memory at a time; 0: `default_chunk_bytes`. Their softmax needs the same
+  /// amount in types and on devices for which we have no kernel.
   TORCH_ARG(int64_t, chunk_bytes) = 0;
 };
 
-/// Returns 16 MiB on the CPU, so that a chunk stays in the caches, and 512 MiB on a GPU, where
+/// Returns 16 MiB on the CPU, so that a chunk stays in the caches, and 1 GiB on a GPU, where
 /// small products are slow.
 int64_t default_chunk_bytes(torch::Device device);
 

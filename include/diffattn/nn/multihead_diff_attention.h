@@ -58,7 +58,9 @@ class MultiheadDiffAttentionImpl : public AttentionLayer {
     torch::Tensor k, v;  // [B, N, key_heads, D], [B, N, Hkv, Dv]
   };
 
-  // Shared-DIFF overrides both.
+  // Shared-DIFF overrides all three.
+  /// True if q, k and v are x times q_proj, k_proj and v_proj.
+  virtual bool has_linear_projections() const { return true; }
   virtual torch::Tensor query(const torch::Tensor& x);
   virtual KeysAndValues project_keys_and_values(const torch::Tensor& source);
 
@@ -67,6 +69,8 @@ class MultiheadDiffAttentionImpl : public AttentionLayer {
   void register_projections();
   void register_lambda_and_norm();
   KeysAndValues keys_and_values(const AttentionInput& input, const RotaryTable& table);
+  /// Computes q, k and v as one product, where that is faster.
+  std::optional<HeadTensors> merged_heads(const AttentionInput& input, const RotaryTable& table);
   AttentionOptions operation_options(const AttentionMask& mask) const;
   void check_input(const AttentionInput& input) const;
 

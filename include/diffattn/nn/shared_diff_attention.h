@@ -32,6 +32,7 @@ class SharedDiffAttentionImpl : public MultiheadDiffAttentionImpl {
   LowRank q1_delta{nullptr}, q2_delta{nullptr}, k1_delta{nullptr}, k2_delta{nullptr};
 
  protected:
+  bool has_linear_projections() const override { return false; }
   torch::Tensor query(const torch::Tensor& x) override;
   KeysAndValues project_keys_and_values(const torch::Tensor& source) override;
 

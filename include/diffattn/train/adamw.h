@@ -3,11 +3,18 @@
 
 #include <torch/torch.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+namespace diffattn {
+class FusedAdamW;
+}
+
 namespace diffattn::train {
+
+class WorkingCopy;
 
 struct AdamWOptions {
   double beta1 = 0.9;
@@ -16,13 +23,22 @@ struct AdamWOptions {
   double weight_decay = 0.1;
 };
 
-/// AdamW on torch's fused operator. Its state can be saved as named tensors and restored bit for
-/// bit.
+/// AdamW, on a GPU with our kernels, else on torch's fused operator. Its state can be saved as
+/// named tensors and restored bit for bit.
 class AdamW {
  public:
   /// Takes the parameters that require gradients, each tied one once. Weight decay acts on those
-  /// for which is_decayed() is true.
-  AdamW(const torch::nn::Module& model, const AdamWOptions& options);
+  /// for which is_decayed() is true. `copies` may be null; on a GPU, `update` writes these copies
+  /// of the parameters too.
+  AdamW(const torch::nn::Module& model, const AdamWOptions& options,
+        const WorkingCopy* copies = nullptr);
+  AdamW(AdamW&&) noexcept;
+  ~AdamW();
+
+  /// Clips the gradients to max_norm (0: no clipping) and updates all parameters that have one. If
+  /// `loss` (float64 scalar) or the gradient's norm is not finite, nothing changes. Returns the
+  /// norm before clipping. On a GPU the host does not wait for the result.
+  torch::Tensor update(const torch::Tensor& loss, double learning_rate, double max_norm);
 
   /// Returns the norm of all gradients together, float32 on their device, without a
   /// synchronisation.
@@ -47,6 +63,7 @@ class AdamW {
 
   AdamWOptions options_;
   std::vector<Group> groups_;
+  std::unique_ptr<FusedAdamW> fused_;  // null where there is no kernel
 };
 
 /// True if weight decay acts on this parameter: at least two dimensions, and no lambda. Norms and

@@ -3,8 +3,10 @@
 
 #include <torch/torch.h>
 
+#include <chrono>
 #include <cstdint>
 #include <limits>
+#include <list>
 #include <memory>
 
 #include "diffattn/nn/decoder.h"
@@ -17,6 +19,7 @@ namespace diffattn::train {
 
 class FlopCounter;
 struct Schedule;
+class WorkingCopy;
 
 /// The progress of a training. Every checkpoint stores it.
 struct TrainingState {
@@ -54,6 +57,15 @@ class Trainer {
   /// finite, it skips the update: parameters and optimiser do not change.
   StepReport step(BatchSource& source);
 
+  /// Does the same in two halves, so that a GPU need not wait for the host between updates: begin()
+  /// enqueues an update, and finish() waits for the oldest one that is not finished and reports it.
+  /// `state` counts finished updates. Begin the next update before you finish the last one, and
+  /// finish all before you read or write parameters.
+  void begin(BatchSource& source);
+  StepReport finish();
+  /// Returns the number of updates that are begun and not finished.
+  int64_t pending() const;
+
   TaskModel& task_model() { return *model_; }
   std::shared_ptr<torch::nn::Module> model() { return model_->module(); }
   AdamW& optimizer() { return optimizer_; }
@@ -64,16 +76,21 @@ class Trainer {
     torch::Tensor value;  // with the attention penalty; backward() starts here
     torch::Tensor count;  // labels that counted
   };
+  struct Pending;
   Loss loss_of(const Batch& batch);
-  void warm_up_lambda();
+  void warm_up_lambda(int64_t step);
+  torch::Tensor accumulate_gradients(BatchSource& source, StepReport& report);
 
   RunConfig config_;
   torch::Device device_;
   std::shared_ptr<TaskModel> model_;
+  std::unique_ptr<WorkingCopy> working_;  // null: products cast the parameters
   AdamW optimizer_;
   std::unique_ptr<const Schedule> schedule_;
   std::unique_ptr<const FlopCounter> flops_;
   double peak_flops_;
+  std::list<Pending> pending_;
+  std::chrono::steady_clock::time_point last_finish_;
 };
 
 }  // namespace diffattn::train

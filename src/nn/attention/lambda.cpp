@@ -3,6 +3,7 @@
 // The parameters of lambda and of the head norm.
 
 #include "diffattn/nn/multihead_diff_attention.h"
+#include "ops/layers/lambda_vectors.h"
 
 namespace diffattn::nn {
 namespace {
@@ -64,6 +65,10 @@ Tensor MultiheadDiffAttentionImpl::unscaled_lambda(const Tensor& x, torch::Scala
   if (options.kind() == AttentionKind::kPlain) return constant(0.0);
   switch (options.lambda()) {
     case LambdaKind::kVectors: {
+      const LambdaVectors vectors{lambda_q1_, lambda_k1_, lambda_q2_, lambda_k2_};
+      if (type == torch::kFloat32 && takes_lambda_vectors(vectors)) {
+        return lambda_of_vectors(vectors, sizes.lambda_init);
+      }
       const auto exponential = [&](const Tensor& q, const Tensor& k) {
         const auto wide = at_least_float32(q.scalar_type());
         return (q.to(wide) * k.to(wide)).sum().exp().to(type);

@@ -51,6 +51,7 @@ Tensor MultiheadDiffAttentionImpl::forward(const AttentionInput& input, Attentio
 HeadTensors MultiheadDiffAttentionImpl::head_tensors(const AttentionInput& input) {
   check_input(input);
   const RotaryTable table = rotary_table(*rotary_, input);
+  if (const auto merged = merged_heads(input, table)) return *merged;
   const Pair q = split_queries(rotary_->rotate(query(input.x), table), options);
   const KeysAndValues kv = keys_and_values(input, table);
   const Pair k = split_keys(kv.k, options, sizes);

@@ -5,6 +5,7 @@
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/ops_layers.h"
 #include "nn/attention/layout.h"
+#include "ops/layers/projected_heads.h"
 
 namespace diffattn::nn {
 namespace {
@@ -84,6 +85,54 @@ MultiheadDiffAttentionImpl::KeysAndValues MultiheadDiffAttentionImpl::project_ke
     v = all_rows_of(v_proj_, source);
   }
   return {k.unflatten(-1, {sizes.key_heads, sizes.head_dim}), join_values(v, options, sizes)};
+}
+
+std::optional<HeadTensors> MultiheadDiffAttentionImpl::merged_heads(const AttentionInput& input,
+                                                                    const RotaryTable& table) {
+  const bool rotates = options.rotary().style() != RotaryStyle::kNone;
+  const RotateOptions rotation = rotary_->rotation();
+  const bool shares_heads =
+      options.pairing() == GqaPairing::kLegacyNaive && sizes.heads != sizes.kv_heads;
+  if (!has_linear_projections() || qkv_proj_ || q_proj_->bias.defined() ||
+      options.cross_attention() || input.cache != nullptr || shares_heads ||
+      options.kind() == AttentionKind::kGrouped ||
+      (rotates && (rotation.interleaved || rotation.width != sizes.head_dim))) {
+    return std::nullopt;
+  }
+  const ProjectionWeights weights{q_proj_->weight, k_proj_->weight, v_proj_->weight};
+  if (!takes_projected_heads(input.x, weights)) return std::nullopt;
+  const bool halves = options.layout() == HeadLayout::kHalves;
+  const int64_t dim = sizes.head_dim;
+  ProjectionLayout layout{.parts = {},
+                          .head_dim = dim,
+                          .cos = table.cos,
+                          .sin = table.sin,
+                          .joins_value_halves = halves && sizes.value_dim == 2 * dim};
+  int64_t column = 0;
+  const auto add = [&](int64_t heads, bool pairs) {
+    const int64_t stride = pairs && !halves ? 2 * dim : dim;
+    const int64_t count = pairs ? heads / 2 : heads;
+    layout.parts.push_back({column, count, stride, dim});
+    if (pairs) layout.parts.push_back({column + (halves ? count * dim : dim), count, stride, dim});
+    column += heads * dim;
+  };
+  const bool two_queries =
+      options.kind() == AttentionKind::kV1 || options.kind() == AttentionKind::kV2;
+  const bool two_keys = sizes.key_heads != sizes.kv_heads;
+  add(sizes.query_heads, two_queries);
+  add(sizes.key_heads, two_keys);
+  layout.parts.push_back({column, sizes.kv_heads, sizes.value_dim, sizes.value_dim});
+  const std::vector<Tensor> heads = projected_heads(input.x, weights, layout);
+  const Tensor &q1 = heads.front(), &q2 = heads[two_queries ? 1 : 0];
+  const Tensor &k2 = heads[heads.size() - 2], &k1 = heads[heads.size() - (two_keys ? 3 : 2)];
+  return HeadTensors{.q1 = q1,
+                     .q2 = q2,
+                     .k1 = k1,
+                     .k2 = k2,
+                     .v = heads.back(),
+                     .lambda = lambda(input.x, q1.scalar_type()),
+                     .options = operation_options(input.mask),
+                     .single_map = options.kind() == AttentionKind::kPlain};
 }
 
 }  // namespace diffattn::nn

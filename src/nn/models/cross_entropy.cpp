@@ -55,12 +55,17 @@ torch::ScalarType wide_type(const Tensor& hidden) {
   return hidden.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
 }
 
-/// Returns the number of rows whose float32 logits fit into the budget.
-int64_t chunk_rows(const Tensor& hidden, int64_t vocabulary, const CrossEntropyOptions& options) {
-  const int64_t row_bytes = std::max<int64_t>(1, vocabulary * int64_t{sizeof(float)});
+/// Returns the number of rows whose logits, of `element` bytes each, fit into the budget.
+int64_t rows_of_chunk(const Tensor& hidden, int64_t vocabulary, int64_t element,
+                      const CrossEntropyOptions& options) {
   const int64_t budget =
       options.chunk_bytes() > 0 ? options.chunk_bytes() : default_chunk_bytes(hidden.device());
-  return std::max<int64_t>(1, budget / row_bytes);
+  return std::max<int64_t>(1, budget / std::max<int64_t>(1, vocabulary * element));
+}
+
+/// Returns the number of rows whose float32 logits fit into the budget.
+int64_t chunk_rows(const Tensor& hidden, int64_t vocabulary, const CrossEntropyOptions& options) {
+  return rows_of_chunk(hidden, vocabulary, int64_t{sizeof(float)}, options);
 }
 
 /// Computes loss and gradients chunk by chunk. hidden [T, E], weight [V, E], labels [T].
@@ -148,6 +153,44 @@ Chunked run_chunks_in_place(const Tensor& hidden, const Tensor& weight, const Te
   return result;
 }
 
+/// Computes the same as `run_chunks` on a GPU: the logits of a chunk become their gradient in
+/// place, in the type of the product. Loss and gradients are multiplied by `inverse_count`.
+Chunked run_chunks_on_gpu(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
+                          bool gradients, const Tensor& inverse_count,
+                          const CrossEntropyOptions& options) {
+  const int64_t rows = hidden.size(0), classes = weight.size(0);
+  const int64_t chunk = rows_of_chunk(hidden, classes, hidden.element_size(), options);
+  const bool whole = chunk >= rows;
+  const CrossEntropyRows row_options{.ignore_index = options.ignore_index(),
+                                     .label_smoothing = options.label_smoothing(),
+                                     .z_loss = options.z_loss()};
+  Chunked result{torch::zeros({}, hidden.options().dtype(torch::kFloat64)), {}, {}};
+  if (gradients) {
+    result.dhidden = torch::empty_like(hidden);
+    // The sum over chunks is in float32.
+    if (!whole)
+      result.dweight = torch::zeros(weight.sizes(), weight.options().dtype(torch::kFloat32));
+  }
+  const Tensor factor = gradients ? inverse_count : Tensor();
+  const Tensor memory = torch::empty({std::min(rows, chunk), classes}, hidden.options());
+  for (int64_t begin = 0; begin < rows; begin += chunk) {
+    const int64_t end = std::min(rows, begin + chunk);
+    const Tensor h = hidden.slice(0, begin, end);
+    Tensor logits = memory.slice(0, 0, end - begin);
+    at::mm_out(logits, h, weight.t());
+    const Tensor loss =
+        cross_entropy_rows_(logits, labels.slice(0, begin, end), factor, row_options);
+    result.loss += loss.sum(torch::kFloat64);
+    if (!gradients) continue;
+    Tensor dhidden = result.dhidden.slice(0, begin, end);
+    at::mm_out(dhidden, logits, weight);
+    const Tensor dweight = torch::mm(logits.t(), h);
+    result.dweight = whole ? dweight : result.dweight.add_(dweight);
+  }
+  result.loss = (result.loss * inverse_count).to(inverse_count.scalar_type());
+  return result;
+}
+
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& weight,
@@ -161,6 +204,12 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
                               /*gradients=*/true, inverse_count.item<double>(), options);
       ctx->save_for_backward({whole.dhidden, whole.dweight});
       return whole.loss;
+    }
+    if (takes_cross_entropy_rows(hidden, weight.size(0))) {
+      const Chunked scaled = run_chunks_on_gpu(hidden.contiguous(), weight.contiguous(), labels,
+                                               /*gradients=*/true, inverse_count, options);
+      ctx->save_for_backward({scaled.dhidden, scaled.dweight, torch::ones_like(inverse_count)});
+      return scaled.loss;
     }
     const Chunked chunked = run_chunks(hidden, weight, labels, /*gradients=*/true, options);
     ctx->save_for_backward({chunked.dhidden, chunked.dweight, inverse_count});
@@ -222,7 +271,7 @@ c10::DispatchKeySet autocast_keys(const Tensor& tensor) {
 }  // namespace
 
 int64_t default_chunk_bytes(torch::Device device) {
-  return device.is_cpu() ? int64_t{16} << 20 : int64_t{512} << 20;
+  return device.is_cpu() ? int64_t{16} << 20 : int64_t{1} << 30;
 }
 
 TokenLoss linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels,
@@ -240,6 +289,13 @@ TokenLoss linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const
     const torch::NoGradGuard no_grad;
     const double factor = inverse_count.item<double>();
     return {run_chunks_in_place(h, w, flat, /*gradients=*/false, factor, options).loss, count};
+  }
+  if (takes_cross_entropy_rows(h, w.size(0))) {
+    const torch::NoGradGuard no_grad;
+    return {run_chunks_on_gpu(h.contiguous(), w.contiguous(), flat, /*gradients=*/false,
+                              inverse_count, options)
+                .loss,
+            count};
   }
   const Chunked chunked = run_chunks(h, w, flat, /*gradients=*/false, options);
   return {chunked.loss * inverse_count, count};

@@ -3,6 +3,7 @@
 
 #include "nn/models/activation_checkpointing.h"
 #include "nn/models/token_ids.h"
+#include "nn/parts/residual_stream.h"
 
 namespace diffattn::nn {
 namespace {
@@ -81,7 +82,7 @@ void StackImpl::check_input(const ModelInput& input) const {
 ModelOutput StackImpl::forward(const ModelInput& input) {
   check_input(input);
   ModelOutput output;
-  Tensor x = input.embedded ? *input.embedded : embed_tokens(input.ids);
+  const Tensor x = input.embedded ? *input.embedded : embed_tokens(input.ids);
   if (input.traces) input.traces->assign(layers.size(), {});
   if (input.cross_traces) input.cross_traces->assign(layers.size(), {});
   std::optional<RotaryTable> angles;
@@ -91,26 +92,34 @@ ModelOutput StackImpl::forward(const ModelInput& input) {
     angles = layers.front()->self_attn->angles(first);
   }
   const bool checkpointed = checkpointed_ && torch::GradMode::is_enabled();
+  ResidualStream stream(x);
   for (size_t i = 0; i < layers.size(); ++i) {
-    if (input.keep_hidden) output.hidden.push_back(x);
+    if (input.keep_hidden) output.hidden.push_back(stream.value());
     AttentionInput self{.mask = input.mask, .positions = input.positions, .angles = angles};
     self.cache = entry(input.caches, i);
     AttentionInput cross{.mask = input.context_mask};
     cross.cache = entry(input.cross_caches, i);
     AttentionTrace *trace = entry(input.traces, i), *cross_trace = entry(input.cross_traces, i);
     // The graph owns a checkpointed run, so its captures stay constant: it changes copies of them.
-    const auto run = [=, layer = layers[i]](const Tensor& rows, const Tensor& context) {
-      AttentionInput input_rows = self, cross_rows = cross;
-      input_rows.x = rows;
+    const auto run = [=, layer = layers[i]](ResidualStream& rows, const Tensor& context) {
+      AttentionInput cross_rows = cross;
       DiffBlock block = layer;
-      if (!block->cross_attn) return block->forward(input_rows, trace);
       if (context.defined()) cross_rows.context = context;
-      return block->forward(input_rows, cross_rows, trace, cross_trace);
+      block->run(rows, self, block->cross_attn ? &cross_rows : nullptr, trace, cross_trace);
     };
     const Tensor context = input.context.value_or(Tensor());
-    x = checkpointed ? run_checkpointed(run, x, context, keep_) : run(x, context);
+    if (!checkpointed) {
+      run(stream, context);
+      continue;
+    }
+    const auto run_rows = [run](const Tensor& rows, const Tensor& its_context) {
+      ResidualStream own(rows);
+      run(own, its_context);
+      return own.value();
+    };
+    stream = ResidualStream(run_checkpointed(run_rows, stream.value(), context, keep_));
   }
-  output.last = norm(x);
+  output.last = stream.normed_in_full(norm);
   if (input.keep_hidden) output.hidden.push_back(output.last);
   return output;
 }

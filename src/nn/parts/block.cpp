@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "nn/parts/residual_stream.h"
 #include "ops/layers/token_layer.h"
 
 namespace diffattn::nn {
@@ -16,13 +17,6 @@ void check_part(const char* name, int64_t dim, int64_t expected) {
   if (dim == expected) return;
   throw_argument_error(name, "the block's dim = " + std::to_string(expected),
                        "dim = " + std::to_string(dim));
-}
-
-/// Casts x to autocast's type once, instead of once for each projection that reads it.
-Tensor for_products(const Tensor& x) {
-  const auto device = x.device().type();
-  if (!at::autocast::is_autocast_enabled(device) || x.scalar_type() == torch::kFloat64) return x;
-  return x.to(at::autocast::get_autocast_dtype(device));
 }
 
 }  // namespace
@@ -59,17 +53,16 @@ DiffBlockImpl::DiffBlockImpl(const DiffBlockOptions& options_,
 }
 
 Tensor DiffBlockImpl::forward(const AttentionInput& input, AttentionTrace* trace) {
-  if (cross_attn) throw_argument_error("cross", "the input of the cross-attention", "none");
-  if (trace == nullptr) {
-    if (const auto y = next_token(input)) return *y;
-  }
-  return run(input, nullptr, trace, nullptr);
+  ResidualStream stream(input.x);
+  run(stream, input, nullptr, trace, nullptr);
+  return stream.value();
 }
 
 Tensor DiffBlockImpl::forward(const AttentionInput& input, const AttentionInput& cross,
                               AttentionTrace* trace, AttentionTrace* cross_trace) {
-  if (!cross_attn) throw_argument_error("cross", "none without cross-attention", "an input");
-  return run(input, &cross, trace, cross_trace);
+  ResidualStream stream(input.x);
+  run(stream, input, &cross, trace, cross_trace);
+  return stream.value();
 }
 
 /// Computes one new token per row without torch operators, if `token_layer` supports the block.
@@ -95,29 +88,50 @@ std::optional<Tensor> DiffBlockImpl::next_token(const AttentionInput& input) {
   return token_layer(input.x, layer, self_attn->token_past(input));
 }
 
-Tensor DiffBlockImpl::run(const AttentionInput& input, const AttentionInput* cross,
-                          AttentionTrace* trace, AttentionTrace* cross_trace) {
+void DiffBlockImpl::run(ResidualStream& stream, const AttentionInput& input,
+                        const AttentionInput* cross, AttentionTrace* trace,
+                        AttentionTrace* cross_trace) {
+  if (cross_attn && cross == nullptr) {
+    throw_argument_error("cross", "the input of the cross-attention", "none");
+  }
+  if (!cross_attn && cross != nullptr) {
+    throw_argument_error("cross", "none without cross-attention", "an input");
+  }
+  if (input.cache != nullptr && trace == nullptr && !cross_attn) {
+    AttentionInput token = input;
+    token.x = stream.value();
+    if (const auto y = next_token(token)) {
+      stream = ResidualStream(*y);
+      return;
+    }
+  }
   const bool gate_reads_map = gate && gate->options.attention_input();
   AttentionTrace own;
   AttentionTrace* calls = trace;
   if (calls == nullptr && (enhancer || noise_reduction || gate_reads_map)) calls = &own;
 
+  const Tensor x = gate ? stream.value() : Tensor();
   AttentionInput normed = input;
-  const Tensor norm = input_layernorm(input.x);
-  normed.x = self_attn->adds_residual() ? norm : for_products(norm);  // no cast of a residual
+  // An attention that adds the residual itself gets one that is not rounded.
+  normed.x = self_attn->adds_residual() ? stream.normed_in_full(input_layernorm)
+                                        : stream.normed(input_layernorm);
   Tensor a = self_attn->forward(normed, calls);
   const Tensor m =
       enhancer || gate_reads_map ? token_weights(*calls, options.token_weight()) : Tensor();
   if (enhancer) a = enhancer(a, m);
   if (noise_reduction) a = noise_reduction(a, calls->calls.at(0));
-  Tensor h = options.attention_residual().value_or(!self_attn->adds_residual()) ? input.x + a : a;
+  if (options.attention_residual().value_or(!self_attn->adds_residual())) {
+    stream.add(a);
+  } else {
+    stream = ResidualStream(a);
+  }
   if (cross_attn) {
     AttentionInput cross_input = *cross;
-    cross_input.x = for_products(cross_attention_layernorm(h));
-    h = h + cross_attn->forward(cross_input, cross_trace);
+    cross_input.x = stream.normed(cross_attention_layernorm);
+    stream.add(cross_attn->forward(cross_input, cross_trace));
   }
-  const Tensor y = h + mlp(for_products(post_attention_layernorm(h)));
-  return gate ? gate(y, input.x, gate_reads_map ? m : Tensor()) : y;
+  stream.add(mlp(stream.normed(post_attention_layernorm)));
+  if (gate) stream = ResidualStream(gate(stream.value(), x, gate_reads_map ? m : Tensor()));
 }
 
 Tensor DiffBlockImpl::forward(const Tensor& x) {

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "kernels/layers.h"
-#include "ops/layers/cuda_layers.h"
 #include "ops/layers/layers.h"
 
 namespace diffattn {
@@ -12,25 +11,13 @@ namespace {
 
 using LayerContext = torch::autograd::AutogradContext;
 using LayerGradients = torch::autograd::variable_list;
+using ops::is_aligned;
+using ops::is_for_gpu;
+using ops::is_whole_for_gpu;
 using torch::Tensor;
 
 bool is_host_float(const Tensor& x) {
   return x.device().is_cpu() && x.scalar_type() == torch::kFloat32 && x.numel() > 0;
-}
-
-bool is_aligned(const Tensor& x) {
-  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
-}
-
-bool is_for_gpu(const Tensor& x) {
-  const auto type = x.scalar_type();
-  return x.device().is_cuda() && ops::cuda_layers() != nullptr && x.numel() > 0 &&
-         (type == torch::kFloat32 || type == torch::kBFloat16 || type == torch::kFloat16);
-}
-
-/// True if the CUDA kernels can read all of x in 16-byte chunks.
-bool is_whole_for_gpu(const Tensor& x) {
-  return is_for_gpu(x) && x.is_contiguous() && x.numel() % 8 == 0 && is_aligned(x);
 }
 
 /// Returns y and, for the backward pass, rstd. x and weight must be contiguous.
@@ -80,7 +67,7 @@ class FusedRmsNorm : public torch::autograd::Function<FusedRmsNorm> {
 Tensor gated(const Tensor& gate, const Tensor& up) {
   const Tensor y = torch::empty_like(gate);
   if (gate.device().is_cuda()) {
-    ops::cuda_layers()->swiglu(gate, up, y);
+    ops::cuda_layers()->swiglu(gate.flatten(), up.flatten(), y);
   } else {
     cpu::swiglu(gate.const_data_ptr<float>(), up.const_data_ptr<float>(),
                 y.mutable_data_ptr<float>(), gate.numel());
@@ -107,8 +94,8 @@ class FusedSwiglu : public torch::autograd::Function<FusedSwiglu> {
     const Tensor dy = grads[0].contiguous();
     const Tensor dgate = torch::empty_like(saved[0]), dup = torch::empty_like(saved[1]);
     if (dy.device().is_cuda()) {
-      ops::cuda_layers()->swiglu_backward(is_aligned(dy) ? dy : dy.clone(), saved[0], saved[1],
-                                          dgate, dup);
+      ops::cuda_layers()->swiglu_backward(is_aligned(dy) ? dy : dy.clone(), saved[0].flatten(),
+                                          saved[1].flatten(), dgate, dup);
       return {dgate, dup};
     }
     cpu::swiglu_backward(dy.const_data_ptr<float>(), saved[0].const_data_ptr<float>(),
@@ -155,7 +142,7 @@ Tensor rotated(const Tensor& given, const Tensor& cos, const Tensor& sin, const 
     const Tensor out = torch::empty(given.sizes(), given.options());
     const Tensor c = is_aligned(cos) ? cos.contiguous() : cos.clone(at::MemoryFormat::Contiguous);
     const Tensor s = is_aligned(sin) ? sin.contiguous() : sin.clone(at::MemoryFormat::Contiguous);
-    ops::cuda_layers()->rotate(given, c, s, o.direction, out);
+    ops::cuda_layers()->move_heads({given}, {out}, /*rotated=*/1, c, s, o.direction);
     return out;
   }
   if (!is_host_float(given) || cos.scalar_type() != torch::kFloat32) {

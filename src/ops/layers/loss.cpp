@@ -5,6 +5,7 @@
 
 #include "diffattn/kernels/error.h"
 #include "kernels/loss.h"
+#include "ops/layers/layers.h"
 
 namespace diffattn {
 
@@ -43,6 +44,24 @@ double cross_entropy_to_gradient_(torch::Tensor& logits, const torch::Tensor& la
   double sum = 0.0;
   for (const double one : loss) sum += one;
   return sum;
+}
+
+bool takes_cross_entropy_rows(const torch::Tensor& hidden, int64_t classes) {
+  return ops::is_for_gpu(hidden) && classes > 0 && classes % 8 == 0 && classes < INT32_MAX;
+}
+
+torch::Tensor cross_entropy_rows_(torch::Tensor& logits, const torch::Tensor& labels,
+                                  const torch::Tensor& factor, const CrossEntropyRows& options) {
+  TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() &&
+                  takes_cross_entropy_rows(logits, logits.size(1)) && ops::is_aligned(logits),
+              "cross_entropy_rows_: logits: expected a contiguous matrix on a GPU, got ",
+              logits.options(), " of shape ", logits.sizes());
+  const torch::Tensor loss =
+      torch::empty({logits.size(0)}, logits.options().dtype(torch::kFloat32));
+  const torch::Tensor scale =
+      factor.defined() && options.factor != 1.0 ? factor * options.factor : factor;
+  ops::cuda_layers()->cross_entropy(logits, labels.contiguous(), options, scale, loss);
+  return loss;
 }
 
 }  // namespace diffattn

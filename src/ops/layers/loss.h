@@ -19,4 +19,15 @@ struct CrossEntropyRows {
 double cross_entropy_to_gradient_(torch::Tensor& logits, const torch::Tensor& labels,
                                   const CrossEntropyRows& options);
 
+/// True if a GPU kernel computes `cross_entropy_rows_` for logits [T, classes] of the type of
+/// `hidden`, on its device.
+bool takes_cross_entropy_rows(const torch::Tensor& hidden, int64_t classes);
+
+/// Returns the cross-entropy [T] (float32) of each row of logits [T, V] on a GPU (contiguous, fresh
+/// memory). With `factor` (float32 scalar on the GPU) it overwrites the logits with options.factor
+/// times `factor` times the gradient; undefined leaves them. The host does not wait. A label out of
+/// range makes the loss of its row NaN.
+torch::Tensor cross_entropy_rows_(torch::Tensor& logits, const torch::Tensor& labels,
+                                  const torch::Tensor& factor, const CrossEntropyRows& options);
+
 }  // namespace diffattn
