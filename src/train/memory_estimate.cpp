@@ -116,12 +116,13 @@ MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count)
   // Over micro-batches they add up in float32.
   const Bytes gradient = !copies ? 4 : config.train.accumulate > 1 ? 6 : 2;
   estimate.gradients = whole_bytes(parameters * gradient + tokens * layer.working);
-  // The layer that is recomputed reuses what it has kept.
+  // On a GPU a layer's input is two terms of a sum. The layer that is recomputed reuses what it has
+  // kept.
+  const Bytes inputs = (gpu ? 2 : 1) * hidden_rows;
   const auto kept = Bytes(kept_bytes(config));
-  const Bytes activations =
-      config.train.activation_checkpointing
-          ? layers * (hidden_rows + tokens * kept) + tokens * (layer.saved - kept)
-          : layers * tokens * layer.saved;
+  const Bytes activations = config.train.activation_checkpointing
+                                ? layers * (inputs + tokens * kept) + tokens * (layer.saved - kept)
+                                : layers * tokens * layer.saved;
   estimate.activations = whole_bytes(activations + 2 * hidden_rows);  // around the last norm
   const Bytes chunk = std::min(Bytes(nn::default_chunk_bytes(torch::Device(config.train.device))),
                                tokens * Bytes(m.vocab_size) * wide);

@@ -11,7 +11,7 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Run = std::function<Tensor(const Tensor&, const Tensor&)>;
+using Run = std::function<void(ResidualStream&, const Tensor&)>;
 
 /// An autocast region for one run. The backward pass runs outside the caller's region, so the
 /// second run needs its own. Both runs disable autocast's cache of cast weights: casts of the first
@@ -49,12 +49,25 @@ struct SecondRun : torch::CustomClassHolder {
   torch::ScalarType type = torch::kFloat32;
 };
 
+Tensor or_undefined(const std::optional<Tensor>& tensor) { return tensor.value_or(Tensor()); }
+
+std::optional<Tensor> optional(const Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+/// Returns the defined tensors of a stream: its sum and perhaps a branch.
+variable_list tensors_of(const ResidualStream& stream) {
+  if (!stream.pending().defined()) return {stream.sum()};
+  return {stream.sum(), stream.pending()};
+}
+
 class Checkpoint : public torch::autograd::Function<Checkpoint> {
  public:
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::optional<Tensor>& given,
-                        const Run& run, KeepAttention keep) {
-    const Tensor context = given.value_or(Tensor());
-    const auto device = x.device().type();
+  static variable_list forward(AutogradContext* ctx, const Tensor& sum,
+                               const std::optional<Tensor>& branch,
+                               const std::optional<Tensor>& context, const Run& run,
+                               KeepAttention keep) {
+    const auto device = sum.device().type();
     auto second = c10::make_intrusive<SecondRun>();
     second->run = run;
     second->autocast = at::autocast::is_autocast_enabled(device);
@@ -62,39 +75,47 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     ctx->saved_data["second_run"] = c10::IValue::make_capsule(second);
     const Autocast region(device, second->autocast, second->type);
     const CheckpointedCalls calls(keep);
-    Tensor out = run(x, context);
-    variable_list saved{x, context};
+    ResidualStream stream(sum, or_undefined(branch));
+    run(stream, or_undefined(context));
+    variable_list saved{sum, or_undefined(branch), or_undefined(context)};
     saved.insert(saved.end(), calls.tensors().begin(), calls.tensors().end());
     ctx->save_for_backward(std::move(saved));
-    return out;
+    return tensors_of(stream);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto second =
         c10::static_intrusive_pointer_cast<SecondRun>(ctx->saved_data["second_run"].toCapsule());
     const auto saved = ctx->get_saved_variables();
-    const Tensor x = saved[0].detach().requires_grad_(true);
-    Tensor context = saved[1];
-    if (context.defined()) context = context.detach().requires_grad_(saved[1].requires_grad());
+    const auto input = [](const Tensor& tensor) {
+      return tensor.defined() ? tensor.detach().requires_grad_(tensor.requires_grad()) : tensor;
+    };
+    const Tensor sum = saved[0].detach().requires_grad_(true);
+    const Tensor branch = input(saved[1]), context = input(saved[2]);
     const torch::AutoGradMode enable(true);
-    Tensor out;
+    ResidualStream stream(sum, branch);
     {
-      const Autocast region(x.device().type(), second->autocast, second->type);
-      const CheckpointedCalls calls(variable_list(saved.begin() + 2, saved.end()));
-      out = second->run(x, context);
+      const Autocast region(sum.device().type(), second->autocast, second->type);
+      const CheckpointedCalls calls(variable_list(saved.begin() + 3, saved.end()));
+      second->run(stream, context);
     }
-    torch::autograd::backward({out}, {grads[0]});
-    return {x.grad(), context.defined() ? context.grad() : Tensor(), Tensor(), Tensor()};
+    torch::autograd::backward(tensors_of(stream), grads);
+    const auto gradient = [](const Tensor& tensor) {
+      return tensor.defined() ? tensor.grad() : Tensor();
+    };
+    return {sum.grad(), gradient(branch), gradient(context), Tensor(), Tensor()};
   }
 };
 
 }  // namespace
 
-Tensor run_checkpointed(const Run& run, const Tensor& x, const Tensor& context,
-                        KeepAttention keep) {
-  TORCH_CHECK(x.requires_grad(),
+void run_checkpointed(const Run& run, ResidualStream& stream, const Tensor& context,
+                      KeepAttention keep) {
+  TORCH_CHECK(stream.sum().requires_grad(),
               "activation checkpointing: expected a layer input that requires a gradient");
-  return Checkpoint::apply(x, context.defined() ? std::optional(context) : std::nullopt, run, keep);
+  const variable_list results =
+      Checkpoint::apply(stream.sum(), optional(stream.pending()), optional(context), run, keep);
+  stream = ResidualStream(results.front(), results.size() > 1 ? results.back() : Tensor());
 }
 
 }  // namespace diffattn::nn

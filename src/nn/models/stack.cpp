@@ -108,16 +108,11 @@ ModelOutput StackImpl::forward(const ModelInput& input) {
       block->run(rows, self, block->cross_attn ? &cross_rows : nullptr, trace, cross_trace);
     };
     const Tensor context = input.context.value_or(Tensor());
-    if (!checkpointed) {
+    if (checkpointed) {
+      run_checkpointed(run, stream, context, keep_);
+    } else {
       run(stream, context);
-      continue;
     }
-    const auto run_rows = [run](const Tensor& rows, const Tensor& its_context) {
-      ResidualStream own(rows);
-      run(own, its_context);
-      return own.value();
-    };
-    stream = ResidualStream(run_checkpointed(run_rows, stream.value(), context, keep_));
   }
   output.last = stream.normed_in_full(norm);
   if (input.keep_hidden) output.hidden.push_back(output.last);

@@ -24,6 +24,7 @@ torch::ScalarType product_type(const Tensor& x) {
 void ResidualStream::add(const Tensor& branch) {
   value();
   pending_ = branch;
+  if (!sum_.is_cuda()) value();
 }
 
 const Tensor& ResidualStream::value() {

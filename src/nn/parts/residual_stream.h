@@ -11,11 +11,12 @@
 namespace diffattn::nn {
 
 /// The residual stream of a stack of blocks: the running sum to which every branch (attention,
-/// feed-forward layer) adds its result. It delays each sum until somebody reads it. If a norm reads
-/// it, one kernel computes the sum and the norm.
+/// feed-forward layer) adds its result. On a GPU it delays each sum until somebody reads it. If a
+/// norm reads it, one kernel computes the sum and the norm.
 class ResidualStream {
  public:
-  explicit ResidualStream(torch::Tensor x) : sum_(std::move(x)) {}
+  explicit ResidualStream(torch::Tensor sum, torch::Tensor pending = {})
+      : sum_(std::move(sum)), pending_(std::move(pending)) {}
 
   /// Adds the result of a branch.
   void add(const torch::Tensor& branch);
@@ -30,12 +31,16 @@ class ResidualStream {
   /// Returns the stream itself.
   const torch::Tensor& value();
 
+  /// The two terms of the stream: a sum, and a branch that it does not contain yet or undefined.
+  const torch::Tensor& sum() const { return sum_; }
+  const torch::Tensor& pending() const { return pending_; }
+
  private:
   /// Computes the pending sum and the norm with one kernel, if there is one.
   std::optional<torch::Tensor> fused(const RMSNorm& norm, torch::ScalarType type);
 
   torch::Tensor sum_;
-  torch::Tensor pending_;  // a branch that sum_ does not contain yet; may be undefined
+  torch::Tensor pending_;
 };
 
 }  // namespace diffattn::nn
