@@ -10,6 +10,8 @@ namespace {
 /// BackendSelect would send the creation of a tensor to the CPU, so it is left out. Initialisation
 /// goes to the Meta backend because its key has a higher priority than that of the CPU.
 struct NoStorage {
+  // The guard of an included key leaves its backend behind, so the state is put back as a whole.
+  c10::impl::ForceDispatchKeyGuard restore;
   c10::impl::IncludeDispatchKeyGuard meta{c10::DispatchKey::Meta};
   c10::impl::ExcludeDispatchKeyGuard no_choice{c10::DispatchKey::BackendSelect};
 };

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <torch/torch.h>
@@ -38,6 +39,7 @@ TEST(ParameterCount, TakesNoMemoryAndChangesNoBits) {
                                 {"model.num_hidden_layers", "100"},
                                 {"model.num_attention_heads", "256"}});
   const auto data = open_task_data(config);
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
   rusage before{}, after{};
   getrusage(RUSAGE_SELF, &before);
   const int64_t parameters = parameter_count(config, *data);
@@ -45,6 +47,7 @@ TEST(ParameterCount, TakesNoMemoryAndChangesNoBits) {
   EXPECT_GT(parameters, 1'200'000'000'000);
   EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 64 << 10);  // KiB
   EXPECT_GT(estimate_memory(config, parameters).total(), 16 * parameters);
+  EXPECT_EQ(c10::impl::tls_local_dispatch_key_set().included_, keys.included_);
   EXPECT_TRUE(torch::zeros({1}).is_cpu());
 }
 
