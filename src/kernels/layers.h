@@ -128,8 +128,8 @@ struct AddRmsNorm {
 };
 void add_rms_norm(const AddRmsNorm& params, void* stream);
 
-/// Its gradient: dx = dh + the norm's gradient of dy, for x and branch alike. `blocks` thread blocks
-/// each write a share of the weight's gradient.
+/// Its gradient: dx = dh + the norm's gradient of dy, for x and branch alike. `blocks` thread
+/// blocks each write a share of the weight's gradient.
 struct AddRmsNormBackward {
   const void* dy = nullptr;       // [rows, width]
   const void* dh = nullptr;       // [rows, width]; null: zeros
