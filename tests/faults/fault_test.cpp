@@ -117,14 +117,14 @@ TEST(FaultPoints, NothingIsLostButTheStepsSinceTheLastCheckpoint) {
   const std::vector<Fault> chosen = diffattn::testing::faults_of(calls, kSample);
   std::map<std::string, int> count;
   for (const Fault& one : chosen) {
-    const std::string name =
-        diffattn::testing::name_of(calls[static_cast<size_t>(one.at)], one.kind);
+    const FaultCall call = calls[static_cast<size_t>(one.at)];
+    const std::string name = diffattn::testing::name_of(call, one.kind);
     SCOPED_TRACE("call " + std::to_string(one.at) + ": " + name);
     ++count[name];
     const TempFolder folder;
     const std::string run = folder / "run";
     const End first = train_with(one, run, 0);
-    EXPECT_TRUE(diffattn::testing::is_expected(first.code, one.kind)) << first.code;
+    EXPECT_TRUE(diffattn::testing::is_expected(first.code, call, one.kind)) << first.code;
     const End second = train_with({}, run, first.told);
     ASSERT_EQ(second.code, kEnded) << "after a checkpoint at step " << first.told;
     EXPECT_TRUE(results(run) == expected);

@@ -42,9 +42,11 @@ End run_child(const FaultyFolder& where, const Fault& fault,
   return end;
 }
 
-bool is_expected(int code, FaultKind kind) {
+bool is_expected(int code, FaultCall call, FaultKind kind) {
   if (kind == kFaultKill) return code == -1;
-  return code == kEnded || (code == kFailed && kind != kFaultShortWrite);
+  if (kind == kFaultShortWrite) return code == kEnded;
+  const bool must_fail = call == kCallWrite || call == kCallSync;
+  return code == kFailed || (code == kEnded && !must_fail);
 }
 
 std::vector<Fault> faults_of(const std::vector<FaultCall>& calls, size_t sample) {

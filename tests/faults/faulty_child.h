@@ -37,8 +37,9 @@ using Tell = std::function<void(int64_t)>;  // of a number >= 0
 End run_child(const FaultyFolder& where, const Fault& fault,
               const std::function<int(const Tell&)>& work);
 
-/// True if a child process may end with `code` after such a fault.
-bool is_expected(int code, FaultKind kind);
+/// True if a child process may end with `code` after such a fault. A write or a sync that failed
+/// must be an error; a rename or a close may concern what is no longer needed.
+bool is_expected(int code, FaultCall call, FaultKind kind);
 
 /// Returns every call with every fault that it can have, or about `sample` of these unless
 /// DIFFATTN_TEST_FAULTS is "all".

@@ -94,12 +94,12 @@ TEST(FaultPoints, AConvertedFolderIsWholeOrAsItWas) {
     EXPECT_TRUE(contents_of(without_flags.path()) == contents_of(undisturbed.path()));
     const auto chosen = testing::faults_of(reference.calls, /*sample=*/80);
     for (const Fault& one : chosen) {
-      SCOPED_TRACE("call " + std::to_string(one.at) + ": " +
-                   testing::name_of(reference.calls[static_cast<size_t>(one.at)], one.kind) +
+      const FaultCall call = reference.calls[static_cast<size_t>(one.at)];
+      SCOPED_TRACE("call " + std::to_string(one.at) + ": " + testing::name_of(call, one.kind) +
                    (replaces ? ", replacing" : ""));
       const TempFolder folder;
       const End end = convert_in(folder, one);
-      EXPECT_TRUE(testing::is_expected(end.code, one.kind)) << end.code;
+      EXPECT_TRUE(testing::is_expected(end.code, call, one.kind)) << end.code;
       const Contents got = contents_of(folder / "out");
       EXPECT_TRUE(got == expected || (end.code != kEnded && got == before));
       if (one.kind != kFaultKill) {
@@ -158,11 +158,11 @@ TEST(FaultPoints, AComparedModelIsWholeOrAbsent) {
   const Contents model = contents_of(undisturbed.path() + run + "/model");
   const auto chosen = testing::faults_of(reference.calls, /*sample=*/25);
   for (const Fault& one : chosen) {
-    SCOPED_TRACE("call " + std::to_string(one.at) + ": " +
-                 testing::name_of(reference.calls[static_cast<size_t>(one.at)], one.kind));
+    const FaultCall call = reference.calls[static_cast<size_t>(one.at)];
+    SCOPED_TRACE("call " + std::to_string(one.at) + ": " + testing::name_of(call, one.kind));
     const TempFolder folder;
     const End end = compare_with(one, folder.path());
-    EXPECT_TRUE(testing::is_expected(end.code, one.kind)) << end.code;
+    EXPECT_TRUE(testing::is_expected(end.code, call, one.kind)) << end.code;
     const Contents got = contents_of(folder.path() + run + "/model");
     EXPECT_TRUE(got == model || (end.code != kEnded && got.empty()));
     if (fs::exists(folder.path() + run + "/config.toml")) {
