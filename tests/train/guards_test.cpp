@@ -13,12 +13,12 @@
 #include "diffattn/io/file.h"
 #include "diffattn/io/json.h"
 #include "diffattn/train/run.h"
+#include "diffattn/train/task_data.h"
 #include "tests/io/test_files.h"
+#include "tests/ops/operator_calls.h"
 #include "tests/train/counting_rows.h"
-#include "train/checkpoint_folder.h"
 #include "train/checkpoints.h"
 #include "train/new_model.h"
-#include "train/run_lock.h"
 
 namespace diffattn::train::guards_test {
 namespace {
@@ -66,6 +66,52 @@ TEST(Trainer, ClipsGradientsThatAreLongerThanTheLimit) {
   }
 }
 
+TEST(Trainer, KeptResultsNeedNoSecondForward) {
+  const auto forwards = [](const char* keep) {
+    const RunConfig config =
+        small_run({{"train.activation_checkpointing", "true"}, {"train.keep_attention", keep}});
+    Trainer trainer(new_model(config), config);
+    CountingRows rows;
+    const diffattn::testing::OperatorCalls calls;
+    trainer.step(rows);
+    return calls.of("diffattn::attention_forward");
+  };
+  EXPECT_GT(forwards("results"), 0);
+  EXPECT_EQ(forwards("nothing"), 2 * forwards("results"));
+}
+
+TEST(Trainer, CountsTheTokensOfBothSidesOfASummary) {
+  RunConfig config;
+  config.set_all({{"task", "summarize"},
+                  {"model.hidden_size", "8"},
+                  {"model.num_hidden_layers", "1"},
+                  {"model.num_attention_heads", "2"},
+                  {"train.batch_size", "2"},
+                  {"train.peak_tflops", "1"}});
+  const auto data = open_task_data(config);
+  Trainer trainer(new_task_model(config, *data), config);
+  const auto rows = data->train_batches();
+  const std::string here = rows->position();
+  const Batch batch = rows->next();
+  rows->seek(here);
+  ASSERT_GT(batch.target_ids.numel(), 0);
+  EXPECT_EQ(trainer.step(*rows).model_tokens, batch.ids.numel() + batch.target_ids.numel());
+}
+
+/// The loss of one batch is NaN.
+class PoisonedRows : public CountingRows {
+ public:
+  explicit PoisonedRows(int64_t bad) : bad_(bad) {}
+  Batch next() override {
+    Batch batch = CountingRows::next();
+    if (++taken_ == bad_) batch.mask.mask(torch::full({8, 8}, std::nanf("")));
+    return batch;
+  }
+
+ private:
+  int64_t bad_, taken_ = 0;
+};
+
 /// What a run did, by step.
 struct Done {
   Steps logged, evaluated, with_statistics, saved;
@@ -73,10 +119,11 @@ struct Done {
   Outcome outcome = Outcome::kDone;
 };
 
-Done train_with(const RunConfig& config, bool validates, int64_t stop_at = -1) {
+Done train_with(const RunConfig& config, bool validates, int64_t stop_at = -1, int64_t bad = -1) {
   const TempFolder folder;
   train::Run run(folder.path(), config, new_model(config));
-  CountingRows train, valid;
+  PoisonedRows train(bad);
+  CountingRows valid;
   Done done;
   RunEvents events;
   events.on_checkpoint = [&](const std::string& path) {
@@ -90,8 +137,8 @@ Done train_with(const RunConfig& config, bool validates, int64_t stop_at = -1) {
     const auto json = io::parse_json(line, "metrics.jsonl");
     const io::JsonValue values(json, "metrics.jsonl");
     const int64_t step = values.at("step").to_int();
-    if (values.find("loss")) done.logged.push_back(step);
-    if (values.find("valid_loss")) done.evaluated.push_back(step);
+    if (values.find("learning_rate")) done.logged.push_back(step);
+    if (values.find("valid_perplexity")) done.evaluated.push_back(step);
     if (values.find("layer.0.focus")) done.with_statistics.push_back(step);
   }
   return done;
@@ -127,12 +174,15 @@ TEST(Run, DoesEachThingWhenItIsDueAndAtTheEnd) {
   EXPECT_EQ(stopped.logged, (Steps{1, 2}));
   EXPECT_EQ(stopped.saved, (Steps{2}));
   EXPECT_FALSE(stopped.has_model);
+
+  const Done skipped = train_with(every("7", "0", "0", "100"), false, /*stop_at=*/-1, /*bad=*/3);
+  EXPECT_EQ(skipped.logged, (Steps{3, 7}));
 }
 
 TEST(Run, KeepsTheModelWithTheSmallestValidationLoss) {
   const TempFolder folder;
   const RunConfig config = small_run({{"train.eval_every", "1"}, {"train.learning_rate", "10"}});
-  train::Run run(folder.path(), config, new_model(config));
+  auto run = std::make_unique<train::Run>(folder.path(), config, new_model(config));
   CountingRows train, valid;
   double least = INFINITY;
   std::string kept;
@@ -140,12 +190,16 @@ TEST(Run, KeepsTheModelWithTheSmallestValidationLoss) {
   events.on_evaluation = [&](int64_t, const Evaluation& result, bool best) {
     EXPECT_EQ(best, result.loss() < least);
     least = std::min(least, result.loss());
-    const std::string weights = io::read_text(run.model_folder() + "/model.safetensors", 1 << 20);
+    const std::string weights = io::read_text(run->model_folder() + "/model.safetensors", 1 << 20);
     EXPECT_EQ(best, weights != kept);
     kept = weights;
   };
-  run.go(train, &valid, events);
-  EXPECT_EQ(run.trainer().state.best_valid_loss, least);
+  run->go(train, &valid, events);
+  EXPECT_EQ(run->trainer().state.best_valid_loss, least);
+  run.reset();  // frees the folder
+  train::Run resumed(folder.path(), config, new_model(config));
+  ASSERT_TRUE(resumed.resume(train));
+  EXPECT_EQ(resumed.trainer().state.best_valid_loss, least);
 }
 
 TEST(Resume, ACheckpointOfSeveralProcessesIsRefused) {
@@ -168,58 +222,6 @@ TEST(Resume, AFolderWithoutCheckpointsStartsAnew) {
   EXPECT_FALSE(run.has_checkpoint());
   EXPECT_FALSE(run.resume(train));
   EXPECT_FALSE(run.intact_checkpoint());
-}
-
-TEST(Checkpoints, NamesAreReadAsTheyAreWritten) {
-  EXPECT_EQ(checkpoint_step("step-0"), 0);
-  EXPECT_EQ(checkpoint_step("step-120"), 120);
-  for (const char* name : {"", "step-", "step--1", "step-05", "step-5x", "step- 5", "stop-5",
-                           "step-99999999999999999999", "latest"}) {
-    EXPECT_FALSE(checkpoint_step(name)) << name;
-  }
-}
-
-TEST(Checkpoints, TheNewestIntactOneBeforeAStepIsFound) {
-  const TempFolder folder;
-  Checkpoints checkpoints(folder.path(), /*keep=*/4);
-  for (const int64_t step : {5, 10, 15, 20}) {
-    checkpoints.save(
-        step, 1, [](const std::string& target) { io::write_text(target + "/config.json", "{}"); });
-  }
-  EXPECT_EQ(checkpoints.steps(), (Steps{5, 10, 15, 20}));
-  EXPECT_EQ(checkpoints.intact_before(20), 15);
-  io::write_text(checkpoints.folder_of(15) + "/config.json", "[]");
-  EXPECT_EQ(checkpoints.intact_before(20), 10);
-  fs::remove(checkpoints.folder_of(10) + "/complete");
-  EXPECT_EQ(checkpoints.intact_before(20), 5);
-  EXPECT_FALSE(checkpoints.intact_before(5));
-  EXPECT_TRUE(holds(error_of([&] { checkpoints.choose(10); }), "step-5 step-15 step-20"));
-}
-
-TEST(Checkpoints, AMissingNewestWithoutOthersAsksForAnotherFolder) {
-  const TempFolder folder;
-  Checkpoints checkpoints(folder.path(), 2);
-  checkpoints.save(
-      5, 1, [](const std::string& target) { io::write_text(target + "/config.json", "{}"); });
-  fs::remove_all(checkpoints.folder_of(5));
-  EXPECT_TRUE(holds(error_of([&] { checkpoints.choose(); }), "start again with another --out"));
-  EXPECT_TRUE(holds(error_of([&] { checkpoints.choose(5); }), "complete ones: none"));
-}
-
-TEST(RunLock, NamesWhatCannotBeUsed) {
-  const TempFolder folder;
-  folder.put("file", "");
-  EXPECT_TRUE(holds(error_of([&] { RunLock lock(folder / "file/run"); }), "could not create"));
-  fs::create_directories(folder / "run/.lock");
-  EXPECT_TRUE(holds(error_of([&] { RunLock lock(folder / "run"); }), "could not be opened"));
-}
-
-TEST(CheckpointFolder, NamesWhatCannotBeWritten) {
-  const TempFolder folder;
-  EXPECT_TRUE(holds(error_of([&] { make_folder(folder / "none/new"); }), "could not create"));
-  EXPECT_TRUE(holds(error_of([&] { sync_folder(folder / "none"); }), "could not be opened"));
-  EXPECT_TRUE(holds(error_of([&] { replace_folder(folder / "none", folder / "new"); }),
-                    "could not be put in place"));
 }
 
 }  // namespace
