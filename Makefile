@@ -2,7 +2,7 @@
 # Every target first runs a script of scripts/, which installs what is missing and is quick when
 # nothing is. check, format and docs need neither torch nor CMake.
 .DEFAULT_GOAL := build
-.PHONY: build test test-long demo bench python wheel docs format check asan tsan fuzz coverage clean help setup
+.PHONY: build test test-long demo bench python wheel docs format check asan asan-torch tsan fuzz coverage clean help setup
 
 PRESET ?= release
 CUDA ?= AUTO
@@ -69,6 +69,12 @@ docs:  ## API pages of include/diffattn by Doxygen: build/docs/html/index.html
 asan: setup  ## everything without torch under AddressSanitizer and UBSan
 	@$(MAKE) --no-print-directory test PRESET=asan
 
+asan-torch: setup  ## everything with torch under AddressSanitizer and UBSan
+	@test build/asan-torch/build.ninja -nt $(TOOLCHAIN) || \
+	  $(CMAKE) --preset asan-torch -DDIFFATTN_PYTHON=$(PYTHON)
+	@$(CMAKE) --build --preset asan-torch -j $(JOBS)
+	@$(CTEST) --preset asan-torch -j $(JOBS)
+
 tsan: setup  ## everything without torch under ThreadSanitizer
 	@$(MAKE) --no-print-directory test PRESET=tsan
 
@@ -86,14 +92,17 @@ fuzz-build: setup
 	@test build/fuzz/build.ninja -nt $(TOOLCHAIN) || $(CMAKE) --preset fuzz -DDIFFATTN_PYTHON=$(PYTHON)
 	@$(CMAKE) --build --preset fuzz -j $(JOBS)
 
-# TORCH=ON measures src/train and apps too, with every test of the build; that takes as long as `make test`.
+# TORCH=ON measures src/train and apps too. The tests of the program then take most of the time.
+COVERED_TARGETS = io_tests tokenizer_tests convert_tests data_tests fuzz_targets \
+  $(if $(filter ON,$(TORCH)),train_tests diffattn_program allocation_limit)
+COVERED_TESTS = ^(fuzz$(if $(filter ON,$(TORCH)),|train|program))($$|[.])
 coverage: setup  ## share of the lines of src/io and src/convert that their tests run
 	@$(CMAKE) --preset coverage -DDIFFATTN_TORCH=$(or $(TORCH),OFF) -DDIFFATTN_PYTHON=$(PYTHON)
-	@$(CMAKE) --build --preset coverage -j $(JOBS) $(if $(filter ON,$(TORCH)),--target all)
+	@$(CMAKE) --build --preset coverage -j $(JOBS) --target $(COVERED_TARGETS)
 	@tools/coverage.py --reset
 	@for tests in io_tests tokenizer_tests convert_tests data_tests; do \
 	  DIFFATTN_TEST_SCALE=0.1 build/coverage/$$tests --gtest_brief=1 || exit 1; done
-	@$(CTEST) --test-dir build/coverage -j $(JOBS) --output-on-failure $(if $(filter ON,$(TORCH)),,-R '^fuzz\.')
+	@$(CTEST) --test-dir build/coverage -j $(JOBS) --output-on-failure -R '$(COVERED_TESTS)'
 	@tools/coverage.py --minimum 90 src/io src/convert $(if $(filter ON,$(TORCH)),src/train apps)
 
 # Run it before a release. The sanitizers keep a tenth of the random cases: CMakePresets.json.
@@ -106,6 +115,7 @@ test-long: setup  ## before a release: the analyser, more cases, wheels for all 
 	@$(MAKE) --no-print-directory wheel TORCHES="$(or $(TORCHES),2.11 2.13 2.15)"
 	@tools/test_wheels
 	@$(MAKE) --no-print-directory asan
+	@$(MAKE) --no-print-directory asan-torch
 	@$(MAKE) --no-print-directory tsan
 	@$(MAKE) --no-print-directory fuzz-build
 	@tools/fuzz.py --inputs $(LONG_INPUTS) --jobs $(JOBS)

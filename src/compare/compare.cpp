@@ -251,9 +251,10 @@ class Runner {
     if (options_.models_folder.empty()) return;
     const std::string run = options_.models_folder + "/" + file_name(options_.models[model].name) +
                             "-seed" + std::to_string(trained.config.seed);
-    const std::string temporary = run + "/.writing-model";
-    std::filesystem::remove_all(temporary);
-    std::filesystem::create_directories(temporary);
+    std::filesystem::create_directories(run);
+    train::remove_unfinished(run);
+    const std::string temporary = run + "/" + train::kUnfinished + "model";
+    train::make_folder(temporary);
     trained.trainer->task_model().save(temporary);
     if (trained.data->tokenizer) {
       trained.data->tokenizer->write(temporary + "/" + io::kTokenizerFile);

@@ -17,6 +17,8 @@ from train_test import Runs, program, start, wait_until_training
 
 KILLS = int(os.environ.get("DIFFATTN_TEST_KILLS", "8"))
 ALLOCATION_LIMIT = os.environ["DIFFATTN_ALLOCATION_LIMIT"]
+# AddressSanitizer has its own malloc and reserves terabytes of addresses.
+OWN_MEMORY = unittest.skipIf("ASAN_OPTIONS" in os.environ, "AddressSanitizer manages the memory")
 
 
 class Resuming(Runs):
@@ -144,6 +146,7 @@ class Resuming(Runs):
             self.assertEqual(result.returncode, 1, setting)
             self.assertRegex(result.stderr, "key .* as in the checkpoint, got .*; .*data and settings")
 
+    @OWN_MEMORY
     def test_out_of_memory_is_exit_code_4_with_what_to_change(self):
         def limit():
             resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
@@ -154,6 +157,7 @@ class Resuming(Runs):
         self.assertIn("train.batch_size", result.stderr)
         self.assertIn("activation_checkpointing", result.stderr)
 
+    @OWN_MEMORY
     def test_every_verb_that_runs_out_of_memory_says_what_to_change(self):
         """Allocations above a limit fail, as on a machine without memory."""
         model, corpus = self.whole / "model", self.folder / "corpus.txt"

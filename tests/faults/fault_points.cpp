@@ -16,7 +16,7 @@ namespace {
 
 constexpr long kMaxRecorded = 65536;
 
-char run_folder[PATH_MAX];
+char watched_folder[PATH_MAX], watched_names[256];
 long fault_at = -1, seen = 0;
 FaultKind fault_kind = kFaultNone;
 std::array<FaultCall, kMaxRecorded> calls;
@@ -26,14 +26,21 @@ Function* real(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
-/// True for a path of the run's checkpoints or model folder, and for the run folder itself, which
-/// is synced after the model was renamed. metrics.jsonl and the other files of a run do not count.
+/// True for the watched folder itself, which is synced after a rename, and for a path in it under
+/// one of the watched names.
 bool counts(const char* path) {
-  const size_t length = strlen(run_folder);
-  if (length == 0 || strncmp(path, run_folder, length) != 0) return false;
-  const char* rest = path + length;
-  return *rest == '\0' || strncmp(rest, "/checkpoints", 12) == 0 ||
-         strncmp(rest, "/model", 6) == 0 || strncmp(rest, "/.writing-model", 15) == 0;
+  const size_t length = strlen(watched_folder);
+  if (length == 0 || strncmp(path, watched_folder, length) != 0) return false;
+  if (path[length] == '\0') return true;
+  if (path[length] != '/') return false;
+  const char* const rest = path + length + 1;
+  const char* name = watched_names;
+  do {
+    const size_t size = strcspn(name, " ");
+    if (strncmp(rest, name, size) == 0) return true;
+    name += size + (name[size] == ' ');
+  } while (*name != '\0');
+  return false;
 }
 
 /// Writes the path of an open file to `path`, or an empty string.
@@ -45,7 +52,7 @@ void path_of(int fd, char* path, size_t size) {
 }
 
 bool counts(int fd) {
-  if (run_folder[0] == '\0') return false;
+  if (watched_folder[0] == '\0') return false;
   char path[PATH_MAX];
   path_of(fd, path, sizeof path);
   return counts(path);
@@ -75,8 +82,9 @@ bool failed(FaultKind kind) {
 
 extern "C" {
 
-void fault_points_arm(const char* folder, long at, FaultKind kind) {
-  snprintf(run_folder, sizeof run_folder, "%s", folder);
+void fault_points_arm(const char* folder, const char* names, long at, FaultKind kind) {
+  snprintf(watched_folder, sizeof watched_folder, "%s", folder);
+  snprintf(watched_names, sizeof watched_names, "%s", names);
   fault_at = at;
   fault_kind = kind;
   seen = 0;
@@ -124,7 +132,12 @@ int renameat(int from_directory, const char* from, int to_directory, const char*
 int renameat2(int from_directory, const char* from, int to_directory, const char* to,
               unsigned flags) {
   static auto* const next = real<int(int, const char*, int, const char*, unsigned)>("renameat2");
-  if (counts_at(to_directory, to) && failed(next_fault(kCallRename))) return -1;
+  const bool counted = counts_at(to_directory, to);
+  if (counted && flags != 0 && fault_kind == kFaultNoFlags) {
+    errno = EINVAL;
+    return -1;
+  }
+  if (counted && failed(next_fault(kCallRename))) return -1;
   return next(from_directory, from, to_directory, to, flags);
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 // A library that stands before libc and makes one chosen call fail. It counts the calls that write
-// checkpoints and model folders of one run: write, pwrite, fsync, rename and close.
+// in one folder: write, pwrite, fsync, rename and close.
 
 extern "C" {
 
@@ -12,12 +12,15 @@ enum FaultKind {
   kFaultIo,          // fails with EIO
   kFaultShortWrite,  // writes half of the bytes; other calls do not fail
   kFaultKill,        // SIGKILL before the call
+  kFaultNoFlags,     // every renameat2 with flags fails with EINVAL, as on some file systems
 };
 
 enum FaultCall { kCallWrite = 0, kCallSync, kCallRename, kCallClose };
 
-/// Starts to count from 0 and makes call number `at` of the run in `folder` fail once.
-void fault_points_arm(const char* folder, long at, FaultKind kind);
+/// Starts to count from 0 and makes call number `at` in `folder` fail once. What lies in the folder
+/// counts if its name begins with one of `names`, which are separated by spaces; an empty text
+/// stands for all names.
+void fault_points_arm(const char* folder, const char* names, long at, FaultKind kind);
 /// Returns the number of calls so far.
 long fault_points_seen();
 /// Returns the kind of call number `at`, for at < 65536.

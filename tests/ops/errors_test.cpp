@@ -104,6 +104,11 @@ const std::vector<Wrong>& wrong_calls() {
          c.lambda = torch::rand({2, 4, 3});
        },
        {"'lambda'", "[2, 3, 4]", "[2, 4, 3]"}},
+      {"lambda rank",
+       [](Call& c) {
+         c.lambda = torch::rand({2, 3});
+       },
+       {"'lambda'", "[2, 3, 4]", "shape [2, 3]"}},
       {"lambda integer",
        [](Call& c) { c.lambda = torch::ones({4}, torch::kLong); },
        {"'lambda'", "float32", "Long"}},
@@ -119,6 +124,9 @@ const std::vector<Wrong>& wrong_calls() {
       {"norm_weight shape",
        [](Call& c) { c.options.norm_eps(1e-5).norm_weight(torch::ones({8})); },
        {"'norm_weight'", "[16]", "[8]"}},
+      {"norm_weight rank",
+       [](Call& c) { c.options.norm_eps(1e-5).norm_weight(torch::ones({})); },
+       {"'norm_weight'", "[16]", "shape []"}},
       {"mask shape",
        [](Call& c) {
          c.options.mask(torch::ones({3, 4}, torch::kBool));
@@ -224,6 +232,33 @@ TEST(Errors, NameArgumentExpectedAndGot) {
 
 TEST(Errors, UnchangedCallWorks) {
   EXPECT_EQ(Call().run().sizes(), torch::IntArrayRef({2, 3, 4, 16}));
+}
+
+TEST(Errors, EveryFloatingTypeWorks) {
+  const Call call;
+  const Tensor want = call.run();
+  for (const auto type : {torch::kFloat64, torch::kBFloat16, torch::kFloat16}) {
+    Call other = call;
+    for (Tensor* t : {&other.q1, &other.q2, &other.k1, &other.k2, &other.v}) *t = t->to(type);
+    const Tensor out = other.run();
+    EXPECT_EQ(out.scalar_type(), type);
+    EXPECT_LT((out.to(torch::kFloat32) - want).abs().max().item<float>(), 0.05) << type;
+  }
+}
+
+TEST(Errors, TheStrideOfAnAxisOfSizeOneDoesNotMatter) {
+  Call call;
+  for (Tensor* t : {&call.q1, &call.q2, &call.k1, &call.k2}) *t = t->slice(3, 0, 1).contiguous();
+  const Tensor want = call.run();
+  call.q1 = call.q1.as_strided(call.q1.sizes(), {12, 4, 1, 5});
+  EXPECT_TRUE(call.run().equal(want));
+}
+
+TEST(Errors, NoPackedSequenceIsAnEmptyResult) {
+  Call call;
+  for (Tensor* t : {&call.q1, &call.q2, &call.k1, &call.k2, &call.v}) *t = t->slice(0, 0, 0);
+  make_packed(call, {0}, {0});
+  EXPECT_EQ(call.run().sizes(), torch::IntArrayRef({0, 4, 16}));
 }
 
 TEST(Errors, MapRanges) {

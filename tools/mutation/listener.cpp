@@ -18,12 +18,14 @@ class ReachedMutants : public testing::EmptyTestEventListener {
 
  private:
   void OnTestStart(const testing::TestInfo&) override {
-    for (auto& each : diffattn_mutation::reached) each = false;
+    for (int id = 0; id < diffattn_mutation::kMaxMutants; ++id) {
+      diffattn_mutation::reached()[id] = false;
+    }
   }
   void OnTestEnd(const testing::TestInfo& test) override {
     out_ << test.test_suite_name() << '.' << test.name() << ' ' << test.result()->elapsed_time();
     for (int id = 0; id < diffattn_mutation::kMaxMutants; ++id) {
-      if (diffattn_mutation::reached[id]) out_ << ' ' << id;
+      if (diffattn_mutation::reached()[id]) out_ << ' ' << id;
     }
     out_ << std::endl;
   }

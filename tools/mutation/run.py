@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -61,8 +62,19 @@ def add_listener(tree, targets):
         file.write_text(text)
 
 
+def torch_options(torch):
+    """The options of CMake that choose the torch of scripts/setup, or none."""
+    toolchain = ROOT / "build" / "toolchain.mk"
+    if not torch:
+        return ["-DDIFFATTN_TORCH=OFF"]
+    if not toolchain.exists():
+        sys.exit("run scripts/setup first, which finds or installs torch")
+    python = re.search(r"^PYTHON := (.*)$", toolchain.read_text(), re.M).group(1)
+    return [f"-DDIFFATTN_PYTHON={python}"]
+
+
 def build(tree, folder, targets, torch, jobs):
-    options = [] if torch else ["-DDIFFATTN_TORCH=OFF"]
+    options = torch_options(torch)
     subprocess.run(["cmake", "-G", "Ninja", "-S", tree, "-B", folder, "-DCMAKE_BUILD_TYPE=Debug", "-DDIFFATTN_CUDA=OFF",
                     f"-DCMAKE_CXX_FLAGS=-O1 -g0 -w -include {tree}/tools/mutation/switch.h", *options],
                    check=True, stdout=subprocess.DEVNULL)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <cstdlib>
 
@@ -11,7 +13,13 @@ namespace diffattn_mutation {
 
 inline constexpr int kMaxMutants = 1 << 14;
 
-__attribute__((visibility("default"))) inline std::atomic<bool> reached[kMaxMutants];
+/// Returns kMaxMutants flags, which a test shares with the child processes that it starts.
+__attribute__((visibility("default"))) inline std::atomic<bool>* reached() {
+  static auto* const flags = static_cast<std::atomic<bool>*>(
+      mmap(nullptr, kMaxMutants * sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE,
+           MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  return flags;
+}
 
 inline int chosen() {
   static const int id = [] {
@@ -22,7 +30,7 @@ inline int chosen() {
 }
 
 inline bool on(int id) {
-  if (chosen() == 0) reached[id].store(true, std::memory_order_relaxed);
+  if (chosen() == 0) reached()[id].store(true, std::memory_order_relaxed);
   return chosen() == id;
 }
 
