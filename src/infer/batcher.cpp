@@ -86,7 +86,13 @@ struct Batcher::Parts {
                          .most_tokens = lengths.back(),
                          .rule = rule_of(options)});
     }
-    if (!joining.empty()) engine->join(joining);
+    if (joining.empty()) return;
+    try {
+      engine->join(joining);
+    } catch (...) {  // such as no memory: these requests are gone, the others go on
+      for (const JoiningRow& row : joining) leave(row.slot);
+      throw;
+    }
   }
 
   /// Begins a step of all rows that want more tokens. Returns false if there are none.

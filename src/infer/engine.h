@@ -29,6 +29,7 @@ class Engine {
   virtual bool can_hold(int64_t tokens) const = 0;
 
   virtual void join(const std::vector<JoiningRow>& rows) = 0;
+  /// Also for a row whose `join` has thrown.
   virtual void leave(int64_t slot) = 0;
 
   /// Begins the next step, of slots [0, slots). Their sequences have up to `longest` tokens.

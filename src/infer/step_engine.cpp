@@ -12,6 +12,8 @@ namespace {
 using torch::Tensor;
 
 constexpr int64_t kLeastCapacity = 256;
+/// Tokens for which a row gets pages beyond those that it has, if the cache may grow.
+constexpr int64_t kTokensAhead = 256;
 
 int64_t power_of_two_from(int64_t x) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(x)));
@@ -63,15 +65,24 @@ bool StepEngine::can_hold(int64_t tokens) const { return pages_for({tokens}) <= 
 void StepEngine::join(const std::vector<JoiningRow>& rows) {
   stream_.follow_caller();  // parameters may still be on their way
   const StepStream::Scope scope(stream_);
-  reserve(rows);
+  int64_t new_pages = 0, longest = 0, slots = 0;
+  for (const JoiningRow& row : rows) {
+    const auto prompt = static_cast<int64_t>(row.prompt.size());
+    const int64_t tokens = tokens_ahead(prompt, row.most_tokens);
+    new_pages += cache_.pages_for(tokens);
+    longest = std::max(longest, tokens);
+    slots = std::max(slots, row.slot + 1);
+  }
+  reserve(new_pages, slots, longest);
   std::vector<PrefillRow> fresh;
   std::vector<SharedPrefix> sharing;
   for (const JoiningRow& row : rows) {
     SharedPrefix prefix = shared_prefix(row.prompt);
     cache_.share(prefix.row.pages);
     const auto shared = static_cast<int64_t>(prefix.row.pages.size());
-    Slot& slot = slots_[row.slot] = {row.prompt, prefix.row.pages};
-    const auto own = cache_.take(cache_.pages_for(row.most_tokens) - shared);
+    const auto tokens = static_cast<int64_t>(row.prompt.size());
+    Slot& slot = slots_[row.slot] = {row.prompt, prefix.row.pages, tokens, row.most_tokens};
+    const auto own = cache_.take(cache_.pages_for(tokens_ahead(tokens, row.most_tokens)) - shared);
     slot.pages.insert(slot.pages.end(), own.begin(), own.end());
     prefix.row.prompt = &slot.prompt;
     prefix.row.pages = slot.pages;
@@ -95,6 +106,7 @@ void StepEngine::join(const std::vector<JoiningRow>& rows) {
 void StepEngine::leave(int64_t number) {
   const StepStream::Scope scope(stream_);
   const auto slot = slots_.find(number);
+  if (slot == slots_.end()) return;      // it failed to join
   cache_.give_back(slot->second.pages);  // later work on the stream may write to them
   slots_.erase(slot);
   buffers_->steps.select(0, number).fill_(-1);
@@ -105,6 +117,7 @@ void StepEngine::leave(int64_t number) {
 
 void StepEngine::launch(int64_t slots, int64_t longest) {
   const StepStream::Scope scope(stream_);
+  grow(slots);
   const CapturedStep& step = captured(power_of_two_from(slots), longest);
   step_.kernels().launch(step.work, stream_.handle());
   stream_.mark();
@@ -123,15 +136,42 @@ Batcher::Load StepEngine::load() const {
   return load;
 }
 
-/// Makes room for more rows. What captured steps refer to may move, and then they are dropped.
-void StepEngine::reserve(const std::vector<JoiningRow>& joining) {
-  int64_t pages = cache_.used_pages(), longest = 0, rows = 0;
-  for (const JoiningRow& row : joining) {
-    pages += cache_.pages_for(row.most_tokens);
-    longest = std::max(longest, row.most_tokens);
-    rows = std::max(rows, power_of_two_from(row.slot + 1));
+/// Returns the tokens for which a row of `tokens` tokens has pages: all that it may need if the
+/// cache is bounded, so that it never waits for others.
+int64_t StepEngine::tokens_ahead(int64_t tokens, int64_t most_tokens) const {
+  return options_.cache_tokens() > 0 ? most_tokens : std::min(most_tokens, tokens + kTokensAhead);
+}
+
+/// Gives pages to the rows that need them in the next step.
+void StepEngine::grow(int64_t slots) {
+  int64_t new_pages = 0, longest = 0;
+  std::vector<std::pair<int64_t, int64_t>> growing;  // slot, pages
+  for (auto& [number, slot] : slots_) {
+    if (number >= slots) continue;
+    const auto held = static_cast<int64_t>(slot.pages.size());
+    const int64_t tokens = tokens_ahead(slot.tokens, slot.most_tokens);
+    if (cache_.pages_for(std::min(slot.tokens, slot.most_tokens)) > held) {
+      growing.emplace_back(number, cache_.pages_for(tokens) - held);
+      new_pages += growing.back().second;
+      longest = std::max(longest, tokens);
+    }
+    ++slot.tokens;
   }
-  const int64_t capacity = capacity_for(longest + depth());
+  if (growing.empty()) return;
+  reserve(new_pages, slots, longest);
+  for (const auto& [number, pages] : growing) {
+    Slot& slot = slots_[number];
+    const auto own = cache_.take(pages);
+    slot.pages.insert(slot.pages.end(), own.begin(), own.end());
+    set_row(buffers_->table, number, slot.pages);
+  }
+}
+
+/// Makes room for more pages, for slots [0, slots), and for sequences of `tokens` tokens. What
+/// captured steps refer to may move, and then they are dropped.
+void StepEngine::reserve(int64_t new_pages, int64_t slots, int64_t tokens) {
+  const int64_t pages = cache_.used_pages() + new_pages, rows = power_of_two_from(slots);
+  const int64_t capacity = capacity_for(tokens + depth());
   bool moved = pages > cache_.pages() - 1 &&
                cache_.reserve(std::min(most_pages(), power_of_two_from(pages)));
   moved = step_.reserve_positions(capacity) || moved;

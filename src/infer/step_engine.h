@@ -35,10 +35,12 @@ class StepEngine : public Engine {
   Batcher::Load load() const override;
 
  private:
-  /// A row in its slot: the prompt and all its pages.
+  /// A row in its slot.
   struct Slot {
-    std::vector<int64_t> prompt;
-    std::vector<int32_t> pages;
+    std::vector<int64_t> prompt = {};
+    std::vector<int32_t> pages = {};
+    int64_t tokens = 0;  // of the sequence in the next step
+    int64_t most_tokens = 0;
   };
   /// The tokens of a prompt that another row has computed: whole pages, and perhaps one to copy.
   struct SharedPrefix {
@@ -52,7 +54,9 @@ class StepEngine : public Engine {
 
   int64_t pages_for(const std::vector<int64_t>& tokens) const;
   int64_t most_pages() const;
-  void reserve(const std::vector<JoiningRow>& rows);
+  int64_t tokens_ahead(int64_t tokens, int64_t most_tokens) const;
+  void reserve(int64_t new_pages, int64_t rows, int64_t tokens);
+  void grow(int64_t slots);
   SharedPrefix shared_prefix(const std::vector<int64_t>& prompt) const;
   void write_state(const JoiningRow& row, const Slot& slot);
   const CapturedStep& captured(int64_t rows, int64_t tokens);

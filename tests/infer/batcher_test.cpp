@@ -176,7 +176,7 @@ TEST(SharedPrefix, RowsThatBeginAlikeShareTheirPages) {
         if (!together) run(batcher, results, 2);
       }
       run(batcher, results, 2);
-      // 4 pages each and 3 for the short prompt, less 3 + 3 + 1 + 2 shared ones.
+      // 4 pages each and 3 for the short prompt, less those that are shared.
       if (together) {
         EXPECT_EQ(batcher.load().used_pages, 4 + (4 - 3) + (4 - 3) + (3 - 1) + (4 - 2));
       }
@@ -189,6 +189,24 @@ TEST(SharedPrefix, RowsThatBeginAlikeShareTheirPages) {
       }
       EXPECT_EQ(batcher.load().used_pages, 0);
     }
+  }
+}
+
+TEST(Growth, RowsGetPagesWhenTheyNeedThem) {
+  for (const Place& place : places()) {
+    auto model = make_model(small_config("diffllama"), place.device, place.type);
+    Generator generator(model);
+    const Rows prompts = make_prompts(2);
+    constexpr size_t kTokens = 700;  // more than twice what a row gets ahead
+    const auto endless = nn::SamplingOptions().max_new_tokens(int64_t{1} << 30);
+    std::vector<size_t> counts(2);
+    const Rows cut = generator.generate(
+        prompts, endless, [&](size_t row, int64_t) { return ++counts[row] < kTokens; });
+    EXPECT_LE(generator.load().pages, 64);
+    EXPECT_EQ(generator.load().used_pages, 0);
+    const Rows whole = Generator(model, GeneratorOptions().cache_tokens(4096))
+                           .generate(prompts, nn::SamplingOptions().max_new_tokens(kTokens));
+    EXPECT_EQ(cut, whole);
   }
 }
 

@@ -67,7 +67,8 @@ class Batcher {
   void cancel(uint64_t request);
 
   /// Admits waiting requests, computes a step and returns the tokens of the oldest step that was
-  /// not yet returned. A GPU already computes the next step meanwhile. May return none.
+  /// not yet returned. A GPU already computes the next step meanwhile. May return none. If it
+  /// throws because new requests could not join, these are dropped.
   std::vector<NewToken> step();
 
   /// True if nothing runs or waits.
