@@ -23,7 +23,9 @@ function(find_allowed kernel)
   elseif(kernel MATCHES "sm80.*backward_queries_kernel.*QueriesConfigILi(96|128)E")
     set(allowed 32)  # measured: 24
   elseif(kernel MATCHES "sm80.*decode_kernel.*DecodeConfigILi(64ELi128ELi2|128ELi256ELi1)E")
-    set(allowed 128)  # limited by memory bandwidth, not by spills: 52, 120
+    set(allowed 176)  # limited by memory bandwidth, not by spills: 52, 176
+  elseif(kernel MATCHES "token.*product_kernel.*ProductConfigILi2ELi6E")
+    set(allowed 8)  # sm_80 only: 8
   elseif(kernel MATCHES "sm90.*15backward_kernel.*Lb[01]EfEE")
     set(allowed 40)  # float biases and 128 accumulators: 36, 12
   elseif(kernel MATCHES "tf32.*15backward_kernel.*Lb1E")
