@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What every target of ours is compiled with: link it PRIVATE.
+# Every target of ours is compiled with these options: link it PRIVATE.
 add_library(diffattn_warnings INTERFACE)
 target_compile_options(diffattn_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror>)

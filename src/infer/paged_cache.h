@@ -12,8 +12,8 @@
 
 namespace diffattn::infer {
 
-/// What a layer caches for a token: `keys` keys (2, or 1 if both maps share it) and a value for
-/// each kv head.
+/// The sizes of one cached token: each kv head has `keys` keys (2, or 1 if both maps share it) and
+/// a value.
 struct CachedToken {
   int64_t kv_heads = 0, keys = 0, head_dim = 0, value_dim = 0;
   int64_t width() const { return keys * head_dim + value_dim; }

@@ -112,7 +112,7 @@ class PoisonedRows : public CountingRows {
   int64_t bad_, taken_ = 0;
 };
 
-/// What a run did, by step.
+/// The steps at which a run logged, evaluated and saved.
 struct Done {
   Steps logged, evaluated, with_statistics, saved;
   bool has_model = false;

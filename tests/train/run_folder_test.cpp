@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is found in a run folder, what is refused there, and what cannot be written.
+// Run folders: finding checkpoints, refusing wrong ones, and reporting failed writes.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -10,7 +10,7 @@
 
 namespace diffattn::io {
 
-/// What to do with a symbolic link. Files that are opened through a link must be regular, too.
+/// Follows or refuses symbolic links. Files that are opened through a link must be regular, too.
 enum class Symlinks { kFollow, kRefuse };
 
 /// An open directory. Files are opened relative to it, so renaming a parent folder or replacing it

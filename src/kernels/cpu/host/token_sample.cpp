@@ -13,19 +13,12 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/counter_random.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/token_step.h"
 
 namespace diffattn::cpu::token {
 namespace {
-
-/// A counter-based generator: the finaliser of SplitMix64 on the counter.
-uint64_t random_bits(uint64_t seed, uint64_t counter) {
-  uint64_t z = seed + (counter + 1) * 0x9E3779B97F4A7C15ull;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
 
 struct Sampler {
   const Sampling& sampling;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernels around attention share: vector loads, launches, and the choice of the type.
+// Vector loads, launches and the choice of the type, for the kernels around attention.
 #pragma once
 
 #include <string>

@@ -13,7 +13,7 @@ namespace diffattn::cuda::token {
 template <class T>
 inline constexpr float kScaled = __is_same(T, float16) ? 1.0f / 16.0f : 1.0f;
 
-/// What a product does with its results.
+/// Chooses how a product finishes its results.
 enum class Epilogues { kHeads, kAdd, kGate, kLogits };
 
 /// The weight rows that a tile of 8 outputs holds. Outputs g and g + 4, g < 4, form a pair, which

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the products of a generation step do with outputs g and g + 4 of a tile.
+// The ends of the products of a generation step: they finish outputs g and g + 4 of a tile.
 #pragma once
 
 #include "kernels/cuda/element.cuh"
@@ -67,7 +67,7 @@ struct Constant {
   static constexpr Epilogues value = kValue;
 };
 
-/// What a row adds to a pair of outputs.
+/// The inputs of a pair of outputs that differ from row to row.
 template <class T>
 struct RowInputs {
   float c = 1.0f, s = 0.0f;    // kHeads: the rotation
@@ -75,7 +75,7 @@ struct RowInputs {
   float x0 = 0.0f, x1 = 0.0f;  // kAdd: the residual stream
 };
 
-/// What one thread does with outputs `pair` and `pair + 4` of a tile, for any row. All of it is
+/// Finishes outputs `pair` and `pair + 4` of a tile in one thread, for any row. All its members are
 /// known before the previous kernel has ended. `epilogue` is args.epilogue; functions in which it
 /// is a constant contain no code of the others.
 template <class T>

@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/counter_random.h"
 #include "kernels/cuda/problem.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/exp2.cuh"
@@ -51,14 +52,6 @@ __device__ T reduce_block(T value, T* smem, Combine combine) {
 __device__ float exp(float x) { return ptx::exp2(x * kLog2E); }
 
 __device__ Weight add(Weight x, Weight y) { return x + y; }
-
-/// A counter-based generator: the finaliser of SplitMix64 on the counter.
-__device__ uint64_t random_bits(uint64_t seed, uint64_t counter) {
-  uint64_t z = seed + (counter + 1) * 0x9E3779B97F4A7C15ull;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
 
 struct Sampler {
   const Sampling& sampling;

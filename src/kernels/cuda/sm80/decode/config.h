@@ -21,8 +21,8 @@ inline int decode_split_keys(int64_t seq_k, int64_t kv_heads) {
   return static_cast<int>(std::clamp<int64_t>(keys, 256, 2048));
 }
 
-/// What a decode kernel may assume. Code that never runs still costs time in kernels of a few
-/// microseconds, because instructions around it are fetched from memory.
+/// The cases that have decode kernels of their own. Code that never runs still costs time in
+/// kernels of a few microseconds, because instructions around it are fetched from memory.
 enum class DecodeKind {
   kGeneral,
   kPlain,       // one query per sequence, no mask, aligned rows exactly as wide as the tiles

@@ -383,8 +383,8 @@ struct Decode {
     }
   }
 
-  /// What `finish_rows` needs beside the sums: lambda of the warp's first row, and this lane's
-  /// columns of the gain. Loaded before the loop, so that their latency is hidden.
+  /// Lambda of the warp's first row and this lane's columns of the gain, for `finish_rows`. They
+  /// are loaded before the loop, so that their latency is hidden.
   static constexpr int kQuads = (kDv + 127) / 128;
   struct Factors {
     float lambda, gain[kQuads][4];
