@@ -192,6 +192,19 @@ class Sampling(LanguageModel):
             self.assertNotEqual(ids, greedy, option)
         self.assertEqual(self.json("--prompt", "ab", "--max-new-tokens", 24, "--top-k", 1)["results"][0]["ids"], greedy)
 
+    def test_penalties_avoid_what_was_generated(self):
+        for option in ("--presence-penalty", "--frequency-penalty"):
+            ids = self.json("--prompt", "ab", "--max-new-tokens", 24, option, 100)["results"][0]["ids"]
+            self.assertEqual(len(set(ids)), len(ids), option)
+        ids = self.json("--prompt", "ab", "--max-new-tokens", 24, "--frequency-penalty", -100)["results"][0]["ids"]
+        self.assertEqual(len(set(ids)), 1)
+
+    def test_verbose_tells_how_tokens_were_computed(self):
+        for dtype, text in (("bfloat16", rb"fused steps; KV cache: \d+\.\d MiB; steps prepared: 1, in"),
+                            ("float16", rb"computed by the modules: its parameters are neither float32 nor bfloat16")):
+            notes = self.generate("--prompt", "ab", "--max-new-tokens", 4, "--dtype", dtype, "--verbose").stderr
+            self.assertRegex(notes, text)
+
     def test_several_samples_of_each_prompt(self):
         results = self.json("--input", "-", "--samples", 3, "--max-new-tokens", 24, input=b"ab\nb\n")["results"]
         self.assertEqual([row["prompt"] for row in results], ["ab"] * 3 + ["b"] * 3)

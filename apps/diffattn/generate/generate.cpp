@@ -158,9 +158,8 @@ void note_engine(const infer::Generator& engine) {
     return print_note("diffattn: computed by the modules: {}\n", engine.reason());
   }
   const infer::Batcher::Load load = engine.load();
-  print_note("diffattn: fused steps; KV cache of {} pages, {:.1f} MiB\n", load.pages,
-             static_cast<double>(load.cache_bytes) / (1 << 20));
-  print_note("diffattn: {} kinds of steps prepared in {:.3f} s\n", load.captures,
+  print_note("diffattn: fused steps; KV cache: {:.1f} MiB; steps prepared: {}, in {:.3f} s\n",
+             static_cast<double>(load.cache_bytes) / (1 << 20), load.captures,
              load.capture_seconds);
 }
 
