@@ -25,6 +25,7 @@ constexpr int kMostRows = 4, kMostOutputs = 2;  // of one pass over weights and 
 constexpr int64_t kTaskBytes = 64 << 10;        // weights of a task: enough to pay for a thread
 constexpr int64_t kAheadBytes = 2 << 10;  // prefetch distance, beyond the hardware prefetchers'
 constexpr int64_t kLineBytes = 64;
+constexpr int64_t kGroup = 12;  // outputs: a multiple of those of any pass
 
 using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Words = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
@@ -171,7 +172,7 @@ DIFFATTN_EACH_ISA void bfloat16_outputs(const FewRows& p, const FewRowsMatrix& m
 template <class Run>
 void for_outputs(const FewRows& p, const Run& run) {
   const int64_t row_bytes = std::max<int64_t>(1, p.width) * (p.dtype == Dtype::kBFloat16 ? 2 : 4);
-  const int64_t block = std::max<int64_t>(1, kTaskBytes / row_bytes);
+  const int64_t block = std::max<int64_t>(1, kTaskBytes / row_bytes / kGroup) * kGroup;
   int64_t tasks = 0;
   for (const FewRowsMatrix& m : p.matrices) tasks += (m.outputs + block - 1) / block;
   parallel_for(tasks, worker_count(tasks), [&](int64_t task, int64_t) {
