@@ -4,11 +4,13 @@
 
     python benchmarks/hf_diffllama.py                    # on this machine's CPU
     python benchmarks/hf_diffllama.py --device cuda      # 374 M parameters under torch.compile
+    python benchmarks/hf_diffllama.py --device cuda --program build/release/diffattn
 
 Each row of the table times all models in turn, for several rounds, and prints medians. `ratio` is
 the speed-up over the fastest attention implementation of transformers in that row. On a CPU with
 one thread we measure processor time, which other programs hardly disturb. On a GPU each model runs
-in its own process, so that they compile in parallel; only one of them computes at a time.
+in its own process, so that they compile in parallel; only one of them computes at a time. --program
+adds the step of our own trainer, which takes its turn before, between and after the others.
 """
 import argparse
 import dataclasses
@@ -16,6 +18,7 @@ import json
 import multiprocessing
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from typing import Dict, List, Optional
@@ -25,7 +28,7 @@ SMALL = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=2, num_a
 LARGE = dict(hidden_size=1024, intermediate_size=2816, num_hidden_layers=24, num_attention_heads=16,
             num_key_value_heads=16, vocab_size=32000)
 FUSED, SDPA, EAGER = "DiffLlama + diffattn", "DiffLlama sdpa", "DiffLlama eager"
-LLAMA = "Llama sdpa"
+LLAMA, OURS = "Llama sdpa", "diffattn bench step"
 
 
 @dataclasses.dataclass
@@ -135,6 +138,31 @@ class Remote:
         self.process.join()
 
 
+class Program:
+    """`diffattn bench step` of the same model and batch: float32 master weights, products in bfloat16."""
+
+    def __init__(self, path: str, row: Row):
+        sizes = dict(hidden=LARGE["hidden_size"], intermediate=LARGE["intermediate_size"],
+                     layers=LARGE["num_hidden_layers"], heads=LARGE["num_attention_heads"],
+                     vocab=LARGE["vocab_size"], batch=row.batch, seq=row.seq)
+        self.command = [path, "bench", "step", "--json", "--device", "cuda", "--dtype", row.dtype,
+                        "--attention", "diffllama", "--repeat", "6"]
+        for name, value in sizes.items():
+            self.command += [f"--{name}", str(value)]
+        self.gib = 0.0
+
+    def seconds(self, steps: int) -> float:
+        done = subprocess.run(self.command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+        route = json.loads(done.stdout)["points"][0]["routes"][0]
+        self.gib = route["peak_memory_mib"] / 1024
+        return route["ms"] / 1e3
+
+    def stop(self) -> None:
+        pass
+
+
 def rounds(runners: Dict[str, object], count: int, steps: int) -> Dict[str, List[float]]:
     times: Dict[str, List[float]] = {name: [] for name in runners}
     for _ in range(count):
@@ -154,11 +182,14 @@ def report(row: Row, times: Dict[str, List[float]], as_json: bool, gib: Dict[str
             print(json.dumps(dict(row=row.title(), model=name, compiled=row.compiled,
                                   ms=round(medians[name] * 1e3, 2), tokens_per_s=round(tokens),
                                   ratio=round(ratio, 3), spread=round(spread, 3),
-                                  gib=round(gib.get(name, 0.0), 1))), flush=True)
+                                  gib=round(gib.get(name, 0.0), 1),
+                                  samples=[round(sample * 1e3, 2) for sample in samples])), flush=True)
         else:
             memory = f"  {gib[name]:5.1f} GiB" if gib.get(name) else ""
             print(f"  {row.title():34s} {name:22s} {medians[name] * 1e3:9.1f} ms "
                   f"{tokens:9.0f} tok/s  {ratio:5.2f} x  spread {spread:4.0%}{memory}", flush=True)
+    if OURS in medians and FUSED in medians:
+        print(f"# {row.title()}: {OURS} is {medians[FUSED] / medians[OURS]:.3f} x as fast as {FUSED}", flush=True)
 
 
 def chosen(options: argparse.Namespace, names: List[str]) -> List[str]:
@@ -198,7 +229,12 @@ def on_cuda(options: argparse.Namespace) -> None:
             except (RuntimeError, EOFError) as error:
                 print(f"# {row.title()}: skipped: {error}", file=sys.stderr, flush=True)
     for row, runners in ready:
+        if options.program:
+            program = runners[OURS] = Program(options.program, row)
+            ours = [program.seconds(4)]
         times = rounds(runners, options.rounds, 4)
+        if options.program:
+            times[OURS] += ours
         report(row, times, options.json, {name: runner.gib for name, runner in runners.items()})
         for runner in runners.values():
             runner.stop()
@@ -207,6 +243,7 @@ def on_cuda(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--program", help="on a GPU: also time the training step of this program")
     parser.add_argument("--rounds", type=int, default=5, help="how often to time each model")
     parser.add_argument("--only", help="run only rows whose title contains this text")
     parser.add_argument("--models", help="run only models whose name contains one of these parts, "

@@ -18,8 +18,9 @@ struct FewRowsMatrix {
 };
 
 /// Computes y = add + x weight^T + bias for a few rows of x and several weight matrices. Reading
-/// each matrix once bounds the speed. Sums are float32. A row's result depends on neither the
-/// number of threads nor the other rows.
+/// each matrix once bounds the speed. Products with bfloat16 matrices round x to bfloat16 first, as
+/// torch's linear maps of bfloat16 models do. Sums are float32. A row's result depends on neither
+/// the number of threads nor the other rows.
 struct FewRows {
   const float* x = nullptr;  // [rows, width]
   int64_t rows = 0, width = 0;

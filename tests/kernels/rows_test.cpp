@@ -44,10 +44,15 @@ struct Matrix {
 TEST(FewRows, EqualSumsInDouble) {
   Rng rng(1);
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
-    for (const int64_t rows : {1, 2, 3, 4, 7}) {
+    for (const int64_t rows : {1, 2, 3, 4, 7, 8, 13}) {
       for (const int64_t width : {1, 31, 32, 100, 385}) {
         const int64_t outputs[2] = {1, 700};  // the second is more than one task
         const std::vector<float> x = random_floats(rng, rows * width);
+        // Products with bfloat16 matrices round x.
+        std::vector<float> read = x;
+        for (float& value : read) {
+          if (dtype == Dtype::kBFloat16) value = static_cast<float>(BFloat16(value));
+        }
         const std::vector<float> add = random_floats(rng, rows * outputs[1]);
         const Matrix first(rng, width, dtype), second(rng, width * outputs[1], dtype);
         const Matrix bias(rng, outputs[1], dtype);
@@ -63,7 +68,7 @@ TEST(FewRows, EqualSumsInDouble) {
         const auto want = [&](const Matrix& m, int64_t row, int64_t o) {
           double sum = 0.0;
           for (int64_t i = 0; i < width; ++i) {
-            sum += static_cast<double>(x[row * width + i]) * m.values[o * width + i];
+            sum += static_cast<double>(read[row * width + i]) * m.values[o * width + i];
           }
           return sum;
         };
@@ -83,22 +88,25 @@ TEST(FewRows, EqualSumsInDouble) {
 
 TEST(FewRows, DependNeitherOnThreadsNorOnOtherRows) {
   Rng rng(2);
-  const int64_t width = 333, outputs = 999;
-  const std::vector<float> x = random_floats(rng, 6 * width),
-                           w = random_floats(rng, width * outputs);
-  const auto run = [&](int64_t first, int64_t rows, int64_t threads) {
-    cpu::set_thread_count(threads);
-    std::vector<float> y(static_cast<size_t>(rows * outputs));
-    const cpu::FewRowsMatrix matrix{.weight = w.data(), .y = y.data(), .outputs = outputs};
-    cpu::few_rows({x.data() + first * width, rows, width, Dtype::kFloat32, {&matrix, 1}});
-    cpu::set_thread_count(0);
-    return y;
-  };
-  const std::vector<float> all = run(0, 6, 1);
-  EXPECT_EQ(run(0, 6, 3), all);
-  for (int64_t row = 0; row < 6; ++row) {
-    const std::vector<float> mine(all.begin() + row * outputs, all.begin() + (row + 1) * outputs);
-    EXPECT_EQ(run(row, 1, 2), mine) << row;
+  constexpr int64_t kRows = 15, kWidth = 333, kOutputs = 999;
+  const std::vector<float> x = random_floats(rng, kRows * kWidth);
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
+    const Matrix w(rng, kWidth * kOutputs, dtype);
+    const auto run = [&](int64_t first, int64_t rows, int64_t threads) {
+      cpu::set_thread_count(threads);
+      std::vector<float> y(static_cast<size_t>(rows * kOutputs));
+      const cpu::FewRowsMatrix matrix{.weight = w.data(), .y = y.data(), .outputs = kOutputs};
+      cpu::few_rows({x.data() + first * kWidth, rows, kWidth, dtype, {&matrix, 1}});
+      cpu::set_thread_count(0);
+      return y;
+    };
+    const std::vector<float> all = run(0, kRows, 1);
+    EXPECT_EQ(run(0, kRows, 3), all);
+    for (int64_t row = 0; row < kRows; ++row) {
+      const std::vector<float> mine(all.begin() + row * kOutputs,
+                                    all.begin() + (row + 1) * kOutputs);
+      EXPECT_EQ(run(row, 1, 2), mine) << row;
+    }
   }
 }
 

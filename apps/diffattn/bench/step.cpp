@@ -4,15 +4,11 @@
 // language models with random weights on random tokens.
 
 #include <fmt/core.h>
-#include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/torch.h>
-
-#include <algorithm>
-#include <map>
-#include <set>
 
 #include "apps/diffattn/bench/language_model.h"
 #include "apps/diffattn/bench/measure/peak_memory.h"
+#include "apps/diffattn/bench/step_profile.h"
 #include "apps/diffattn/bench/sweep.h"
 #include "apps/diffattn/machine/heap.h"
 #include "apps/diffattn/machine/machine.h"
@@ -50,67 +46,6 @@ class RandomTokens : public train::BatchSource {
  private:
   train::Batch batch_;
 };
-
-/// Time of one operator or GPU kernel in a profiled step, without the operators it calls.
-struct SelfTime {
-  double ms = 0;
-  int64_t calls = 0;
-};
-
-/// Sums up the events by name: kernels on a GPU, operators without their callees on a CPU.
-std::map<std::string, SelfTime> self_times(const torch::autograd::profiler::ProfilerResult& result,
-                                           bool on_gpu) {
-  struct Open {
-    uint64_t end;
-    std::string name;
-  };
-  std::vector<const torch::autograd::profiler::KinetoEvent*> events;
-  for (const auto& event : result.events()) {
-    const bool of_gpu = event.deviceType() == c10::DeviceType::CUDA;
-    if (of_gpu == on_gpu) events.push_back(&event);
-  }
-  std::ranges::stable_sort(events, {}, [](const auto* event) {
-    return std::pair(event->startThreadId(), event->startNs());
-  });
-  std::map<std::string, SelfTime> times;
-  std::vector<Open> open;
-  uint64_t thread = 0;
-  for (const auto* event : events) {
-    const auto ms = static_cast<double>(event->durationNs()) / 1e6;
-    times[event->name()].ms += ms;
-    times[event->name()].calls += 1;
-    if (on_gpu) continue;
-    if (event->startThreadId() != thread) open.clear();
-    thread = event->startThreadId();
-    while (!open.empty() && open.back().end <= event->startNs()) open.pop_back();
-    if (!open.empty()) times[open.back().name].ms -= ms;
-    open.push_back({event->startNs() + event->durationNs(), event->name()});
-  }
-  return times;
-}
-
-/// Runs one step under torch's profiler and returns the 30 longest entries.
-Json profile_step(train::Trainer& trainer, train::BatchSource& source, bool on_gpu) {
-  namespace profiler = torch::autograd::profiler;
-  namespace impl = torch::profiler::impl;
-  const impl::ProfilerConfig config(impl::ProfilerState::KINETO);
-  std::set<impl::ActivityType> activities{impl::ActivityType::CPU};
-  if (on_gpu) activities.insert(impl::ActivityType::CUDA);
-  profiler::prepareProfiler(config, activities);
-  profiler::enableProfiler(config, activities);
-  trainer.step(source);
-  if (on_gpu) torch::cuda::synchronize();
-  const auto result = profiler::disableProfiler();
-  const auto times = self_times(*result, on_gpu);
-  std::vector<std::pair<std::string, SelfTime>> sorted(times.begin(), times.end());
-  std::ranges::sort(sorted, std::greater{}, [](const auto& entry) { return entry.second.ms; });
-  Json rows = Json::array();
-  for (size_t i = 0; i < std::min<size_t>(sorted.size(), 30); ++i) {
-    const auto& [name, time] = sorted[i];
-    rows.push_back({{"name", name}, {"ms", time.ms}, {"calls", time.calls}});
-  }
-  return rows;
-}
 
 /// A model with everything that its training steps need.
 struct StepModel {
@@ -186,7 +121,7 @@ Json measure_step(const StepSettings& s, int64_t seq) {
     row["tflops"] = models[i]->last.flops / seconds / 1e12;
     row["loss"] = models[i]->last.loss;
     if (s.profile) {
-      row["profile"] = profile_step(models[i]->trainer, models[i]->source, s.model.on_gpu());
+      row["profile"] = profile_steps(models[i]->trainer, models[i]->source, s.model.on_gpu());
     }
     rows.push_back(row);
   }
@@ -209,10 +144,7 @@ void print_step(const Json& point) {
   for (const Json& row : point["routes"]) {
     if (!row.contains("profile")) continue;
     print_out("  longest parts of a step of {}:\n", row["route"].get<std::string>());
-    for (const Json& entry : row["profile"]) {
-      print_out("    {:>9.2f} ms {:>6} x  {:.53}\n", entry["ms"].get<double>(),
-                entry["calls"].get<int64_t>(), entry["name"].get<std::string>());
-    }
+    print_step_profile(row["profile"]);
   }
 }
 
@@ -260,7 +192,7 @@ VerbAction add_bench_step(CLI::App& bench) {
       ->delimiter(',')
       ->needs("--checkpointing")
       ->check(CLI::IsMember({"results", "sums", "nothing"}));
-  CLI::Option* profile = verb->add_flag("--profile", s->profile, "also profile one more step");
+  CLI::Option* profile = verb->add_flag("--profile", s->profile, "also profile more steps");
   add_bench_output(*verb, s->output);
   profile->excludes(verb->get_option("--csv"));
   return [s] { return run_bench_step(*s); };

@@ -15,7 +15,10 @@
 
 #include <ATen/autocast_mode.h>
 
+#include <torch/library.h>
+
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "ops/layers/loss.h"
@@ -316,6 +319,18 @@ int64_t count_correct(const Tensor& hidden, const Tensor& weight, const Tensor& 
     correct += best.eq(flat.slice(0, begin, begin + chunk)).sum();
   }
   return correct.item<int64_t>();
+}
+
+// The operator for Python.
+TORCH_LIBRARY_FRAGMENT(diffattn, m) {
+  m.def(
+      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, int ignore_index=-100) -> "
+      "(Tensor mean, Tensor count)",
+      [](const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t ignore_index) {
+        const TokenLoss loss = linear_cross_entropy(
+            hidden, weight, labels, CrossEntropyOptions().ignore_index(ignore_index));
+        return std::tuple(loss.mean, loss.count);
+      });
 }
 
 }  // namespace diffattn::nn

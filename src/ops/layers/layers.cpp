@@ -241,12 +241,16 @@ Tensor rotate(const Tensor& heads, const Tensor& cos, const Tensor& sin,
   return Rotation::apply(heads, cos, sin, options);
 }
 
-// The operator for Python rotates whole heads, in pairs (i, i + D / 2).
+// The operators for Python. `rotate` rotates whole heads, in pairs (i, i + D / 2).
 TORCH_LIBRARY_FRAGMENT(diffattn, m) {
   m.def("rotate(Tensor heads, Tensor cos, Tensor sin) -> Tensor",
         [](const Tensor& heads, const Tensor& cos, const Tensor& sin) {
           return rotate(heads, cos, sin, {.width = heads.size(-1)});
         });
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
+        [](const Tensor& x, const Tensor& weight, double eps) { return rms_norm(x, weight, eps); });
+  m.def("swiglu(Tensor gate, Tensor up) -> Tensor",
+        [](const Tensor& gate, const Tensor& up) { return swiglu(gate, up); });
 }
 
 }  // namespace diffattn

@@ -3,7 +3,8 @@
 // y = add + x weight^T + bias for a few rows (few_rows.h). Every weight is read once, in address
 // order with prefetches, and used for all rows. The compiler emits a copy for each instruction set,
 // as in layers.cpp. A vector has 16 lanes in all copies, so that all add in the same order. Sums
-// are float32.
+// are float32. Products with bfloat16 matrices take avx512_bf16/dot_rows.cpp where vdpbf16ps is
+// faster than FMA.
 
 #include "kernels/few_rows.h"
 
@@ -11,6 +12,8 @@
 #include <vector>
 
 #include "diffattn/kernels/half.h"
+#include "kernels/cpu/avx512_bf16/dot_rows.h"
+#include "kernels/cpu/host/cpu_features.h"
 #include "kernels/cpu/host/each_isa.h"
 #include "kernels/cpu/parallel.h"
 
@@ -22,6 +25,7 @@ constexpr int kMostRows = 4, kMostOutputs = 2;  // of one pass over weights and 
 constexpr int64_t kTaskBytes = 64 << 10;        // weights of a task: enough to pay for a thread
 constexpr int64_t kAheadBytes = 2 << 10;  // prefetch distance, beyond the hardware prefetchers'
 constexpr int64_t kLineBytes = 64;
+constexpr int64_t kGroup = 12;  // outputs: a multiple of those of any pass
 
 using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Words = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
@@ -40,14 +44,16 @@ using Words = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
   __builtin_memcpy(&odd, &high, sizeof(odd));
 }
 
-/// Returns x with even and odd elements apart in each block of 32.
+/// Returns x, rounded to bfloat16, with even and odd elements apart in each block of 32.
 std::vector<float> turned(const FewRows& p) {
-  std::vector<float> y(p.x, p.x + p.rows * p.width);
+  const auto rounded = [&](int64_t i) { return static_cast<float>(BFloat16(p.x[i])); };
+  std::vector<float> y(static_cast<size_t>(p.rows * p.width));
+  for (int64_t i = 0; i < p.rows * p.width; ++i) y[static_cast<size_t>(i)] = rounded(i);
   for (int64_t row = 0; row < p.rows; ++row) {
     for (int64_t i = row * p.width; i + kStep <= (row + 1) * p.width; i += kStep) {
       for (int64_t j = 0; j < kLanes; ++j) {
-        y[static_cast<size_t>(i + j)] = p.x[i + 2 * j];
-        y[static_cast<size_t>(i + kLanes + j)] = p.x[i + 2 * j + 1];
+        y[static_cast<size_t>(i + j)] = rounded(i + 2 * j);
+        y[static_cast<size_t>(i + kLanes + j)] = rounded(i + 2 * j + 1);
       }
     }
   }
@@ -162,24 +168,50 @@ DIFFATTN_EACH_ISA void bfloat16_outputs(const FewRows& p, const FewRowsMatrix& m
   outputs_of<BFloat16>(p, m, begin, end);
 }
 
-}  // namespace
-
-void few_rows(const FewRows& params) {
-  FewRows p = params;
-  const std::vector<float> x = p.dtype == Dtype::kBFloat16 ? turned(p) : std::vector<float>();
-  if (!x.empty()) p.x = x.data();
-  const auto run = p.dtype == Dtype::kBFloat16 ? bfloat16_outputs : float_outputs;
+/// Calls run(matrix, begin, end) for outputs [begin, end) of every matrix, on all threads.
+template <class Run>
+void for_outputs(const FewRows& p, const Run& run) {
   const int64_t row_bytes = std::max<int64_t>(1, p.width) * (p.dtype == Dtype::kBFloat16 ? 2 : 4);
-  const int64_t block = std::max<int64_t>(1, kTaskBytes / row_bytes);
+  const int64_t block = std::max<int64_t>(1, kTaskBytes / row_bytes / kGroup) * kGroup;
   int64_t tasks = 0;
   for (const FewRowsMatrix& m : p.matrices) tasks += (m.outputs + block - 1) / block;
   parallel_for(tasks, worker_count(tasks), [&](int64_t task, int64_t) {
     for (const FewRowsMatrix& m : p.matrices) {
       const int64_t own = (m.outputs + block - 1) / block;
-      if (task < own) return run(p, m, task * block, std::min(m.outputs, (task + 1) * block));
+      if (task < own) return run(m, task * block, std::min(m.outputs, (task + 1) * block));
       task -= own;
     }
   });
+}
+
+void few_rows_by_dot_products(const FewRows& p) {
+  std::vector<uint16_t> x(static_cast<size_t>(p.rows * p.width));
+  avx512_bf16::to_bfloat16(p.x, x.data(), p.rows * p.width);
+  for_outputs(p, [&](const FewRowsMatrix& m, int64_t begin, int64_t end) {
+    avx512_bf16::dot_rows({.x = x.data(),
+                           .weight = static_cast<const uint16_t*>(m.weight),
+                           .bias = static_cast<const uint16_t*>(m.bias),
+                           .add = m.add,
+                           .y = m.y,
+                           .rows = p.rows,
+                           .width = p.width,
+                           .outputs = m.outputs},
+                          begin, end);
+  });
+}
+
+}  // namespace
+
+void few_rows(const FewRows& params) {
+  FewRows p = params;
+  if (p.dtype == Dtype::kBFloat16 && has_fast_bf16_dot_products()) {
+    return few_rows_by_dot_products(p);
+  }
+  const std::vector<float> x = p.dtype == Dtype::kBFloat16 ? turned(p) : std::vector<float>();
+  if (!x.empty()) p.x = x.data();
+  const auto run = p.dtype == Dtype::kBFloat16 ? bfloat16_outputs : float_outputs;
+  for_outputs(p,
+              [&](const FewRowsMatrix& m, int64_t begin, int64_t end) { run(p, m, begin, end); });
 }
 
 }  // namespace diffattn::cpu
