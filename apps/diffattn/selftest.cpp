@@ -57,6 +57,7 @@ std::vector<Case> make_cases(torch::ScalarType dtype) {
       {batch(65, 65, 4, 64, 128), AttentionOptions().causal(true).norm_eps(1e-5).out_scale(0.8)});
   cases.push_back({batch(48, 77, 2, 32, 64), AttentionOptions().scale2(0.1)});
   cases.push_back({batch(70, 70, 1, 40, 40), AttentionOptions().window(9)});
+  cases.push_back({batch(70, 70, 1, 40, 40), AttentionOptions().window(5, 12)});
   cases.push_back({batch(31, 70, 4, 16, 32), AttentionOptions().causal(true).key_lengths(lengths)});
   cases.push_back({batch(24, 24, 2, 128, 256),
                    AttentionOptions().mask(torch::randn({4, 24, 24}, torch::kFloat32) > 0)});

@@ -59,6 +59,8 @@ struct Buffer {
   }
 };
 
+constexpr int64_t kNoWindow = -1;
+
 struct Setting {
   const char* name;
   int64_t batch, heads, kv_heads, seq, head_dim, value_dim;
@@ -143,7 +145,7 @@ void run(Dtype dtype, const Setting& s) {
   f.lambda = {lambda.data, 0, 0, 1};
   f.scale = f.scale2 = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   f.causal = s.causal;
-  f.window = s.window;
+  if (s.window != kNoWindow) f.window = Window::last(s.window);
   f.epilogue = {.norm = true, .norm_eps = 1e-5, .norm_weight = nullptr, .out_scale = 0.8};
   int32_t* offsets = nullptr;
   if (s.sequences > 0) {

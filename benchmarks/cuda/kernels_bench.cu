@@ -48,6 +48,8 @@ struct Buffer {
   operator View<const void>() const { return {data, batch_stride, seq_stride, head_stride}; }
 };
 
+constexpr int64_t kNoWindow = -1;
+
 struct Setting {
   Dtype dtype;
   int64_t batch, heads, kv_heads, seq_q, seq_k, head_dim, value_dim;
@@ -125,7 +127,7 @@ void run(const Setting& s) {
   f.scale = f.scale2 = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   f.causal = s.causal;
   f.max_capability = max_capability;
-  f.window = s.window;
+  if (s.window != kNoWindow) f.window = Window::last(s.window);
   f.epilogue.norm = s.norm;
   f.epilogue.norm_eps = 1e-5;
   f.epilogue.out_scale = s.norm ? 0.8 : 1.0;
@@ -189,8 +191,8 @@ int main(int argc, char** argv) {
   if (argc > 1) diffattn::cuda::wanted = argv[1];
   if (argc > 2) diffattn::cuda::max_capability = std::atoi(argv[2]);
   using diffattn::Dtype;
-  using diffattn::kNoWindow;
   using diffattn::MaskKind;
+  using diffattn::cuda::kNoWindow;
   using diffattn::cuda::run;
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {

@@ -20,8 +20,6 @@ struct AttentionOptions {
   TORCH_ARG(std::optional<double>, scale2);
   /// Row m sees column n only if n <= m + N - M. The last row sees the last column.
   TORCH_ARG(bool, causal) = false;
-  /// Row m sees only the last `window` columns up to m + N - M (implies causal).
-  TORCH_ARG(std::optional<int64_t>, window);
   /// Boolean (true = visible) or additive; broadcasts to [B, H, M, N]. Combines with the other
   /// masks.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
@@ -39,6 +37,31 @@ struct AttentionOptions {
   TORCH_ARG(std::optional<torch::Tensor>, norm_weight);
   /// Multiplies the output: 1 - lambda_init in the paper.
   TORCH_ARG(double, out_scale) = 1.0;
+
+  /// Row m sees only the last `columns` columns up to m' = m + N - M (implies causal).
+  AttentionOptions& window(const std::optional<int64_t>& columns) {
+    window_ = columns, window_left_ = window_right_ = -1;
+    return *this;
+  }
+  /// Row m sees the columns m' - left <= n <= m' + right; -1 for no bound. `causal` still hides
+  /// the columns after m'.
+  AttentionOptions& window(int64_t left, int64_t right) {
+    window_.reset(), window_left_ = left, window_right_ = right;
+    return *this;
+  }
+  const std::optional<int64_t>& window() const { return window_; }
+  int64_t window_left() const { return window_left_; }
+  int64_t window_right() const { return window_right_; }
+  /// Returns the bounds that `causal` and the window set together.
+  Window bounds() const {
+    const Window window =
+        window_ ? Window::last(*window_) : Window::beside(window_left_, window_right_);
+    return causal_ ? window.causal() : window;
+  }
+
+ private:
+  std::optional<int64_t> window_;
+  int64_t window_left_ = -1, window_right_ = -1;
 };
 
 /// Computes differential attention,

@@ -276,7 +276,7 @@ ForwardParams StepModel::attention_params(int64_t index, const StepBuffers& buff
   p.scale = a.scale;
   p.scale2 = a.scale2;
   p.causal = true;
-  p.window = a.window.value_or(kNoWindow);
+  if (a.window) p.window = Window::last(*a.window);
   p.key_lengths = buffers.lengths.const_data_ptr<int32_t>();
   p.align_to_key_lengths = true;
   p.pages = {buffers.table.const_data_ptr<int32_t>(), buffers.table_pages, cache.page_size()};

@@ -144,10 +144,8 @@ void validate(const Problem& problem, bool host_arrays) {
   check_pointers(problem);
   check_finite("scale", problem.scale);
   check_finite("scale2", problem.scale2);
-  if (problem.window < 0 && problem.window != kNoWindow) {
-    throw_argument_error("window", "a number of columns, at least 0",
-                         std::to_string(problem.window));
-  }
+  check_size("window.left", problem.window.left, -1);
+  check_size("window.right", problem.window.right, 0);
   if (host_arrays) check_host_arrays(problem);
 }
 

@@ -45,9 +45,9 @@ struct Columns {
 inline Columns columns_of(const Problem& problem, const Sequence& seq, int64_t m) {
   Columns columns{seq.first_key, seq.end_key};
   const int64_t place = m + seq.diagonal;  // m'
-  const bool has_window = problem.window != kNoWindow;
-  if (problem.causal || has_window) columns.end = std::min(columns.end, place + 1);
-  if (has_window) columns.begin = std::max(columns.begin, place - problem.window + 1);
+  const Window bounds = problem.bounds();
+  columns.begin = std::max(columns.begin, place - bounds.left);
+  columns.end = std::min(columns.end, place + bounds.right + 1);
   columns.end = std::max(columns.begin, columns.end);
   return columns;
 }

@@ -43,7 +43,7 @@ Spec tiny_spec(uint64_t seed) {
   spec.lambda_low = -0.8;
   spec.lambda_high = 0.8;  // near 1, the curvature of the norm would need a smaller step
   spec.causal = rng.chance(0.4);
-  if (rng.chance(0.2)) spec.window = rng.integer(1, 3);
+  if (rng.chance(0.2)) spec.window = Window::beside(rng.integer(-1, 2), rng.integer(-1, 2));
   spec.varlen = rng.chance(0.2);
   spec.key_starts = rng.chance(0.2);
   spec.key_lengths = rng.chance(0.2);

@@ -25,7 +25,7 @@ struct Lengths {
 constexpr Lengths kLengths[] = {{1, 1},   {2, 2},   {1, 9},   {7, 8},  {15, 15}, {16, 16},
                                 {17, 17}, {16, 31}, {33, 15}, {3, 64}, {9, 65},  {32, 33}};
 
-constexpr int64_t kVisibilities = 8;
+constexpr int64_t kVisibilities = 9;
 constexpr int kMostFailures = 3;  // enough to see a pattern
 
 void set_visibility(Spec& spec, int64_t which, Rng& rng) {
@@ -33,8 +33,8 @@ void set_visibility(Spec& spec, int64_t which, Rng& rng) {
     case 0: break;
     case 1: spec.causal = true; break;
     case 2:
-      spec.causal = rng.chance(0.5);  // no effect: a window is causal
-      spec.window = rng.pick<int64_t>({1, 2, 3, 7, 8, 16, spec.seq_k});
+      spec.causal = rng.chance(0.5);  // no effect: such a window is causal
+      spec.window = Window::last(rng.pick<int64_t>({1, 2, 3, 7, 8, 16, spec.seq_k}));
       break;
     case 3:
       spec.key_lengths = true;
@@ -53,9 +53,15 @@ void set_visibility(Spec& spec, int64_t which, Rng& rng) {
       spec.mask_row = spec.mask_column = true;
       spec.causal = rng.chance(0.3);
       break;
+    case 7:
+      spec.window = Window::beside(rng.pick<int64_t>({-1, 0, 1, 7, 16}),
+                                   rng.pick<int64_t>({-1, 0, 1, 2, 8, 15, spec.seq_q}));
+      spec.varlen = rng.chance(0.3);
+      spec.causal = rng.chance(0.1);
+      break;
     default:
       spec.causal = spec.key_lengths = spec.align_to_key_lengths = true;
-      if (rng.chance(0.3)) spec.window = rng.integer(1, spec.seq_k);
+      if (rng.chance(0.3)) spec.window = Window::last(rng.integer(1, spec.seq_k));
   }
 }
 

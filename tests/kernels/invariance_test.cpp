@@ -113,7 +113,7 @@ TEST_P(Invariance, StatisticsOfOneVisibleKeyDoNotDependOnQueriesAndKeys) {
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     Spec spec = random_spec(seed);
     spec.causal = true;
-    spec.window = 1;
+    spec.window = Window::last(1);
     const Case c(spec, GetParam().dtype);
     const auto count = static_cast<size_t>(c.rows_q() * spec.heads * kStatCount);
     const BackwardResult got =

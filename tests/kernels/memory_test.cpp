@@ -108,7 +108,7 @@ void run(const Backend& backend, Tensors& tensors) {
   forward.seq_q = forward.seq_k = Tensors::kSeq;
   forward.head_dim = d;
   forward.value_dim = 2 * d;
-  forward.window = 64;
+  forward.window = Window::last(64);
   for (View<const void>* x : {&forward.q1, &forward.q2, &forward.k1, &forward.k2}) {
     *x = input(tensors.view(d));
   }

@@ -95,7 +95,7 @@ TEST_P(SequenceLaw, ChunksOfQueriesEqualTheWhole) {
     Spec spec = open_spec(seed);
     spec.causal = true;
     spec.seq_k = spec.seq_q + static_cast<int64_t>(seed % 3);
-    if (seed % 4 == 0) spec.window = 1 + static_cast<int64_t>(seed % 7);
+    if (seed % 4 == 0) spec.window = Window::last(1 + static_cast<int64_t>(seed % 7));
     const Case whole = make(spec);
     const int64_t width = spec.heads * spec.value_dim;
     std::vector<double> got(whole.rows_q() * width);
@@ -173,7 +173,7 @@ TEST_P(SequenceLaw, RightPaddingIsNotSeen) {
 TEST_P(SequenceLaw, LeftPaddingIsNotSeen) {
   for_each_seed(5000, [&](uint64_t seed) {
     Spec spec = causal_spec(seed);
-    if (seed % 3 == 0) spec.window = 1 + static_cast<int64_t>(seed % 5);
+    if (seed % 3 == 0) spec.window = Window::last(1 + static_cast<int64_t>(seed % 5));
     const Case plain = make(spec);
     const int64_t padding = 1 + static_cast<int64_t>(seed % 5);
     spec.seq_k += padding;  // query rows are aligned to the last key, so they see the same keys
@@ -230,15 +230,47 @@ TEST_P(SequenceLaw, WindowOfAllColumnsIsCausal) {
     Spec spec = causal_spec(seed);
     const Case causal = make(spec);
     spec.causal = false;
-    spec.window = spec.seq_k + static_cast<int64_t>(seed % 2);
+    spec.window = Window::last(spec.seq_k + static_cast<int64_t>(seed % 2));
     expect_same(causal, out(make(spec)), out(causal));
+  });
+}
+
+TEST_P(SequenceLaw, BoundsBeyondEveryColumnHideNothing) {
+  for_each_seed(7200, [&](uint64_t seed) {
+    Spec spec = causal_spec(seed);
+    spec.causal = seed % 2 == 0;
+    const Case open = make(spec);
+    // Row 0 has seq_q - 1 columns after its own, and the last row seq_k - 1 before it.
+    spec.window = {spec.seq_k - 1, spec.seq_q - 1};
+    expect_same(open, out(make(spec)), out(open));
+  });
+}
+
+/// In a sequence read backwards, the columns after a row's own come before it.
+TEST_P(SequenceLaw, ReversalSwapsTheBounds) {
+  for_each_seed(7300, [&](uint64_t seed) {
+    Spec spec = causal_spec(seed);
+    spec.causal = false;
+    spec.seq_q = spec.seq_k;
+    spec.lambda_shape = LambdaShape::kPerHead;
+    spec.window = {static_cast<int64_t>(seed % 5), static_cast<int64_t>(seed % 7)};
+    const Case forwards = make(spec);
+    std::swap(spec.window.left, spec.window.right);
+    Case backwards = make(spec);
+    const auto reversed = [&](int64_t b, int64_t l) { return (b + 1) * spec.seq_q - 1 - l; };
+    copy_case(forwards, backwards, reversed, reversed);
+    backwards.store();
+    const std::vector<double> got = out(backwards);
+    std::vector<double> want(got.size());
+    copy_rows(out(forwards), want, spec.batch, spec.seq_q, spec.heads * spec.value_dim, reversed);
+    expect_same(backwards, got, want);
   });
 }
 
 TEST_P(SequenceLaw, WindowOfOneIsTheTokenItself) {
   for_each_seed(7500, [&](uint64_t seed) {
     Spec spec = causal_spec(seed);
-    spec.window = 1;
+    spec.window = Window::last(1);
     spec.norm = spec.norm_weight = false;
     const Case c = make(spec);
     std::vector<double> want;

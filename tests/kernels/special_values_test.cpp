@@ -208,7 +208,7 @@ TEST_P(SpecialValues, RowsThatSeeNothingAreZeroWhateverTheInputs) {
       spec.lambda_shape = static_cast<LambdaShape>(seed % 3);
       spec.key_lengths = way == 0;
       spec.key_starts = way == 1;
-      if (way == 2) spec.window = 0;
+      if (way == 2) spec.window = Window::last(0);
       if (way >= 3) spec.mask = way == 3 ? MaskKind::kBoolean : MaskKind::kAdditive;
       spec.mask_hidden = 1.0;
       spec.mask_column = true;

@@ -73,12 +73,20 @@ TEST_F(Validate, Sizes) {
                              Wrong{"seq_k", &Problem::seq_k, -5, "at least 0"},
                              Wrong{"head_dim", &Problem::head_dim, 0, "at least 1"},
                              Wrong{"value_dim", &Problem::value_dim, -1, "at least 0"},
-                             Wrong{"heads", &Problem::heads, 5, "a multiple of kv_heads = 2"},
-                             Wrong{"window", &Problem::window, -2, "a number of columns"}}) {
+                             Wrong{"heads", &Problem::heads, 5, "a multiple of kv_heads = 2"}}) {
     const int64_t correct = std::exchange(problem_.*wrong.field, wrong.value);
     expect(wrong.name, wrong.expected, std::to_string(wrong.value));
     problem_.*wrong.field = correct;
   }
+}
+
+TEST_F(Validate, Windows) {
+  problem_.window = {-2, 0};
+  expect("window.left", "at least -1", "-2");
+  problem_.window = {3, -1};
+  expect("window.right", "at least 0", "-1");
+  problem_.window = Window::last(0);
+  EXPECT_EQ(message(), "");
 }
 
 TEST_F(Validate, HeadsWithoutKeyHeads) {
@@ -190,12 +198,12 @@ TEST_P(ValidateBackend, EveryOperationChecksItsProblem) {
       call();
       ADD_FAILURE() << "accepted";
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("'window'"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("'window.left'"), std::string::npos) << error.what();
     }
   };
   const auto broken = [&](auto params) {
     static_cast<Problem&>(params) = c.problem();
-    params.window = -5;
+    params.window = {-5, 0};
     return params;
   };
   const Backend& backend = *GetParam().backend;

@@ -283,7 +283,7 @@ TEST_P(ExactValueLaw, RowsThatSeeOneKeyDoNotMoveQueriesAndKeys) {
     Spec spec = causal_spec(seed);
     spec.norm = seed % 2 == 0;
     const bool masked = seed % 3 == 0, windowed = seed % 3 == 1;  // else only row 0 sees one key
-    if (windowed) spec.window = 1;
+    if (windowed) spec.window = Window::last(1);
     if (masked) {
       spec.causal = false;
       spec.mask = seed % 4 < 2 ? MaskKind::kBoolean : MaskKind::kAdditive;

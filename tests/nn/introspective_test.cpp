@@ -77,6 +77,8 @@ TEST(Introspective, SchedulesEqualTheDenseBank) {
     expect_equal_schedules(bank, {}, all, "bidirectional");
     expect_equal_schedules(bank, AttentionOptions().causal(true), n <= m, "causal");
     expect_equal_schedules(bank, AttentionOptions().window(3), (n <= m) & (n > m - 3), "window");
+    expect_equal_schedules(bank, AttentionOptions().window(3, 2), (n <= m + 2) & (n >= m - 3),
+                           "window of two bounds");
     const Tensor given = (torch::rand({2, 1, 10, 10}) < 0.5) | (n == m);
     expect_equal_schedules(bank, AttentionOptions().causal(true).mask(given), (n <= m) & given,
                            "boolean mask");

@@ -130,6 +130,24 @@ TEST(RoutesOnACache, AgreeWithTheFullForward) {
   }
 }
 
+TEST(RoutesOfAWindow, AgreeForBoundsOnBothSides) {
+  const torch::NoGradGuard no_grad;
+  for (const NamedOptions& kind : every_kind()) {
+    auto layer = make_layer(kind.options, torch::kFloat64);
+    const Tensor x = torch::randn({kBatch, kLength, kWidth}, torch::kFloat64);
+    nn::HeadTensors heads = layer->head_tensors({.x = x, .mask = AttentionMask().causal(false)});
+    for (const auto& [left, right] : {std::pair{2, 3}, {-1, 1}, {4, -1}, {0, 0}}) {
+      heads.options.window(left, right);
+      const Tensor fused = attend(Route::kFused, heads);
+      for (const Route route : nn::routes()) {
+        expect_close(attend(route, heads), fused, 1e-12,
+                     kind.name + ", " + route_name(route) + ", (" + std::to_string(left) + ", " +
+                         std::to_string(right) + ")");
+      }
+    }
+  }
+}
+
 /// Rows that see no column are 0 and have no gradient, on every route.
 TEST(RoutesOfEmptyRows, GiveZero) {
   for (const NamedOptions& kind : every_kind()) {

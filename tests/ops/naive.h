@@ -70,6 +70,8 @@ inline torch::Tensor naive_attention(const std::vector<torch::Tensor>& t,
     Tensor seen = torch::ones({heads, rows, columns}, torch::kBool);
     if (options.causal() || options.window()) seen = seen & (n <= m);
     if (options.window()) seen = seen & (n > m - *options.window());
+    if (options.window_left() >= 0) seen = seen & (m - n <= options.window_left());
+    if (options.window_right() >= 0) seen = seen & (n - m <= options.window_right());
     if (options.key_starts()) seen = seen & (n >= entry(*options.key_starts(), b));
     if (options.key_lengths()) seen = seen & (n < entry(*options.key_lengths(), b));
     Tensor bias = torch::zeros({heads, rows, columns}, torch::kFloat64);

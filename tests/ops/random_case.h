@@ -83,7 +83,11 @@ inline RandomCase make_random_case(uint64_t seed, torch::ScalarType dtype) {
   c.tensors.push_back(torch::randn(lambda_shapes[pick(0, 3)], wide));
 
   if (coin(2)) c.options.causal(true), c.text += " causal";
-  if (coin(3)) c.options.window(pick(0, 6)), c.text += " window";
+  if (coin(4)) {
+    c.options.window(pick(0, 6)), c.text += " window";
+  } else if (coin(3)) {
+    c.options.window(pick(-1, 5), pick(-1, 5)), c.text += " window of two bounds";
+  }
   if (coin(3)) c.options.scale(0.7);
   if (coin(3)) c.options.scale2(-0.2), c.text += " scale2";
   c.options.out_scale(coin(2) ? 1.0 : -0.3);

@@ -26,6 +26,7 @@ def option_sets():
     weight = torch.randn(16, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(4, 7, 7, dtype=torch.float64, requires_grad=True)
     return [{}, {"causal": True}, {"window": 3, "scale": 0.3, "scale2": 0.7},
+            {"window_left": 1, "window_right": 2}, {"window_right": 3},
             {"norm_eps": 1e-5, "norm_weight": weight, "out_scale": 0.8},
             {"mask": bias}, {"mask": torch.rand(7, 7) > 0.4},
             {"key_lengths": torch.tensor([3, 7]), "key_starts": torch.tensor([1, 0])}]
@@ -59,6 +60,38 @@ class Registration(unittest.TestCase):
             torch.testing.assert_close(compiled(*tensors), ops.attention(*tensors, causal=True))
             compiled(*tensors).sum().backward()
             self.assertTrue(torch.isfinite(tensors[0].grad).all())
+
+
+class Windows(unittest.TestCase):
+    def test_number_and_bounds_agree(self):
+        tensors = inputs(dtype=torch.float32, requires_grad=False, seq=40)
+        for columns in (1, 7, 40):
+            self.assertTrue(torch.equal(ops.attention(*tensors, window=columns),
+                                        ops.attention(*tensors, window_left=columns - 1,
+                                                      window_right=0)))
+
+    def test_causal_hides_the_right_side(self):
+        tensors = inputs(requires_grad=False)
+        self.assertTrue(torch.equal(
+            ops.attention(*tensors, causal=True, window_left=2, window_right=3),
+            ops.attention(*tensors, window=3)))
+
+    def test_operators_share_the_window(self):
+        q1, q2, k1, k2, v, lam = inputs(requires_grad=False)
+        window = {"window_left": 1, "window_right": 2}
+        # Row m sees the columns m - 1 to m + 2 of 7.
+        seen = ops.attention_stats(q1, q2, k1, k2, lam, **window)[0, :, 0, 0]
+        self.assertEqual(seen.tolist(), [3, 4, 4, 4, 4, 3, 2])
+        cells = ops.attention_map(q1, q2, k1, k2, lam, 0, 7, 0, 7, 7, 7, **window)[0, 0, 0]
+        self.assertEqual((cells > 0).sum(-1).tolist(), [3, 4, 4, 4, 4, 3, 2])
+        # Decoding is causal: the last row sees its own column and the one before.
+        last = (q1[:, -1:], q2[:, -1:], k1, k2, v, lam[:, -1:])
+        torch.testing.assert_close(ops.decode(*last, **window),
+                                   ops.attention(q1, q2, k1, k2, v, lam, **window)[:, -1:])
+
+    def test_number_and_bounds_exclude_each_other(self):
+        with self.assertRaisesRegex(RuntimeError, "'window_right'.*window = 3.*got 2"):
+            ops.attention(*inputs(), window=3, window_right=2)
 
 
 class Threads(unittest.TestCase):

@@ -27,9 +27,17 @@ Layout random_layout(Rng& rng, bool input) {
                    Layout::kReversed});
 }
 
+/// Returns the last columns up to the row's own, or a window with a bound on either or both sides.
+Window random_window(const Spec& spec, Rng& rng) {
+  if (rng.chance(0.4)) return Window::last(rng.integer(0, spec.seq_k + 2));
+  const auto bound = [&](int64_t size) { return rng.chance(0.3) ? -1 : rng.integer(0, size + 2); };
+  const int64_t left = bound(spec.seq_k);
+  return Window::beside(left, bound(spec.seq_q));
+}
+
 void choose_visibility(Spec& spec, Rng& rng) {
   spec.causal = rng.chance(0.5);
-  if (rng.chance(0.25)) spec.window = rng.integer(0, spec.seq_k + 2);
+  if (rng.chance(0.3)) spec.window = random_window(spec, rng);
   spec.varlen = rng.chance(0.2);
   spec.key_starts = rng.chance(0.2);
   spec.key_lengths = rng.chance(0.25);
@@ -64,7 +72,8 @@ std::string to_string(const Spec& spec) {
   if (spec.shared_k) out << " shared_k";
   if (spec.shared_q) out << " shared_q";
   if (spec.causal) out << " causal";
-  if (spec.window != kNoWindow) out << " window=" << spec.window;
+  if (spec.window.left != kNoBound) out << " left=" << spec.window.left;
+  if (spec.window.right != kNoBound) out << " right=" << spec.window.right;
   if (spec.key_starts) out << " starts";
   if (spec.key_lengths) out << " lengths" << (spec.align_to_key_lengths ? "(aligned)" : "");
   if (spec.varlen) out << " varlen";

@@ -30,7 +30,7 @@ struct Spec {
   bool shared_q = false;      // q2 is q1's memory
 
   bool causal = false;
-  int64_t window = kNoWindow;
+  Window window = {};
   bool key_starts = false, key_lengths = false;  // if true, drawn per batch entry
   bool align_to_key_lengths = false;
   bool varlen = false;

@@ -21,7 +21,7 @@ inline Spec open_spec(uint64_t seed) {
   Rng rng(seed ^ 0x1a35);
   spec.causal = spec.key_starts = spec.key_lengths = spec.align_to_key_lengths = false;
   spec.varlen = spec.shared_k = spec.shared_q = false;
-  spec.window = kNoWindow;
+  spec.window = {};
   spec.mask = MaskKind::kNone;
   for (Layout* layout : {&spec.query_layout, &spec.key_layout, &spec.value_layout}) {
     *layout = rng.pick(

@@ -42,8 +42,9 @@ bool Oracle<R>::visible(int64_t b, int64_t h, int64_t m, int64_t n) const {
                               ? static_cast<int64_t>(x.key_lengths[b])
                               : c.len_k(b);
   const int64_t place = m + aligned - c.len_q(b);
-  if ((s.causal || s.window != kNoWindow) && n > place) return false;
-  if (s.window != kNoWindow && n <= place - s.window) return false;
+  if (s.causal && n > place) return false;
+  if (s.window.right != kNoBound && n - place > s.window.right) return false;
+  if (s.window.left != kNoBound && place - n > s.window.left) return false;
   return s.mask == MaskKind::kNone || std::isnan(bias(b, h, m, n)) || bias(b, h, m, n) > -kHuge;
 }
 

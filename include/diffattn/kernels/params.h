@@ -19,8 +19,26 @@
 /// kFloat64, else float.
 namespace diffattn {
 
-inline constexpr int64_t kNoWindow = -1;
+/// A bound beyond every column, yet small enough for sums of a column and a bound.
+inline constexpr int64_t kNoBound = int64_t{1} << 62;
 inline constexpr int kNoCapabilityLimit = std::numeric_limits<int>::max();
+
+/// The columns that a row sees beside its own column m': m' - left <= n <= m' + right.
+struct Window {
+  int64_t left = kNoBound;   // at least -1; -1 with right = 0 is an empty window
+  int64_t right = kNoBound;  // at least 0
+
+  /// Returns the window of the last `columns` columns up to m'.
+  static constexpr Window last(int64_t columns) { return {columns - 1, 0}; }
+  /// Returns the window of bounds as users give them: -1 stands for no bound.
+  static constexpr Window beside(int64_t left, int64_t right) {
+    return {left < 0 ? kNoBound : left, right < 0 ? kNoBound : right};
+  }
+  /// Returns the part of the window up to m'.
+  constexpr Window causal() const { return {left, right < 0 ? right : 0}; }
+
+  bool operator==(const Window&) const = default;
+};
 
 /// Strides, in elements, of a mask [B, H, M, N]; 0 along each broadcast dimension.
 struct MaskStrides {
@@ -68,9 +86,9 @@ struct Problem {
   double scale2 = 1.0;  // of map 2
 
   /// Query row m is aligned with column m' = m + N - M. Causal: it sees n <= m'. With a window, it
-  /// sees m' - window < n <= m'.
+  /// sees m' - window.left <= n <= m' + window.right.
   bool causal = false;
-  int64_t window = kNoWindow;
+  Window window;
   const int32_t* key_starts = nullptr;   // [B]: columns n < key_starts[b] are padding
   const int32_t* key_lengths = nullptr;  // [B]: columns n >= key_lengths[b] are padding
   /// For decoding: m' uses key_lengths[b], the filled part of the KV cache, instead of N.
@@ -87,6 +105,9 @@ struct Problem {
   /// are not used. 80 leaves the sm80 kernels; a lower number also disables the float32 kernels
   /// that use tensor cores.
   int max_capability = kNoCapabilityLimit;
+
+  /// Returns the bounds that `causal` and `window` set together.
+  constexpr Window bounds() const { return causal ? window.causal() : window; }
 };
 
 /// The epilogue that turns O into out: an optional head norm (RMSNorm), then out_scale.

@@ -87,15 +87,16 @@ VisibleColumns visible_columns(const nn::HeadTensors& call) {
   check_unpacked(call);
   const AttentionOptions& options = call.options;
   const int64_t rows = call.q1.size(1), columns = call.k1.size(1);
-  const bool causal = options.causal() || options.window();
-  if (!causal && !options.mask() && !options.key_starts() && !options.key_lengths()) return {};
+  const Window bounds = options.bounds();
+  if (bounds == Window{} && !options.mask() && !options.key_starts() && !options.key_lengths())
+    return {};
   const int64_t from = number_at(options.key_starts(), 0);
   const int64_t to = number_at(options.key_lengths(), columns);
   VisibleColumns visible;
   for (int64_t m = 0; m < rows; ++m) {
     const int64_t last = m + columns - rows;  // the column of row m's own token
-    const int64_t end = std::clamp<int64_t>(causal ? last + 1 : columns, 0, to);
-    const int64_t begin = options.window() ? last + 1 - *options.window() : 0;
+    const int64_t end = std::clamp<int64_t>(last + bounds.right + 1, 0, to);
+    const int64_t begin = last - bounds.left;
     visible.begin.push_back(std::min(end, std::max(from, begin)));
     visible.end.push_back(end);
   }

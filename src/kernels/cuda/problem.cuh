@@ -49,15 +49,16 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 // Stands for "no window". Beyond every column, yet small enough that column + kFarAway fits an int.
 inline constexpr int kFarAway = 1 << 30;
 
-/// The rows and columns of one batch entry, and which columns each row sees before any mask.
-/// Row m stands at column m' = m + diagonal.
+/// The rows and columns of one batch entry, and which columns each row sees before any mask. Row m
+/// sees the columns m + diagonal - window < n <= m + diagonal. A right bound of the window shifts
+/// the diagonal, so that kernels need no bound of their own for it.
 struct Sequence {
   int q_begin, seq_q;      // first row in the tensor, number of rows
   int k_begin, seq_k;      // first column in the tensor, number of columns
   int first_key, end_key;  // columns [first_key, end_key) are not padding
-  int diagonal;            // m' - m
-  int window;              // row m sees n > m' - window; kFarAway without a window
-  bool bounded;            // row m sees n <= m' only (causal or window)
+  int diagonal;            // m' - m, plus the right bound if there is one
+  int window;              // kFarAway without a left bound
+  bool bounded;            // there is a right bound: causal, or a window's
 
   __device__ int first_visible(int m) const { return max(first_key, m + diagonal - window + 1); }
   __device__ int end_visible(int m) const {
@@ -72,7 +73,7 @@ struct Sequence {
 
 struct Shape {
   int batch, heads, kv_heads, seq_q, seq_k, head_dim, value_dim;
-  int window;
+  int window, right;  // right: columns after m' that row m sees; 0 unless bounded
   bool bounded, align_to_key_lengths;
   const int32_t* key_starts;    // [B]
   const int32_t* key_lengths;   // [B]
@@ -92,7 +93,7 @@ struct Shape {
     }
     seq.first_key = key_starts == nullptr ? 0 : max(0, key_starts[b]);
     seq.end_key = key_lengths == nullptr ? seq.seq_k : min(seq.seq_k, key_lengths[b]);
-    seq.diagonal = (align_to_key_lengths ? seq.end_key : seq.seq_k) - seq.seq_q;
+    seq.diagonal = (align_to_key_lengths ? seq.end_key : seq.seq_k) - seq.seq_q + right;
     seq.window = window;
     seq.bounded = bounded;
     return seq;
@@ -101,7 +102,11 @@ struct Shape {
 
 inline Shape shape_of(const Problem& problem) {
   const auto narrow_size = [](int64_t size) { return static_cast<int>(size); };
-  const bool has_window = problem.window != kNoWindow;
+  const Window bounds = problem.bounds();
+  const bool bounded = bounds.right != kNoBound;
+  // A row has seq_k columns to its left at most, and seq_q - 1 to its right.
+  const int right = bounded ? narrow_size(std::min(bounds.right, problem.seq_q)) : 0;
+  const int left = narrow_size(std::min(bounds.left, problem.seq_k));
   return {.batch = narrow_size(problem.batch),
           .heads = narrow_size(problem.heads),
           .kv_heads = narrow_size(problem.kv_heads),
@@ -109,9 +114,9 @@ inline Shape shape_of(const Problem& problem) {
           .seq_k = narrow_size(problem.seq_k),
           .head_dim = narrow_size(problem.head_dim),
           .value_dim = narrow_size(problem.value_dim),
-          .window = has_window ? static_cast<int>(std::min<int64_t>(problem.window, kFarAway - 1))
-                               : kFarAway,
-          .bounded = problem.causal || has_window,
+          .window = bounds.left == kNoBound ? kFarAway : left + right + 1,
+          .right = right,
+          .bounded = bounded,
           .align_to_key_lengths = problem.align_to_key_lengths && problem.key_lengths != nullptr,
           .key_starts = problem.key_starts,
           .key_lengths = problem.key_lengths,

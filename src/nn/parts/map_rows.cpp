@@ -42,8 +42,9 @@ Tensor visible_rows(const HeadTensors& h, int64_t begin, int64_t count) {
   const Tensor aligned =  // m' = m + N - M
       (torch::arange(begin, begin + count, integers) + seq_k - seq_q).view({1, 1, -1, 1});
   Tensor visible = torch::ones({1, 1, count, seq_k}, h.q1.options().dtype(torch::kBool));
-  if (options.causal() || options.window()) visible = visible & (n <= aligned);
-  if (options.window()) visible = visible & (n > aligned - *options.window());
+  const Window bounds = options.bounds();
+  if (bounds.right != kNoBound) visible = visible & (n <= aligned + bounds.right);
+  if (bounds.left != kNoBound) visible = visible & (n >= aligned - bounds.left);
   if (options.key_starts()) visible = visible & (n >= per_batch(*options.key_starts()));
   if (options.key_lengths()) visible = visible & (n < per_batch(*options.key_lengths()));
   if (!options.mask()) return visible;
@@ -60,7 +61,8 @@ Tensor lambda_rows(const HeadTensors& h, int64_t begin, int64_t count) {
 /// True if some row may see no column. Looks at shapes and options only.
 bool may_see_nothing(const HeadTensors& h) {
   const AttentionOptions& o = h.options;
-  return o.mask() || o.key_starts() || o.key_lengths() || o.window() || h.q1.size(1) > h.k1.size(1);
+  return o.mask() || o.key_starts() || o.key_lengths() || o.bounds().left != kNoBound ||
+         h.q1.size(1) > h.k1.size(1);
 }
 
 /// Returns the softmax over visible columns. A row that sees no column keeps its finite scores

@@ -29,7 +29,7 @@ Tensor key_weights(const HeadTensors& h) {
 }
 
 void check_bidirectional(const HeadTensors& h) {
-  if (h.options.causal() || h.options.window()) {
+  if (h.options.bounds().right <= 0) {
     throw_argument_error("weight", "'query' for a causal map",
                          "'key', which would make a token depend on later tokens");
   }

@@ -195,10 +195,11 @@ bool takes_decode(const HeadTensors& heads) {
   const AttentionOptions& o = heads.options;
   const int64_t rows = heads.q1.size(1);
   if (o.cu_seqlens_q() || rows > kFewRows || rows >= heads.k1.size(1)) return false;
-  // `decode` is causal, with rows aligned to key_lengths. For a single row without a window,
+  // `decode` is causal, with rows aligned to key_lengths. For a single row without a left bound,
   // neither changes the result.
-  if (o.key_lengths() && (rows > 1 || o.window())) return false;
-  return rows == 1 || o.causal() || o.window();
+  const Window bounds = o.bounds();
+  if (o.key_lengths() && (rows > 1 || bounds.left != kNoBound)) return false;
+  return rows == 1 || bounds.right <= 0;
 }
 
 Tensor fused(const HeadTensors& h) {

@@ -20,8 +20,9 @@ Tensor visible_entries(const HeadTensors& heads, const Tensor& mask) {
   const Tensor n = torch::arange(columns, options).view({1, 1, 1, -1});
   const Tensor aligned = torch::arange(rows, options).view({1, 1, -1, 1}) + (columns - rows);
   Tensor visible = torch::ones({1, 1, rows, columns}, options.dtype(torch::kBool));
-  if (o.causal() || o.window()) visible = visible & (n <= aligned);
-  if (o.window()) visible = visible & (n > aligned - *o.window());
+  const Window bounds = o.bounds();
+  if (bounds.right != kNoBound) visible = visible & (n <= aligned + bounds.right);
+  if (bounds.left != kNoBound) visible = visible & (n >= aligned - bounds.left);
   if (o.key_starts()) visible = visible & (n >= per_batch(*o.key_starts()));
   if (o.key_lengths()) visible = visible & (n < per_batch(*o.key_lengths()));
   if (!mask.defined()) return visible;
@@ -48,7 +49,9 @@ SdpaMask SdpaMask::interleaved(int64_t count) const {
 SdpaMask sdpa_mask(const HeadTensors& heads, bool torch_causal) {
   const AttentionOptions& o = heads.options;
   const int64_t rows = heads.q1.size(1), columns = heads.k1.size(1);
-  const bool restricted = o.mask() || o.window() || o.key_starts() || o.key_lengths();
+  const Window bounds = o.bounds();
+  const bool windowed = bounds.left != kNoBound || (!o.causal() && bounds.right != kNoBound);
+  const bool restricted = o.mask() || windowed || o.key_starts() || o.key_lengths();
   if (!restricted && columns > 0) {
     if (!o.causal() || rows == 1) return {};
     if (torch_causal && rows == columns) return {.is_causal = true};

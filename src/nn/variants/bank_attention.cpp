@@ -36,13 +36,12 @@ Tensor interleave(const Tensors& paths) {
 }
 
 /// Returns the mask of the last `rows` of `tokens` tokens, bool [rows, tokens paths].
-Tensor block_mask(int64_t rows, int64_t tokens, int64_t paths, std::optional<int64_t> window,
+Tensor block_mask(int64_t rows, int64_t tokens, int64_t paths, const Window& bounds,
                   torch::Device device) {
   const auto integers = torch::TensorOptions().dtype(torch::kLong).device(device);
   const Tensor s = torch::arange(tokens, integers).unsqueeze(0);
   const Tensor t = torch::arange(tokens - rows, tokens, integers).unsqueeze(1);
-  Tensor visible = s <= t;
-  if (window) visible = visible & (s > t - *window);
+  const Tensor visible = (s <= t + bounds.right) & (s >= t - bounds.left);
   return visible.repeat_interleave(paths, 1);
 }
 
@@ -98,17 +97,15 @@ Tensor naive(const Tensor& q, const Tensors& ks, const Tensors& vs,
 
 Tensor concatenated(const Tensor& q, const Tensors& ks, const Tensors& vs,
                     const AttentionOptions& options) {
+  // Blocks of rows share a mask only if no row sees a later token.
+  if (options.bounds().right != 0) return plain_attention(bank_call(q, ks, vs, options));
   const int64_t paths = bank_size(ks), rows = q.size(1), tokens = ks[0].size(1);
   const Tensor k = interleave(ks), v = interleave(vs);
   const AttentionOptions plain = bank_options(options, paths);
   std::optional<Tensor> given;
   if (options.mask()) given = widen_mask(*options.mask(), paths);
-  if (!options.causal() && !options.window()) {
-    AttentionOptions whole = plain;
-    return plain_attention(single_map(q, k, v, whole.mask(given)));
-  }
   const Tensor shared =
-      block_mask(std::min(kBlockRows, rows), tokens, paths, options.window(), q.device());
+      block_mask(std::min(kBlockRows, rows), tokens, paths, options.bounds(), q.device());
   Tensors parts;
   for (int64_t begin = 0; begin < rows; begin += kBlockRows) {
     const int64_t count = std::min(kBlockRows, rows - begin);
@@ -152,6 +149,8 @@ Partial partial_attention(const HeadTensors& h) {
                                                  {"scale", h.options.scale()},
                                                  {"causal", h.options.causal()},
                                                  {"window", h.options.window()},
+                                                 {"window_left", h.options.window_left()},
+                                                 {"window_right", h.options.window_right()},
                                                  {"mask", h.options.mask()},
                                                  {"key_starts", h.options.key_starts()},
                                                  {"key_lengths", h.options.key_lengths()},
@@ -206,8 +205,8 @@ HeadTensors bank_call(const Tensor& q, const Tensors& ks, const Tensors& vs,
   AttentionOptions result = bank_options(options, paths);
   std::optional<Tensor> mask;
   if (options.mask()) mask = widen_mask(*options.mask(), paths);
-  if (options.causal() || options.window()) {
-    mask = combine(block_mask(q.size(1), ks[0].size(1), paths, options.window(), q.device()), mask);
+  if (const Window bounds = options.bounds(); bounds != Window{}) {
+    mask = combine(block_mask(q.size(1), ks[0].size(1), paths, bounds, q.device()), mask);
   }
   return single_map(q, interleave(ks), interleave(vs), result.mask(mask));
 }

@@ -16,7 +16,7 @@ using torch::Tensor;
 
 constexpr size_t kSumsSlot = 2;  // after keys and values
 
-bool is_causal(const HeadTensors& h) { return h.options.causal() || h.options.window(); }
+bool is_causal(const HeadTensors& h) { return h.options.bounds().right <= 0; }
 
 /// Returns the number of rows that each row averages over; broadcasts to [B, M, 1, 1].
 Tensor real_row_count(const HeadTensors& h) {

@@ -45,8 +45,9 @@ Tensor visible_of(const ProblemArguments& a) {
   aligned = a.align_to_key_lengths && a.key_lengths ? aligned + per_batch(*a.key_lengths) - seq_q
                                                     : aligned + seq_k - seq_q;
   Tensor visible = torch::ones({1, 1, seq_q, seq_k}, a.q1.options().dtype(torch::kBool));
-  if (a.causal || a.window) visible = visible & (n <= aligned);
-  if (a.window) visible = visible & (n > aligned - *a.window);
+  const Window bounds = a.causal ? a.window_bounds().causal() : a.window_bounds();
+  if (bounds.right != kNoBound) visible = visible & (n <= aligned + bounds.right);
+  if (bounds.left != kNoBound) visible = visible & (n >= aligned - bounds.left);
   if (a.key_starts) visible = visible & (n >= per_batch(*a.key_starts));
   if (a.key_lengths) visible = visible & (n < per_batch(*a.key_lengths));
   if (a.mask && a.mask->scalar_type() == torch::kBool) visible = visible & *a.mask;

@@ -57,6 +57,8 @@ void save_options(AutogradContext* ctx, const ProblemArguments& a) {
   ctx->saved_data["scale2"] = a.scale2;
   ctx->saved_data["causal"] = a.causal;
   ctx->saved_data["window"] = a.window;
+  ctx->saved_data["window_left"] = a.window_left;
+  ctx->saved_data["window_right"] = a.window_right;
 }
 
 void load_options(AutogradContext* ctx, ProblemArguments& a) {
@@ -64,6 +66,8 @@ void load_options(AutogradContext* ctx, ProblemArguments& a) {
   a.scale2 = ctx->saved_data["scale2"].toOptional<double>();
   a.causal = ctx->saved_data["causal"].toBool();
   a.window = ctx->saved_data["window"].toOptional<int64_t>();
+  a.window_left = ctx->saved_data["window_left"].toInt();
+  a.window_right = ctx->saved_data["window_right"].toInt();
 }
 
 /// Returns one flag for each differentiable argument: true if autograd needs its gradient. `saved`

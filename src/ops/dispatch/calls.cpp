@@ -31,12 +31,13 @@ constexpr auto kMap = [](const ProblemArguments&, const MapGrid&) -> Tensor { re
 #define DIFFATTN_PROBLEM_VALUES                                                               \
   a.scale, a.scale2, a.causal, a.window, a.mask, a.key_starts, a.key_lengths, a.cu_seqlens_q, \
       a.cu_seqlens_k
+#define DIFFATTN_WINDOW_VALUES a.window_left, a.window_right
 #define DIFFATTN_EPILOGUE_VALUES a.norm_weight, a.norm_eps, a.out_scale
 
 Tensor attention(const AttentionArguments& a) {
   static const auto op = operator_handle("diffattn::attention", &entry::attention<kAttention>);
   return op.call(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, DIFFATTN_PROBLEM_VALUES,
-                 DIFFATTN_EPILOGUE_VALUES);
+                 DIFFATTN_EPILOGUE_VALUES, DIFFATTN_WINDOW_VALUES);
 }
 
 ForwardResult attention_forward(const AttentionArguments& a, bool save_outputs) {
@@ -44,7 +45,7 @@ ForwardResult attention_forward(const AttentionArguments& a, bool save_outputs) 
       operator_handle("diffattn::attention_forward", &entry::attention_forward<kForward>);
   auto [out, lse1, lse2, o, o2] =
       op.call(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, DIFFATTN_PROBLEM_VALUES,
-              DIFFATTN_EPILOGUE_VALUES, save_outputs);
+              DIFFATTN_EPILOGUE_VALUES, save_outputs, DIFFATTN_WINDOW_VALUES);
   return {out, lse1, lse2, o, o2};
 }
 
@@ -52,8 +53,9 @@ RecomputeResult attention_recompute(const AttentionArguments& a, const Tensor& l
                                     const Tensor& lse2) {
   static const auto op =
       operator_handle("diffattn::attention_recompute", &entry::attention_recompute<kRecompute>);
-  auto [out, o] = op.call(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, lse1, lse2,
-                          DIFFATTN_PROBLEM_VALUES, DIFFATTN_EPILOGUE_VALUES);
+  auto [out, o] =
+      op.call(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, lse1, lse2, DIFFATTN_PROBLEM_VALUES,
+              DIFFATTN_EPILOGUE_VALUES, DIFFATTN_WINDOW_VALUES);
   return {out, o};
 }
 
@@ -61,22 +63,24 @@ BackwardResult attention_backward(const Tensor& dout, const AttentionArguments& 
                                   const Saved& saved, Wanted wanted) {
   static const auto op =
       operator_handle("diffattn::attention_backward", &entry::attention_backward<kBackward>);
-  auto [dq1, dq2, dk1, dk2, dv, dlambda, dnorm_weight, dmask] =
-      op.call(dout, a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, saved.lse1, saved.lse2, saved.o,
-              saved.o2, wanted, DIFFATTN_PROBLEM_VALUES, DIFFATTN_EPILOGUE_VALUES);
+  auto [dq1, dq2, dk1, dk2, dv, dlambda, dnorm_weight, dmask] = op.call(
+      dout, a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, saved.lse1, saved.lse2, saved.o, saved.o2,
+      wanted, DIFFATTN_PROBLEM_VALUES, DIFFATTN_EPILOGUE_VALUES, DIFFATTN_WINDOW_VALUES);
   return {dq1, dq2, dk1, dk2, dv, dlambda, dnorm_weight, dmask};
 }
 
 Tensor decode(const AttentionArguments& a) {
   static const auto op = operator_handle("diffattn::decode", &entry::decode<kAttention>);
   return op.call(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.scale, a.scale2, a.window, a.mask,
-                 a.key_starts, a.key_lengths, a.block_table, DIFFATTN_EPILOGUE_VALUES);
+                 a.key_starts, a.key_lengths, a.block_table, DIFFATTN_EPILOGUE_VALUES,
+                 DIFFATTN_WINDOW_VALUES);
 }
 
 Tensor attention_stats(const ProblemArguments& a, double sparse_threshold) {
   static const auto op =
       operator_handle("diffattn::attention_stats", &entry::attention_stats<kStats>);
-  return op.call(a.q1, a.q2, a.k1, a.k2, a.lambda, DIFFATTN_PROBLEM_VALUES, sparse_threshold);
+  return op.call(a.q1, a.q2, a.k1, a.k2, a.lambda, DIFFATTN_PROBLEM_VALUES, sparse_threshold,
+                 DIFFATTN_WINDOW_VALUES);
 }
 
 BackwardResult attention_stats_backward(const Tensor& dstats, const ProblemArguments& a,
@@ -84,7 +88,8 @@ BackwardResult attention_stats_backward(const Tensor& dstats, const ProblemArgum
   static const auto op = operator_handle("diffattn::attention_stats_backward",
                                          &entry::attention_stats_backward<kStatsBackward>);
   auto [dq1, dq2, dk1, dk2, dlambda, dmask] =
-      op.call(dstats, a.q1, a.q2, a.k1, a.k2, a.lambda, wanted, DIFFATTN_PROBLEM_VALUES);
+      op.call(dstats, a.q1, a.q2, a.k1, a.k2, a.lambda, wanted, DIFFATTN_PROBLEM_VALUES,
+              DIFFATTN_WINDOW_VALUES);
   return {.dq1 = dq1,
           .dq2 = dq2,
           .dk1 = dk1,
@@ -98,7 +103,8 @@ BackwardResult attention_stats_backward(const Tensor& dstats, const ProblemArgum
 Tensor attention_map(const ProblemArguments& a, const MapGrid& grid) {
   static const auto op = operator_handle("diffattn::attention_map", &entry::attention_map<kMap>);
   return op.call(a.q1, a.q2, a.k1, a.k2, a.lambda, grid.row_begin, grid.row_end, grid.col_begin,
-                 grid.col_end, grid.rows, grid.cols, DIFFATTN_PROBLEM_VALUES);
+                 grid.col_end, grid.rows, grid.cols, DIFFATTN_PROBLEM_VALUES,
+                 DIFFATTN_WINDOW_VALUES);
 }
 
 }  // namespace diffattn::ops::call

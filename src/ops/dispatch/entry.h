@@ -15,6 +15,7 @@ namespace diffattn::ops {
       std::optional<int64_t> window, const OptionalTensor &mask, const OptionalTensor &key_starts, \
       const OptionalTensor &key_lengths, const OptionalTensor &cu_seqlens_q,                       \
       const OptionalTensor &cu_seqlens_k
+#define DIFFATTN_WINDOW_PARAMETERS int64_t window_left, int64_t window_right
 #define DIFFATTN_EPILOGUE_PARAMETERS \
   const OptionalTensor &norm_weight, std::optional<double> norm_eps, double out_scale
 #define DIFFATTN_QUERIES_AND_KEYS \
@@ -23,7 +24,7 @@ namespace diffattn::ops {
 #define DIFFATTN_PACK_PROBLEM                                                          \
   {                                                                                    \
     q1, q2, k1, k2, lam, scale, scale2, causal, window, mask, key_starts, key_lengths, \
-        cu_seqlens_q, cu_seqlens_k                                                     \
+        cu_seqlens_q, cu_seqlens_k, window_left, window_right                          \
   }
 #define DIFFATTN_PACK_ATTENTION \
   { DIFFATTN_PACK_PROBLEM, v, norm_weight, norm_eps, out_scale }
@@ -37,14 +38,15 @@ namespace entry {
 
 template <auto Implementation>
 Tensor attention(DIFFATTN_QUERIES_AND_KEYS, const Tensor& v, const Tensor& lam,
-                 DIFFATTN_PROBLEM_PARAMETERS, DIFFATTN_EPILOGUE_PARAMETERS) {
+                 DIFFATTN_PROBLEM_PARAMETERS, DIFFATTN_EPILOGUE_PARAMETERS,
+                 DIFFATTN_WINDOW_PARAMETERS) {
   return Implementation(AttentionArguments DIFFATTN_PACK_ATTENTION);
 }
 
 template <auto Implementation>
 FiveTensors attention_forward(DIFFATTN_QUERIES_AND_KEYS, const Tensor& v, const Tensor& lam,
                               DIFFATTN_PROBLEM_PARAMETERS, DIFFATTN_EPILOGUE_PARAMETERS,
-                              bool save_outputs) {
+                              bool save_outputs, DIFFATTN_WINDOW_PARAMETERS) {
   const ForwardResult r = Implementation(AttentionArguments DIFFATTN_PACK_ATTENTION, save_outputs);
   return {r.out, r.lse1, r.lse2, r.o, r.o2};
 }
@@ -52,7 +54,7 @@ FiveTensors attention_forward(DIFFATTN_QUERIES_AND_KEYS, const Tensor& v, const 
 template <auto Implementation>
 TwoTensors attention_recompute(DIFFATTN_QUERIES_AND_KEYS, const Tensor& v, const Tensor& lam,
                                const Tensor& lse1, const Tensor& lse2, DIFFATTN_PROBLEM_PARAMETERS,
-                               DIFFATTN_EPILOGUE_PARAMETERS) {
+                               DIFFATTN_EPILOGUE_PARAMETERS, DIFFATTN_WINDOW_PARAMETERS) {
   const RecomputeResult r = Implementation(AttentionArguments DIFFATTN_PACK_ATTENTION, lse1, lse2);
   return {r.out, r.o};
 }
@@ -61,7 +63,8 @@ template <auto Implementation>
 EightTensors attention_backward(const Tensor& dout, DIFFATTN_QUERIES_AND_KEYS, const Tensor& v,
                                 const Tensor& lam, const Tensor& lse1, const Tensor& lse2,
                                 const Tensor& o, const Tensor& o2, Wanted wanted,
-                                DIFFATTN_PROBLEM_PARAMETERS, DIFFATTN_EPILOGUE_PARAMETERS) {
+                                DIFFATTN_PROBLEM_PARAMETERS, DIFFATTN_EPILOGUE_PARAMETERS,
+                                DIFFATTN_WINDOW_PARAMETERS) {
   const BackwardResult r = Implementation(dout, AttentionArguments DIFFATTN_PACK_ATTENTION,
                                           Saved{lse1, lse2, o, o2}, wanted);
   return {r.dq1, r.dq2, r.dk1, r.dk2, r.dv, r.dlambda, r.dnorm_weight, r.dmask};
@@ -72,7 +75,8 @@ Tensor decode(DIFFATTN_QUERIES_AND_KEYS, const Tensor& v, const Tensor& lam,
               std::optional<double> scale, std::optional<double> scale2,
               std::optional<int64_t> window, const OptionalTensor& mask,
               const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
-              const OptionalTensor& block_table, DIFFATTN_EPILOGUE_PARAMETERS) {
+              const OptionalTensor& block_table, DIFFATTN_EPILOGUE_PARAMETERS,
+              DIFFATTN_WINDOW_PARAMETERS) {
   const bool causal = true;
   const OptionalTensor cu_seqlens_q, cu_seqlens_k;
   AttentionArguments arguments DIFFATTN_PACK_ATTENTION;
@@ -83,14 +87,14 @@ Tensor decode(DIFFATTN_QUERIES_AND_KEYS, const Tensor& v, const Tensor& lam,
 
 template <auto Implementation>
 Tensor attention_stats(DIFFATTN_QUERIES_AND_KEYS, const Tensor& lam, DIFFATTN_PROBLEM_PARAMETERS,
-                       double sparse_threshold) {
+                       double sparse_threshold, DIFFATTN_WINDOW_PARAMETERS) {
   return Implementation(ProblemArguments DIFFATTN_PACK_PROBLEM, sparse_threshold);
 }
 
 template <auto Implementation>
 SixTensors attention_stats_backward(const Tensor& dstats, DIFFATTN_QUERIES_AND_KEYS,
                                     const Tensor& lam, StatsWanted wanted,
-                                    DIFFATTN_PROBLEM_PARAMETERS) {
+                                    DIFFATTN_PROBLEM_PARAMETERS, DIFFATTN_WINDOW_PARAMETERS) {
   const BackwardResult r = Implementation(dstats, ProblemArguments DIFFATTN_PACK_PROBLEM, wanted);
   return {r.dq1, r.dq2, r.dk1, r.dk2, r.dlambda, r.dmask};
 }
@@ -98,7 +102,7 @@ SixTensors attention_stats_backward(const Tensor& dstats, DIFFATTN_QUERIES_AND_K
 template <auto Implementation>
 Tensor attention_map(DIFFATTN_QUERIES_AND_KEYS, const Tensor& lam, int64_t row_begin,
                      int64_t row_end, int64_t col_begin, int64_t col_end, int64_t rows,
-                     int64_t cols, DIFFATTN_PROBLEM_PARAMETERS) {
+                     int64_t cols, DIFFATTN_PROBLEM_PARAMETERS, DIFFATTN_WINDOW_PARAMETERS) {
   return Implementation(ProblemArguments DIFFATTN_PACK_PROBLEM,
                         MapGrid{row_begin, row_end, col_begin, col_end, rows, cols});
 }

@@ -31,7 +31,9 @@ ops::ProblemArguments problem_arguments(const torch::Tensor& q1, const torch::Te
           .key_starts = options.key_starts(),
           .key_lengths = options.key_lengths(),
           .cu_seqlens_q = options.cu_seqlens_q(),
-          .cu_seqlens_k = options.cu_seqlens_k()};
+          .cu_seqlens_k = options.cu_seqlens_k(),
+          .window_left = options.window_left(),
+          .window_right = options.window_right()};
 }
 
 ops::AttentionArguments attention_arguments(const torch::Tensor& q1, const torch::Tensor& q2,

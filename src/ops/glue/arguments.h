@@ -7,13 +7,16 @@
 #include <cmath>
 #include <optional>
 
+#include "diffattn/kernels/params.h"
+
 /// Arguments and results of the operators, as structs.
 namespace diffattn::ops {
 
 using torch::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-/// The arguments that all operators share, in the order of their schemas.
+/// The arguments that all operators share, in the order of their schemas. window_left and
+/// window_right are a schema's last arguments.
 struct ProblemArguments {
   Tensor q1, q2, k1, k2;
   Tensor lambda;
@@ -21,13 +24,18 @@ struct ProblemArguments {
   bool causal = false;
   std::optional<int64_t> window;
   OptionalTensor mask, key_starts, key_lengths, cu_seqlens_q, cu_seqlens_k;
-  bool align_to_key_lengths = false;  // decode
+  int64_t window_left = -1, window_right = -1;  // -1: no bound
+  bool align_to_key_lengths = false;            // decode
   /// decode: [B, P] pages of each sequence. k1, k2 and v are then pools, [pages, page size, Hkv,
   /// D].
   OptionalTensor block_table = {};
 
   bool packed() const { return cu_seqlens_q.has_value(); }
   bool paged() const { return block_table.has_value(); }
+  /// Returns the window without `causal`.
+  Window window_bounds() const {
+    return window ? Window::last(*window) : Window::beside(window_left, window_right);
+  }
   /// Returns N, unless packed.
   c10::SymInt sym_keys() const {
     return paged() ? block_table->sym_size(-1) * k1.sym_size(1) : k1.sym_size(1);

@@ -150,6 +150,21 @@ void check_block_table(const ProblemArguments& a, const c10::SymInt& batch) {
   }
 }
 
+void check_window(const ProblemArguments& a) {
+  if (a.window && *a.window < 0) {
+    throw_argument_error("window", "a number of columns, at least 0", text(*a.window));
+  }
+  for (const auto& [name, columns] :
+       {std::pair{"window_left", a.window_left}, std::pair{"window_right", a.window_right}}) {
+    if (columns < -1) {
+      throw_argument_error(name, "a number of columns, or -1 for no bound", text(columns));
+    }
+    if (a.window && columns != -1) {
+      throw_argument_error(name, "no bound beside window = " + text(*a.window), text(columns));
+    }
+  }
+}
+
 void check_finite(const char* name, const std::optional<double>& value) {
   if (!value || std::isfinite(*value)) return;
   throw_argument_error(name, "a finite number", text(*value));
@@ -198,9 +213,7 @@ void check(const ProblemArguments& a) {
   check_index("cu_seqlens_k", a.cu_seqlens_k, a.q1, batch + 1, "(as many as cu_seqlens_q)");
   check_finite("scale", a.scale);
   check_finite("scale2", a.scale2);
-  if (a.window && *a.window < 0) {
-    throw_argument_error("window", "a number of columns, at least 0", text(*a.window));
-  }
+  check_window(a);
 }
 
 void check(const AttentionArguments& a) {

@@ -76,7 +76,7 @@ ProblemViews::ProblemViews(const ProblemArguments& a, Problem& problem)
   problem.scale = a.scale_or_default();
   problem.scale2 = a.scale2_or_default();
   problem.causal = a.causal;
-  problem.window = a.window.value_or(kNoWindow);
+  problem.window = a.window_bounds();
 }
 
 const void* ProblemViews::accumulator_data(const OptionalTensor& tensor) {

@@ -186,7 +186,7 @@ struct Run {
     p.lambda = {&lambda, 0, 0, 0};
     p.scale = p.scale2 = 1.0 / std::sqrt(static_cast<double>(a.head_dim));
     p.causal = true;
-    p.window = past.window.value_or(kNoWindow);
+    if (past.window) p.window = Window::last(*past.window);
     const Tensor starts =
         past.key_starts ? ops::host_index("key_starts", *past.key_starts) : Tensor();
     if (starts.defined()) p.key_starts = starts.const_data_ptr<int32_t>();

@@ -270,6 +270,12 @@ TEST(AttentionMapsTest, VisibleColumnsOfMasks) {
   const VisibleColumns windowed = visible(nn::AttentionMask().window(4));
   EXPECT_EQ(windowed.begin[10], 7);
   EXPECT_EQ(windowed.end[10], 11);
+  nn::HeadTensors call = calls_of_layer(layer, nn::AttentionMask(), 2).front()[0];
+  call.options.causal(false).window(2, 3);
+  const VisibleColumns both_sides = visible_columns(call);
+  EXPECT_EQ(both_sides.begin[10], 8);
+  EXPECT_EQ(both_sides.end[10], 14);
+  EXPECT_EQ(both_sides.end[kTokens - 1], kTokens);
   const VisibleColumns padded =
       visible(nn::AttentionMask().key_starts(torch::tensor({5, 0}, torch::kInt64)));
   EXPECT_EQ(padded.begin[10], 5);

@@ -49,8 +49,17 @@ const std::vector<std::function<void(Spec&)>>& changes() {
       [](Spec&) {},
       [](Spec& s) { s.causal = true; },
       [](Spec& s) { s.causal = true, s.norm = s.norm_weight = true, s.out_scale = 0.8; },
-      [](Spec& s) { s.window = 70, s.lambda_shape = LambdaShape::kScalar; },
-      [](Spec& s) { s.window = 200, s.scale2 = 0.07, s.save_o = false; },
+      [](Spec& s) { s.window = Window::last(70), s.lambda_shape = LambdaShape::kScalar; },
+      [](Spec& s) { s.window = Window::last(200), s.scale2 = 0.07, s.save_o = false; },
+      [](Spec& s) {
+        s.window = {70, 130};
+      },
+      [](Spec& s) {
+        s.window = {100, kNoBound};
+      },
+      [](Spec& s) {
+        s.window = {kNoBound, 90};
+      },
       [](Spec& s) { s.batch = 3, s.key_lengths = true, s.causal = true; },
       [](Spec& s) { s.batch = 2, s.key_lengths = s.key_starts = true; },
       [](Spec& s) { s.heads = 8, s.causal = true, s.lambda_shape = LambdaShape::kPerToken; },

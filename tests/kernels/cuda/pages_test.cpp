@@ -21,7 +21,7 @@ using Elements = std::vector<uint16_t>;
 struct PagedCase {
   int64_t batch = 3, heads = 4, kv_heads = 2, seq_k = 1280, head_dim = 64, value_dim = 128;
   int64_t page_size = 64;
-  int64_t window = kNoWindow;
+  Window window = {};
 
   int64_t width() const { return 2 * head_dim + value_dim; }
   int64_t pages() const { return seq_k / page_size; }
@@ -116,7 +116,7 @@ class CudaPages : public ::testing::TestWithParam<bool> {
 
 TEST_P(CudaPages, EveryTableGivesTheSameBits) {
   std::mt19937 random(3);
-  for (const int64_t window : {kNoWindow, int64_t{300}}) {
+  for (const Window window : {Window{}, Window::last(300)}) {
     for (const int64_t page_size : {16, 64, 256}) {
       PagedCase c;
       c.window = window;
@@ -136,7 +136,7 @@ TEST_P(CudaPages, EveryTableGivesTheSameBits) {
                       moved.begin() + table[static_cast<size_t>(page)] * c.page_elements());
         }
         EXPECT_EQ(run(c, q, moved, table, GetParam()), contiguous)
-            << "pages of " << page_size << ", window " << window;
+            << "pages of " << page_size << ", window " << window.left;
       }
     }
   }

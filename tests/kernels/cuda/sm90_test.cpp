@@ -75,16 +75,23 @@ std::vector<Spec> option_specs(const Widths& widths) {
   add([](Spec& s) { s.causal = true, s.seq_q = 290, s.seq_k = 130; });
   add([](Spec& s) { s.causal = true, s.seq_q = 1; });
   add([](Spec& s) { s.causal = true, s.seq_q = s.seq_k = 65; });
-  add([](Spec& s) { s.window = 100; });
-  add([](Spec& s) { s.window = 1, s.seq_q = 290; });
-  add([](Spec& s) { s.window = 0; });
-  add([](Spec& s) { s.window = 200, s.key_starts = s.key_lengths = true; });
+  add([](Spec& s) { s.window = Window::last(100); });
+  add([](Spec& s) { s.window = Window::last(1), s.seq_q = 290; });
+  add([](Spec& s) { s.window = Window::last(0); });
+  add([](Spec& s) { s.window = {100, 70}; });
+  add([](Spec& s) { s.window = {0, 200}, s.key_lengths = true; });
+  add([](Spec& s) { s.window = {90, kNoBound}; });
+  add([](Spec& s) { s.window = {kNoBound, 75}, s.key_starts = true; });
+  add([](Spec& s) { s.window = {150, 10}, s.varlen = true, s.batch = 3; });
+  add([](Spec& s) { s.window = Window::last(200), s.key_starts = s.key_lengths = true; });
   add([](Spec& s) { s.key_starts = true, s.causal = true; });
   add([](Spec& s) { s.key_lengths = true; });
   add([](Spec& s) { s.key_lengths = s.align_to_key_lengths = s.causal = true; });
   add([](Spec& s) { s.varlen = true, s.batch = 5; });
   add([](Spec& s) { s.varlen = s.causal = true, s.batch = 5; });
-  add([](Spec& s) { s.varlen = true, s.window = 70, s.batch = 3, s.key_starts = true; });
+  add([](Spec& s) {
+    s.varlen = true, s.window = Window::last(70), s.batch = 3, s.key_starts = true;
+  });
   add([](Spec& s) { s.heads = 6, s.kv_heads = 2, s.causal = true; });
   add([](Spec& s) { s.scale2 = s.scale / 2, s.shared_q = s.shared_k = true; });
   add([](Spec& s) { s.shared_k = s.causal = true, s.lambda_shape = LambdaShape::kPerToken; });

@@ -61,7 +61,7 @@ bool takes_mask(const Problem& problem, int64_t value_dim) {
   const bool written_out =
       mask.kind == MaskKind::kAdditive && mask.strides.row == 0 && problem.causal;
   return mask.kind != MaskKind::kNone && !written_out && problem.head_dim == 64 &&
-         value_dim == 128 && problem.window == kNoWindow && problem.key_starts == nullptr &&
+         value_dim == 128 && problem.window == Window{} && problem.key_starts == nullptr &&
          problem.key_lengths == nullptr && problem.cu_seqlens_q == nullptr &&
          problem.batch <= kMostBlocks && problem.heads <= kMostBlocks;
 }

@@ -70,7 +70,7 @@ void launch_forward(const ForwardParams& params, const ExactOutputs& exact, cuda
     const bool masked = params.mask.kind != MaskKind::kNone;
     // If all tiles take equally long, computing one head after another uses the L2 cache best.
     // Otherwise k1, k2 and v of one group of heads may take 9 MiB of it.
-    const bool uneven = params.causal || params.window != kNoWindow;
+    const bool uneven = params.bounds() != Window{};
     const int group =
         uneven ? heads_in_cache(params.seq_k, 2 * (2 * kD + kDv), int64_t{9} << 20) : 1;
     launch_row_tiles<Pair>(pair_forward_kernel<T, Pair>, params, args,

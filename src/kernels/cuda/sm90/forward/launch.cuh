@@ -115,7 +115,7 @@ void launch_items(void (*kernel)(ForwardArguments<T>), const ForwardParams& para
 
 /// True if columns at the start may be hidden from some rows (kLower).
 inline bool has_lower_limit(const Problem& problem) {
-  return problem.window != kNoWindow || problem.key_starts != nullptr;
+  return problem.window.left != kNoBound || problem.key_starts != nullptr;
 }
 
 /// Launches the forward with an additive mask.
