@@ -38,6 +38,7 @@ struct AttentionOptions {
   /// Multiplies the output: 1 - lambda_init in the paper.
   TORCH_ARG(double, out_scale) = 1.0;
 
+ public:
   /// Row m sees only the last `columns` columns up to m' = m + N - M (implies causal).
   AttentionOptions& window(const std::optional<int64_t>& columns) {
     window_ = columns, window_left_ = window_right_ = -1;

@@ -249,13 +249,17 @@ struct Backward {
     for (int64_t c = 0; c < other.panels; ++c) {
       Tile t;
       if (part.begun) {
-        t.load(out + c * kTile, kCols);
+        t.begin_sum(out + c * kTile, kCols);
       } else {
         t.zero();
       }
       operands.multiply_keys(t, m, part.key, part.from, part.count, other.at(part.from, c * kCols),
                              other.operand_stride());
-      t.store(out + c * kTile, kCols);
+      if (part.begun) {
+        t.end_sum(out + c * kTile, kCols);
+      } else {
+        t.store(out + c * kTile, kCols);
+      }
     }
   }
 
@@ -273,13 +277,13 @@ struct Backward {
             if (end > begin) {
               const int64_t key = (maps.origin + begin) * kCols;
               Tile t;
-              t.load(out, rows.q_stride);
+              t.begin_sum(out, rows.q_stride);
               const Operand* right = k + (c * padded + key) / Isa::kPair * kCols;
               t.template multiply_rows<Isa::Gradients::kStride>(
                   operands.rows(kDs1 + m, s * kRows, (begin - first) * kCols), right,
                   Isa::Pack::steps(maps.run_columns(s, begin, end)),
                   right + kKeyBlock / Isa::kPair * kCols + maps.asked_half(s));
-              t.store(out, rows.q_stride);
+              t.end_sum(out, rows.q_stride);
             }
             begin = end + 1;
           }

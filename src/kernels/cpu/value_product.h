@@ -114,17 +114,26 @@ struct ValueProduct {
   }
 
   void product_tile(int64_t c, int s, int64_t begin, int64_t end, int64_t first, float* acc) {
+    // The rounding of p to bf16 exceeds that of the sums.
+    constexpr int64_t kPanels = Isa::kPair == 1 ? kSumKeys / kCols : kRunPanels;
+    for (; begin + kPanels < end; begin += kPanels) {
+      add_product(c, s, begin, begin + kPanels, first, acc);
+    }
+    add_product(c, s, begin, end, first, acc);
+  }
+
+  void add_product(int64_t c, int s, int64_t begin, int64_t end, int64_t first, float* acc) {
     const int64_t padded = maps.block.keys->panels * kCols;
     const int64_t key = (maps.origin + begin) * kCols;
     const Operand* v =
         static_cast<const Operand*>(maps.block.keys->v) + (c * padded + key) / Isa::kPair * kCols;
     float* out = acc + s * kRows * acc_stride + c * kCols;
     typename Isa::Tile t;
-    t.load(out, acc_stride);
+    t.begin_sum(out, acc_stride);
     t.template multiply_rows<kStride>(p + s * kRows * kStride + (begin - first) * kPanelOperands, v,
                                       Isa::Pack::steps(maps.run_columns(s, begin, end)),
                                       v + kKeyBlock / Isa::kPair * kCols + maps.asked_half(s));
-    t.store(out, acc_stride);
+    t.end_sum(out, acc_stride);
   }
 
   /// Adds the odd rows of v, which are zero in the packed v, to the query rows that see them. In a

@@ -21,7 +21,7 @@ function(find_allowed kernel)
   elseif(kernel MATCHES "sm80.*backward_fused_kernel.*FusedConfigILi64ELi64ELi64E")
     set(allowed 104)
   elseif(kernel MATCHES "sm80.*backward_queries_kernel.*QueriesConfigILi(96|128)E")
-    set(allowed 32)  # measured: 24
+    set(allowed 40)  # measured: 24 for sm_80, 36 for sm_90, which has faster kernels of its own
   elseif(kernel MATCHES "sm80.*decode_kernel.*DecodeConfigILi(64ELi128ELi2|128ELi256ELi1)E")
     set(allowed 176)  # limited by memory bandwidth, not by spills: 52, 176
   elseif(kernel MATCHES "token.*product_kernel.*ProductConfigILi2ELi6E")

@@ -49,7 +49,8 @@ struct AmxTile {
     _tile_zero(2);
     _tile_zero(3);
   }
-  DIFFATTN_INLINE void load(const float* p, int64_t stride) {
+  /// As in FmaTile, but one chain: tile registers add nothing but products.
+  DIFFATTN_INLINE void begin_sum(const float* p, int64_t stride) {
     const int64_t bytes = stride * 4;
     __atomic_signal_fence(__ATOMIC_SEQ_CST);  // as in multiply()
     _tile_loadd(0, p, bytes);
@@ -61,6 +62,7 @@ struct AmxTile {
     store_upper(p, stride);
     store_lower(p, stride);
   }
+  DIFFATTN_INLINE void end_sum(float* p, int64_t stride) const { store(p, stride); }
   /// Stores rows 0 to 15 of the tile; p is the address of row 0.
   DIFFATTN_INLINE void store_upper(float* p, int64_t stride) const {
     _tile_stored(0, p, stride * 4);

@@ -27,18 +27,21 @@ struct DotTile {
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) c[i][0] = c[i][1] = Isa::zero();
   }
-  DIFFATTN_INLINE void load(const float* p, int64_t stride) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
-      c[i][0] = Isa::load(p + i * stride);
-      c[i][1] = Isa::load(p + i * stride + kLanes);
-    }
-  }
   DIFFATTN_INLINE void store(float* p, int64_t stride) const {
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
       Isa::store(p + i * stride, c[i][0]);
       Isa::store(p + i * stride + kLanes, c[i][1]);
+    }
+  }
+  DIFFATTN_INLINE void begin_sum(const float*, int64_t) { zero(); }
+  DIFFATTN_INLINE void end_sum(float* p, int64_t stride) const {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      for (int h = 0; h < 2; ++h) {
+        float* out = p + i * stride + h * kLanes;
+        Isa::store(out, Isa::add(Isa::load(out), c[i][h]));
+      }
     }
   }
   DIFFATTN_INLINE Vec row(int i, int h) const { return c[i][h]; }
