@@ -231,6 +231,12 @@ std::vector<NewToken> Batcher::step() {
 
 bool Batcher::idle() const { return parts_->waiting.empty() && parts_->running.empty(); }
 
+bool Batcher::contains(uint64_t request) const {
+  const auto is_it = [&](const auto& row) { return row.number == request; };
+  return std::ranges::any_of(parts_->waiting, is_it) ||
+         std::ranges::any_of(parts_->running, [&](const auto& item) { return is_it(item.second); });
+}
+
 Batcher::Load Batcher::load() const {
   Load load = parts_->engine->load();
   load.running = std::ssize(parts_->running);

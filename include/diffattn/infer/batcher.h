@@ -86,6 +86,8 @@ class Batcher {
 
   /// True if nothing runs or waits.
   bool idle() const;
+  /// True if the request runs or waits.
+  bool contains(uint64_t request) const;
 
   struct Load {
     int64_t running = 0, waiting = 0;   // requests
