@@ -28,7 +28,8 @@ PRIVATE_KERNELS = r"kernels/(few_rows|layers|loss|optimizer|token_step)\.h"
 PRIVATE_OPS = (r"ops/(dispatch/attention_checkpoint|"
                r"layers/(add_rms_norm|gated|lambda_vectors|loss|projected_heads|token_layer))\.h")
 PRIVATE_NN = r"nn/(attention/(step_attention|text_rows)|models/prompts)\.h"
-PRIVATE_IO = r"io/(cgroup|chat_prompt|checked|hash|manifest|settings|stop_text|text|unicode/utf8|safetensors/sharded)\.h"
+PRIVATE_IO = (r"io/(cgroup|chat_prompt|checked|hash|manifest|settings|stop_text|text|unicode/utf8|"
+              r"safetensors/sharded)\.h")
 PRIVATE_MODELS = r"models/(loaded_model|tensor_file)\.h"
 PRIVATE_TRAIN = (r"train/(checkpoint_folder|checkpoints|event_file|flops|language_data|memory_estimate|metrics_log|"
                  r"new_model|parameter_count|schedule|tasks/evaluator)\.h")

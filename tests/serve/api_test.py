@@ -206,14 +206,16 @@ class Endpoints(unittest.TestCase):
             self.assertIn(name, after)
 
     def test_malformed_http(self):
-        for text in (b"\r\n\r\n", b"GET\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+        for text in (b"\r\n\r\n", b"GET\r\n\r\n",
+                     b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
                      b"GET /health HTTP/1.1\r\n\r\n",  # no Host
                      b"GET /" + b"a" * 40000 + b" HTTP/1.1\r\nHost: a\r\n\r\n"):
             with self.subTest(text=text[:40]):
                 raw(text, seconds=1)
                 self.assertEqual(SERVER.request("GET", "/health")[0], 200)
         large = b"x" * (5 << 20)
-        answer = raw(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(large) + large, seconds=20)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(large)
+        answer = raw(head + large, seconds=20)
         self.assertIn(b" 413 ", answer[:20])
 
 
