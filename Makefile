@@ -112,6 +112,10 @@ test-long: setup  ## before a release: the analyser, more cases, wheels for all 
 	@DIFFATTN_TEST_SCALE=$(LONG_SCALE) DIFFATTN_TEST_KILLS=$(LONG_KILLS) DIFFATTN_TEST_FAULTS=all \
 	  $(MAKE) --no-print-directory test PRESET=release
 	@tests/soak/soak.py build/release/diffattn
+	@DIFFATTN_PROGRAM=$(CURDIR)/build/release/diffattn DIFFATTN_TEST_SERVE_REQUESTS=10000 \
+	  $(PYTHON) tests/serve/load_test.py
+	@DIFFATTN_PROGRAM=$(CURDIR)/build/release/diffattn DIFFATTN_TEST_FUZZ_REQUESTS=100000 \
+	  $(PYTHON) tests/serve/fuzz_test.py
 	@$(MAKE) --no-print-directory wheel TORCHES="$(or $(TORCHES),2.11 2.13 2.15)"
 	@tools/test_wheels
 	@$(MAKE) --no-print-directory asan

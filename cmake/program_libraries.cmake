@@ -1,4 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+# Without the header of libmicrohttpd the program has no server.
+find_path(DIFFATTN_MICROHTTPD_INCLUDE microhttpd.h)
+if(DIFFATTN_PROGRAM AND NOT DIFFATTN_MICROHTTPD_INCLUDE)
+  message(STATUS "Building without `diffattn serve`: microhttpd.h not found")
+endif()
+
 # The libraries that modules, trainer and program need beside torch. With DIFFATTN_PROGRAM=AUTO, a
 # machine that lacks one of them gets the operators alone.
 if(DIFFATTN_PROGRAM STREQUAL "AUTO")

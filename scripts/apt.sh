@@ -15,6 +15,7 @@ missing_libraries() {
   has_header fmt/core.h || echo libfmt-dev
   has_header toml++/toml.h || echo libtomlplusplus-dev
   has_header zlib.h || echo zlib1g-dev
+  has_header microhttpd.h || echo libmicrohttpd-dev
 }
 
 # Installs packages as root or with sudo. Exits with status 2 and prints the command to type if it may

@@ -28,10 +28,12 @@ PRIVATE_KERNELS = r"kernels/(few_rows|layers|loss|optimizer|token_step)\.h"
 PRIVATE_OPS = (r"ops/(dispatch/attention_checkpoint|"
                r"layers/(add_rms_norm|gated|lambda_vectors|loss|projected_heads|token_layer))\.h")
 PRIVATE_NN = r"nn/(attention/(step_attention|text_rows)|models/prompts)\.h"
-PRIVATE_IO = r"io/(cgroup|checked|hash|manifest|settings|text|unicode/utf8|safetensors/sharded)\.h"
+PRIVATE_IO = (r"io/(cgroup|chat_prompt|checked|hash|manifest|settings|stop_text|text|unicode/utf8|"
+              r"safetensors/sharded)\.h")
 PRIVATE_MODELS = r"models/(loaded_model|tensor_file)\.h"
 PRIVATE_TRAIN = (r"train/(checkpoint_folder|checkpoints|event_file|flops|language_data|memory_estimate|metrics_log|"
                  r"new_model|parameter_count|schedule|tasks/evaluator)\.h")
+PRIVATE_SERVE = r"serve/(service|engine/scheduler|http/http)\.h"
 PRIVATE_COMPARE = r"compare/(compare|haystack|recipes|results|token_labels)\.h"
 
 
@@ -69,6 +71,9 @@ RULES = {
     "src/infer": (layer(r"diffattn/(infer|nn)/", r"diffattn/ops", r"infer/", PRIVATE_NN,
                         r"ops/layers/token_step\.h", r"kernels/token_step\.h", TORCH),
                   r"nlohmann/|" + CUDA),
+    "src/serve": (layer(r"diffattn/io/", r"serve/(?!engine/)", PRIVATE_IO, r"nlohmann/"), TORCH + "|kernels/"),
+    "src/serve/engine": (layer(r"diffattn/(infer|nn|models|io)/", r"serve/", PRIVATE_IO, TORCH),
+                         r"kernels/|nlohmann/"),
     "src/analysis/report": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|io/|nlohmann/", TORCH),
     "src/analysis/picture": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|io/unicode/utf8\.h",
                              TORCH + "|nlohmann/"),
@@ -80,9 +85,10 @@ RULES = {
     "src/compare": (layer(r"diffattn/(nn|models|io|data|train|analysis)/", r"diffattn/ops", r"compare/",
                           PRIVATE_NN, PRIVATE_IO, PRIVATE_MODELS, PRIVATE_TRAIN, TORCH, r"nlohmann/"),
                     r"kernels/"),
-    "apps": (layer(PUBLIC_ONLY, r"apps/", PRIVATE_NN, PRIVATE_IO, PRIVATE_TRAIN, PRIVATE_COMPARE, r"CLI/",
+    "apps": (layer(PUBLIC_ONLY, r"apps/", PRIVATE_NN, PRIVATE_IO, PRIVATE_TRAIN, PRIVATE_COMPARE,
+                   PRIVATE_SERVE, r"CLI/",
                    r"fmt/", r"nlohmann/", TORCH), r"(?!)"),
-    "python": (layer(PUBLIC_ONLY, r"apps/", r"python/", r"nlohmann/", TORCH), r"(?!)"),
+    "python": (layer(PUBLIC_ONLY, r"apps/", r"python/", r"io/stop_text\.h", r"nlohmann/", TORCH), r"(?!)"),
     "tests/kernels": (r"", TORCH),
     "tests/io": (r"", TORCH),
     "tests/analysis": (r"", TORCH),

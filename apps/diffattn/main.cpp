@@ -63,11 +63,11 @@ int run_program(int argc, char** argv) {
   app.set_version_flag("--version", kVersionText, "print the version and exit");
   app.footer("Example:\n  diffattn info\n\nHelp on a verb: diffattn VERB --help");
   app.require_subcommand(1);
-  const std::vector<VerbAction> actions{add_info(app),     add_selftest(app),  add_bench(app),
-                                        add_train(app),    add_eval(app),      add_generate(app),
-                                        add_classify(app), add_summarize(app), add_compare(app),
-                                        add_analyze(app),  add_convert(app),   add_tokenize(app),
-                                        add_help(app),     add_version(app),   add_completion(app)};
+  const std::vector<VerbAction> actions{
+      add_info(app),      add_selftest(app), add_bench(app),   add_train(app),
+      add_eval(app),      add_generate(app), add_serve(app),   add_classify(app),
+      add_summarize(app), add_compare(app),  add_analyze(app), add_convert(app),
+      add_tokenize(app),  add_help(app),     add_version(app), add_completion(app)};
   const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
   for (CLI::App* verb : verbs) verb->group("Verbs");
   if (const auto code = parse_arguments(app, argc, argv)) return *code;

@@ -23,6 +23,7 @@ VerbAction add_analyze(CLI::App& app);
 VerbAction add_classify(CLI::App& app);
 VerbAction add_compare(CLI::App& app);
 VerbAction add_convert(CLI::App& app);
+VerbAction add_serve(CLI::App& app);
 VerbAction add_summarize(CLI::App& app);
 VerbAction add_tokenize(CLI::App& app);
 VerbAction add_help(CLI::App& app);

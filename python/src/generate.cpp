@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nlohmann/json.hpp>
 
-#include "apps/diffattn/options/stop_text.h"
+#include "io/stop_text.h"
 #include "python/src/model.h"
 
 namespace diffattn::python {
@@ -27,7 +27,7 @@ nn::SamplingOptions sampling_of(const Json& options, const Ids& stop_tokens) {
 /// The continuation of one prompt.
 struct Row {
   std::optional<io::StreamDecoder> decoder;  // none without a tokenizer
-  app::StopText text;
+  io::StopText text;
 };
 
 }  // namespace
@@ -39,7 +39,7 @@ std::tuple<std::vector<Ids>, std::vector<std::string>> Model::generate(
   std::vector<Row> rows(prompts.size());
   for (Row& row : rows) {
     if (tokenizer_) row.decoder.emplace(*tokenizer_);
-    row.text = app::StopText(parsed.at("stop").get<std::vector<std::string>>());
+    row.text = io::StopText(parsed.at("stop").get<std::vector<std::string>>());
   }
   bool stopped = false;
   const auto take = [&](size_t index, int64_t token) {

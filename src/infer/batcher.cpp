@@ -42,6 +42,8 @@ struct Batcher::Parts {
     uint64_t number = 0;
     std::vector<int64_t> stops = {};
     int64_t prompt_tokens = 0, wanted = 0;
+    int64_t alternatives = 0;
+    bool ready = false;    // its prompt is computed
     int64_t launched = 0;  // steps
   };
 
@@ -58,7 +60,7 @@ struct Batcher::Parts {
   nn::CausalLM model = nullptr;
   std::string reason;  // why steps do not use fused kernels
   bool steps = false;
-  int64_t max_rows = 0;
+  int64_t max_rows = 0, prefill_tokens = 0;
   std::unique_ptr<Engine> engine;
   uint64_t next_number = 0;
   std::deque<Waiting> waiting;
@@ -80,7 +82,8 @@ struct Batcher::Parts {
       running[slot] = {.number = next.number,
                        .stops = options.stop_tokens(),
                        .prompt_tokens = size_of(next.request.prompt),
-                       .wanted = options.max_new_tokens()};
+                       .wanted = options.max_new_tokens(),
+                       .alternatives = next.request.alternatives};
       joining.push_back({.slot = slot,
                          .prompt = std::move(next.request.prompt),
                          .most_tokens = lengths.back(),
@@ -95,11 +98,26 @@ struct Batcher::Parts {
     }
   }
 
+  /// Computes prompts of the rows that have joined.
+  void prefill() {
+    try {
+      for (const int64_t slot : engine->prefill(prefill_tokens)) running.at(slot).ready = true;
+    } catch (...) {  // as in admit()
+      std::vector<int64_t> joining;
+      for (const auto& [slot, row] : running) {
+        if (!row.ready) joining.push_back(slot);
+      }
+      for (const int64_t slot : joining) leave(slot);
+      throw;
+    }
+  }
+
   /// Begins a step of all rows that want more tokens. Returns false if there are none.
   bool launch() {
     LaunchedStep step;
     int64_t slots = 0, longest = 0;
     for (auto& [slot, row] : running) {
+      if (!row.ready) continue;
       slots = slot + 1;
       longest = std::max(longest, row.prompt_tokens + row.launched);
       if (row.launched < row.wanted) step.parts.push_back({slot, row.number, row.launched});
@@ -130,10 +148,20 @@ struct Batcher::Parts {
       } else if (part.step + 1 == row.wanted) {
         token.finish = Finish::kLength;
       }
+      if (row.alternatives > 0) {
+        token.alternatives = engine->likeliest(part.slot, row.alternatives);
+      }
       if (token.finish) leave(part.slot);
       tokens.push_back(token);
     }
     return tokens;
+  }
+
+  /// Steps that may be on their way: one if a row needs logits, which the next step overwrites.
+  int64_t depth() const {
+    const bool needs_logits =
+        std::ranges::any_of(running, [](const auto& item) { return item.second.alternatives > 0; });
+    return needs_logits ? 1 : engine->depth();
   }
 
   void leave(int64_t slot) {
@@ -151,9 +179,13 @@ Batcher::Batcher(nn::CausalLM model, const GeneratorOptions& options)
   if (options.cache_tokens() < 0) {
     throw_argument_error("cache_tokens", "at least 0", std::to_string(options.cache_tokens()));
   }
+  if (options.prefill_tokens() < 0) {
+    throw_argument_error("prefill_tokens", "at least 0", std::to_string(options.prefill_tokens()));
+  }
   const torch::NoGradGuard no_gradients;
   parts_->model = std::move(model);
   parts_->max_rows = options.max_rows();
+  parts_->prefill_tokens = options.prefill_tokens();
   auto step = StepModel::make(*parts_->model, parts_->reason);
   parts_->steps = step.has_value();
   if (step) {
@@ -191,12 +223,19 @@ void Batcher::cancel(uint64_t request) {
 std::vector<NewToken> Batcher::step() {
   Parts& parts = *parts_;
   parts.admit();
-  while (std::ssize(parts.launched) < parts.engine->depth() && parts.launch()) {
+  parts.prefill();
+  while (std::ssize(parts.launched) < parts.depth() && parts.launch()) {
   }
   return parts.launched.empty() ? std::vector<NewToken>() : parts.read();
 }
 
 bool Batcher::idle() const { return parts_->waiting.empty() && parts_->running.empty(); }
+
+bool Batcher::contains(uint64_t request) const {
+  const auto is_it = [&](const auto& row) { return row.number == request; };
+  return std::ranges::any_of(parts_->waiting, is_it) ||
+         std::ranges::any_of(parts_->running, [&](const auto& item) { return is_it(item.second); });
+}
 
 Batcher::Load Batcher::load() const {
   Load load = parts_->engine->load();

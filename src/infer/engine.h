@@ -28,8 +28,11 @@ class Engine {
   /// True if a row of this length fits into an empty cache.
   virtual bool can_hold(int64_t tokens) const = 0;
 
+  /// Gives rows their slots. They take part in steps when `prefill` has computed their prompts.
   virtual void join(const std::vector<JoiningRow>& rows) = 0;
-  /// Also for a row whose `join` has thrown.
+  /// Computes up to about `budget` tokens of prompts (0: all) and returns the slots that are ready.
+  virtual std::vector<int64_t> prefill(int64_t budget) = 0;
+  /// Also for a row whose `join` or `prefill` has thrown.
   virtual void leave(int64_t slot) = 0;
 
   /// Begins the next step, of slots [0, slots). Their sequences have up to `longest` tokens.
@@ -38,6 +41,10 @@ class Engine {
   virtual void read() = 0;
   /// The token that a slot chose in its own step number `step`, which was read.
   virtual token::Chosen chosen(int64_t slot, int64_t step) const = 0;
+
+  /// Returns the `count` likeliest next tokens of a slot in the step that was read last. No other
+  /// step may have begun since.
+  virtual std::vector<Alternative> likeliest(int64_t slot, int64_t count) const = 0;
 
   /// Steps that may be begun before the first one is read.
   virtual int64_t depth() const = 0;

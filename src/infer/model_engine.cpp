@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "infer/model_engine.h"
 
+#include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
+#include "infer/likeliest.h"
 #include "ops/layers/token_step.h"
 
 namespace diffattn::infer {
@@ -38,23 +41,63 @@ void ModelEngine::join(const std::vector<JoiningRow>& rows) {
       row.counts[static_cast<size_t>(id)] = token::Sampling::kInPrompt;
     }
     rows_[joining.slot] = std::move(row);
+    joining_.push_back(joining.slot);
   }
 }
 
 void ModelEngine::launch(int64_t slots, int64_t) {
   const c10::InferenceMode inference;
   for (auto& [slot, row] : rows_) {
-    if (slot < slots) compute(row);
+    if (slot < slots && row.ready) compute(row);
   }
 }
 
-void ModelEngine::compute(Row& row) {
+/// Computes the parts of prompts that do not fit into the first step's share of the budget.
+std::vector<int64_t> ModelEngine::prefill(int64_t budget) {
+  const c10::InferenceMode inference;
+  std::vector<int64_t> ready;
+  int64_t left = budget == 0 ? std::numeric_limits<int64_t>::max() : budget;
+  for (const int64_t slot : joining_) {
+    Row& row = rows_[slot];
+    const auto rest = static_cast<int64_t>(row.next.size());
+    if (rest <= left) {
+      row.ready = true;
+      ready.push_back(slot);
+      left -= rest;
+    } else if (rest > budget && left > 0) {
+      const auto end = row.next.begin() + left;
+      forward(row, {row.next.begin(), end});
+      row.next.erase(row.next.begin(), end);
+      left = 0;
+    }
+  }
+  std::erase_if(joining_, [&](int64_t slot) { return rows_[slot].ready; });
+  return ready;
+}
+
+void ModelEngine::leave(int64_t slot) {
+  rows_.erase(slot);
+  std::erase(joining_, slot);
+}
+
+/// Returns the last hidden states of the row's next tokens.
+torch::Tensor ModelEngine::forward(Row& row, const std::vector<int64_t>& tokens) {
   nn::DecoderInput input;
-  input.ids = torch::tensor(row.next, torch::kLong).unsqueeze(0).to(model_->head_weight().device());
+  input.ids = torch::tensor(tokens, torch::kLong).unsqueeze(0).to(model_->head_weight().device());
   input.caches = &row.caches;
-  const torch::Tensor logits = model_->logits(model_->forward(input).last.select(1, -1))
+  return model_->forward(input).last;
+}
+
+std::vector<Alternative> ModelEngine::likeliest(int64_t slot, int64_t count) const {
+  const c10::InferenceMode inference;
+  return likeliest_tokens(rows_.at(slot).logits, count);
+}
+
+void ModelEngine::compute(Row& row) {
+  const torch::Tensor logits = model_->logits(forward(row, row.next).select(1, -1))
                                    .to(torch::kCPU, torch::kFloat32)
                                    .contiguous();
+  row.logits = logits.flatten();
   int32_t id = 0, position = 0, length = 0;
   const token::Batch batch{.dtype = Dtype::kFloat32,
                            .rows = 1,

@@ -19,10 +19,12 @@ class ModelEngine : public Engine {
   bool has_room(const std::vector<int64_t>& tokens) override;
   bool can_hold(int64_t tokens) const override;
   void join(const std::vector<JoiningRow>& rows) override;
-  void leave(int64_t slot) override { rows_.erase(slot); }
+  std::vector<int64_t> prefill(int64_t budget) override;
+  void leave(int64_t slot) override;
   void launch(int64_t slots, int64_t longest) override;
   void read() override {}
   token::Chosen chosen(int64_t slot, int64_t step) const override;
+  std::vector<Alternative> likeliest(int64_t slot, int64_t count) const override;
   int64_t depth() const override { return 1; }
   Batcher::Load load() const override;
 
@@ -35,13 +37,17 @@ class ModelEngine : public Engine {
     std::vector<uint16_t> counts;
     int32_t step = 0;
     std::array<token::Chosen, token::Sampling::kRing> chosen = {};
+    torch::Tensor logits = {};  // of the newest step, on the CPU
+    bool ready = false;         // the first step computes the tokens that are left of its prompt
   };
+  torch::Tensor forward(Row& row, const std::vector<int64_t>& tokens);
   void compute(Row& row);
   int64_t used_tokens() const;
 
   nn::CausalLM model_;
   GeneratorOptions options_;
   std::map<int64_t, Row> rows_;
+  std::vector<int64_t> joining_;  // slots whose rows are not ready, the oldest first
 };
 
 }  // namespace diffattn::infer

@@ -13,8 +13,6 @@ using torch::Tensor;
 /// Tokens of padded prompts that the model computes at once.
 constexpr int64_t kTokensAtOnce = 32768;
 
-int64_t tokens_of(const PrefillRow& row) { return static_cast<int64_t>(row.prompt->size()) - 1; }
-
 struct Prefill {
   nn::CausalLMImpl& model;
   const StepModel& step;
@@ -26,9 +24,9 @@ struct Prefill {
     std::vector<std::vector<int32_t>> pages;
     std::vector<int64_t> tokens;
     for (const PrefillRow* row : rows) {
-      heads.emplace_back(row->prompt->begin(), row->prompt->end() - 1);
+      heads.emplace_back(row->prompt->begin(), row->prompt->begin() + row->end);
       pages.push_back(row->pages);
-      tokens.push_back(tokens_of(*row));
+      tokens.push_back(row->end);
     }
     const nn::PaddedPrompts padded = nn::pad_left(heads, model.head_weight().device());
     nn::KvCaches caches(model.model->layers.size());
@@ -54,14 +52,15 @@ struct Prefill {
       caches[layer].append(0, step.module_keys(k).unsqueeze(0));
       caches[layer].append(1, v.unsqueeze(0));
     }
-    const std::vector<int64_t> rest(row.prompt->begin() + row.cached, row.prompt->end() - 1);
+    const std::vector<int64_t> rest(row.prompt->begin() + row.cached,
+                                    row.prompt->begin() + row.end);
     nn::DecoderInput input;
     input.ids = torch::tensor(rest, torch::kLong).unsqueeze(0).to(model.head_weight().device());
     input.caches = &caches;
     model.forward(input);
-    PagedCache::Places places = cache.places({row.pages}, {tokens_of(row)});
+    PagedCache::Places places = cache.places({row.pages}, {row.end});
     places = {places.page.slice(0, row.cached), places.offset.slice(0, row.cached)};
-    store(caches, torch::arange(row.cached, tokens_of(row), input.ids.options()), places);
+    store(caches, torch::arange(row.cached, row.end, input.ids.options()), places);
   }
 
  private:
@@ -85,10 +84,10 @@ void prefill(nn::CausalLMImpl& model, const StepModel& step, PagedCache& cache,
   std::vector<const PrefillRow*> fresh;
   int64_t longest = 1;
   for (const PrefillRow& row : rows) {
-    if (row.cached > 0 && row.cached < tokens_of(row)) work.continue_row(row);
-    if (row.cached > 0 || tokens_of(row) == 0) continue;
+    if (row.cached > 0 && row.cached < row.end) work.continue_row(row);
+    if (row.cached > 0 || row.end == 0) continue;
     fresh.push_back(&row);
-    longest = std::max(longest, tokens_of(row));
+    longest = std::max(longest, row.end);
   }
   const auto at_once = static_cast<size_t>(std::max<int64_t>(1, kTokensAtOnce / longest));
   for (size_t begin = 0; begin < fresh.size(); begin += at_once) {

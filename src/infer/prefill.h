@@ -9,15 +9,15 @@
 
 namespace diffattn::infer {
 
-/// A prompt whose keys and values go to `pages`. The first `cached` tokens are there already.
+/// Tokens [cached, end) of a prompt, whose keys and values go to `pages`. Those of the tokens
+/// before are there already.
 struct PrefillRow {
   const std::vector<int64_t>* prompt = nullptr;
   std::vector<int32_t> pages = {};
-  int64_t cached = 0;
+  int64_t cached = 0, end = 0;
 };
 
-/// Computes all tokens of the prompts but the last, which the first step computes, with the
-/// modules.
+/// Computes keys and values of prompts with the modules.
 void prefill(nn::CausalLMImpl& model, const StepModel& step, PagedCache& cache,
              const std::vector<PrefillRow>& rows);
 

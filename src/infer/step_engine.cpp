@@ -6,6 +6,8 @@
 #include <chrono>
 #include <limits>
 
+#include "infer/likeliest.h"
+
 namespace diffattn::infer {
 namespace {
 
@@ -74,39 +76,80 @@ void StepEngine::join(const std::vector<JoiningRow>& rows) {
     slots = std::max(slots, row.slot + 1);
   }
   reserve(new_pages, slots, longest);
-  std::vector<PrefillRow> fresh;
-  std::vector<SharedPrefix> sharing;
   for (const JoiningRow& row : rows) {
-    SharedPrefix prefix = shared_prefix(row.prompt);
-    cache_.share(prefix.row.pages);
-    const auto shared = static_cast<int64_t>(prefix.row.pages.size());
     const auto tokens = static_cast<int64_t>(row.prompt.size());
-    Slot& slot = slots_[row.slot] = {row.prompt, prefix.row.pages, tokens, row.most_tokens};
-    const auto own = cache_.take(cache_.pages_for(tokens_ahead(tokens, row.most_tokens)) - shared);
-    slot.pages.insert(slot.pages.end(), own.begin(), own.end());
-    prefix.row.prompt = &slot.prompt;
-    prefix.row.pages = slot.pages;
-    if (prefix.row.cached == 0) {
-      fresh.push_back(std::move(prefix.row));
-    } else {
-      sharing.push_back(std::move(prefix));
-    }
+    Slot& slot = slots_[row.slot] = {
+        .prompt = row.prompt, .tokens = tokens, .most_tokens = row.most_tokens, .rule = row.rule};
+    slot.pages = cache_.take(cache_.pages_for(tokens_ahead(tokens, row.most_tokens)));
+    joining_.push_back(row.slot);
   }
-  prefill(*model_, step_, cache_, fresh);
-  for (const SharedPrefix& prefix : sharing) {
-    if (prefix.copied_page) {
-      const auto index = static_cast<size_t>(prefix.row.cached / cache_.page_size());
-      cache_.copy(*prefix.copied_page, prefix.row.pages[index]);
-    }
-    prefill(*model_, step_, cache_, {prefix.row});
+}
+
+std::vector<int64_t> StepEngine::prefill(int64_t budget) {
+  if (joining_.empty()) return {};
+  const StepStream::Scope scope(stream_);
+  std::vector<int64_t> ready;
+  do {
+    infer::prefill(*model_, step_, cache_, next_chunks(budget));
+    std::erase_if(joining_, [&](int64_t number) {
+      Slot& slot = slots_[number];
+      slot.cached = slot.planned;
+      if (!slot.started || slot.cached < slot.prefill_tokens()) return false;
+      write_state(number, slot);
+      ready.push_back(number);
+      return true;
+    });
+  } while (budget == 0 && !joining_.empty());  // rows that wait for a common prefix come next
+  return ready;
+}
+
+/// Returns the parts of prompts that come next, oldest rows first: about `budget` tokens. While
+/// others wait, a prompt gets at most half of them.
+std::vector<PrefillRow> StepEngine::next_chunks(int64_t budget) {
+  constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+  const int64_t most = budget == 0 ? kAll : std::max<int64_t>(1, budget);
+  const int64_t share = budget > 1 && joining_.size() > 1 ? budget / 2 : most;
+  std::vector<PrefillRow> chunks;
+  int64_t left = most;
+  for (size_t place = 0; place < joining_.size(); ++place) {
+    Slot& slot = slots_[joining_[place]];
+    if (!slot.started && waits_for_prefix(place)) continue;
+    if (!slot.started) take_prefix(slot, shared_prefix(slot.prompt));
+    slot.started = true;
+    const int64_t count = std::min(slot.prefill_tokens() - slot.cached, share);
+    if (count > left) break;
+    chunks.push_back({.prompt = &slot.prompt,
+                      .pages = slot.pages,
+                      .cached = slot.cached,
+                      .end = slot.cached + count});
+    slot.planned = slot.cached + count;
+    left -= count;
   }
-  for (const JoiningRow& row : rows) write_state(row, slots_[row.slot]);
+  return chunks;
+}
+
+/// True if an older row still computes more of the prompt than any row has in the cache.
+bool StepEngine::waits_for_prefix(size_t place) const {
+  if (!options_.share_prefixes()) return false;
+  const std::vector<int64_t>& prompt = slots_.at(joining_[place]).prompt;
+  int64_t known = 0, coming = 0;
+  for (const auto& [number, other] : slots_) {
+    if (!other.started) continue;
+    known = std::max(known, std::min(other.cached, common_prefix(other.prompt, prompt)));
+  }
+  for (size_t i = 0; i < place; ++i) {
+    const Slot& other = slots_.at(joining_[i]);
+    coming =
+        std::max(coming, std::min(other.prefill_tokens(), common_prefix(other.prompt, prompt)));
+  }
+  return coming > known && coming >= cache_.page_size();
 }
 
 void StepEngine::leave(int64_t number) {
   const StepStream::Scope scope(stream_);
   const auto slot = slots_.find(number);
-  if (slot == slots_.end()) return;      // it failed to join
+  if (slot == slots_.end()) return;  // it failed to join
+  std::erase(joining_, number);
   cache_.give_back(slot->second.pages);  // later work on the stream may write to them
   slots_.erase(slot);
   buffers_->steps.select(0, number).fill_(-1);
@@ -128,6 +171,11 @@ token::Chosen StepEngine::chosen(int64_t slot, int64_t step) const {
   return all[slot * token::Sampling::kRing + step % token::Sampling::kRing];
 }
 
+std::vector<Alternative> StepEngine::likeliest(int64_t slot, int64_t count) const {
+  const StepStream::Scope scope(stream_);
+  return likeliest_tokens(buffers_->logits.select(0, slot), count);
+}
+
 Batcher::Load StepEngine::load() const {
   Batcher::Load load = load_;
   load.used_pages = cache_.used_pages();
@@ -147,7 +195,7 @@ void StepEngine::grow(int64_t slots) {
   int64_t new_pages = 0, longest = 0;
   std::vector<std::pair<int64_t, int64_t>> growing;  // slot, pages
   for (auto& [number, slot] : slots_) {
-    if (number >= slots) continue;
+    if (number >= slots || std::ranges::find(joining_, number) != joining_.end()) continue;
     const auto held = static_cast<int64_t>(slot.pages.size());
     const int64_t tokens = tokens_ahead(slot.tokens, slot.most_tokens);
     if (cache_.pages_for(std::min(slot.tokens, slot.most_tokens)) > held) {
@@ -192,39 +240,51 @@ void StepEngine::reserve(int64_t new_pages, int64_t slots, int64_t tokens) {
 /// Returns what a new row can take from the row whose prompt has most in common with its own. A
 /// page that the prompt fills only in part is copied, because the new row will write to it.
 StepEngine::SharedPrefix StepEngine::shared_prefix(const std::vector<int64_t>& prompt) const {
+  if (!options_.share_prefixes()) return {};
   const auto wanted = static_cast<int64_t>(prompt.size()) - 1;
   const Slot* best = nullptr;
   int64_t most = 0;
   for (const auto& [number, other] : slots_) {
-    const int64_t cached = std::min(static_cast<int64_t>(other.prompt.size()) - 1,
-                                    common_prefix(other.prompt, prompt));
+    if (!other.started) continue;
+    const int64_t cached = std::min(other.cached, common_prefix(other.prompt, prompt));
     if (cached > most) most = cached, best = &other;
   }
   const int64_t size = cache_.page_size(), whole = std::min(most, wanted) / size;
-  const bool all = most >= wanted;
   SharedPrefix prefix;
-  prefix.row.cached = all ? wanted : whole * size;
-  if (prefix.row.cached == 0) return prefix;
-  prefix.row.pages.assign(best->pages.begin(), best->pages.begin() + whole);
-  if (prefix.row.cached % size > 0) prefix.copied_page = best->pages[static_cast<size_t>(whole)];
+  prefix.tokens = most >= wanted ? wanted : whole * size;
+  if (prefix.tokens == 0) return prefix;
+  prefix.pages.assign(best->pages.begin(), best->pages.begin() + whole);
+  if (prefix.tokens % size > 0) prefix.copied_page = best->pages[static_cast<size_t>(whole)];
   return prefix;
 }
 
-void StepEngine::write_state(const JoiningRow& row, const Slot& slot) {
+/// Puts the pages of a common prefix in the place of the row's own.
+void StepEngine::take_prefix(Slot& slot, const SharedPrefix& prefix) {
+  const auto shared = static_cast<ptrdiff_t>(prefix.pages.size());
+  cache_.share(prefix.pages);
+  cache_.give_back({slot.pages.begin(), slot.pages.begin() + shared});
+  std::ranges::copy(prefix.pages, slot.pages.begin());
+  if (prefix.copied_page) {
+    cache_.copy(*prefix.copied_page, slot.pages[static_cast<size_t>(shared)]);
+  }
+  slot.cached = slot.planned = prefix.tokens;
+}
+
+void StepEngine::write_state(int64_t number, const Slot& slot) {
   StepBuffers& b = *buffers_;
-  const auto cached = static_cast<int32_t>(row.prompt.size()) - 1;
-  const auto set = [&](const Tensor& to, int32_t value) { to.select(0, row.slot).fill_(value); };
-  set(b.tokens, static_cast<int32_t>(row.prompt.back()));
+  const auto cached = static_cast<int32_t>(slot.prompt.size()) - 1;
+  const auto set = [&](const Tensor& to, int32_t value) { to.select(0, number).fill_(value); };
+  set(b.tokens, static_cast<int32_t>(slot.prompt.back()));
   set(b.positions, cached);
   set(b.lengths, cached + 1);
   set(b.steps, 0);
-  b.table.select(0, row.slot).zero_();
-  set_row(b.table, row.slot, slot.pages);
-  const auto* bytes = reinterpret_cast<const uint8_t*>(&row.rule);
-  set_row(b.rules, row.slot, std::vector<uint8_t>(bytes, bytes + sizeof(row.rule)));
-  const Tensor counts = b.counts.select(0, row.slot).zero_();
-  if (row.rule.repetition == 1.0f) return;
-  const Tensor ids = torch::tensor(row.prompt, torch::kLong).to(stream_.device());
+  b.table.select(0, number).zero_();
+  set_row(b.table, number, slot.pages);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&slot.rule);
+  set_row(b.rules, number, std::vector<uint8_t>(bytes, bytes + sizeof(slot.rule)));
+  const Tensor counts = b.counts.select(0, number).zero_();
+  if (slot.rule.repetition == 1.0f) return;
+  const Tensor ids = torch::tensor(slot.prompt, torch::kLong).to(stream_.device());
   counts.index_fill_(0, ids, static_cast<int16_t>(token::Sampling::kInPrompt));
 }
 

@@ -27,10 +27,12 @@ class StepEngine : public Engine {
   bool has_room(const std::vector<int64_t>& tokens) override;
   bool can_hold(int64_t tokens) const override;
   void join(const std::vector<JoiningRow>& rows) override;
+  std::vector<int64_t> prefill(int64_t budget) override;
   void leave(int64_t slot) override;
   void launch(int64_t slots, int64_t longest) override;
   void read() override { stream_.wait_for_mark(); }
   token::Chosen chosen(int64_t slot, int64_t step) const override;
+  std::vector<Alternative> likeliest(int64_t slot, int64_t count) const override;
   int64_t depth() const override { return stream_.device().is_cpu() ? 1 : 2; }
   Batcher::Load load() const override;
 
@@ -41,11 +43,19 @@ class StepEngine : public Engine {
     std::vector<int32_t> pages = {};
     int64_t tokens = 0;  // of the sequence in the next step
     int64_t most_tokens = 0;
+    token::SamplingRule rule = {};
+    int64_t cached = 0;    // tokens of the prompt whose keys and values are in the pages
+    int64_t planned = 0;   // the same after the prefill on its way
+    bool started = false;  // its prompt is being computed
+
+    /// The first step computes the last token.
+    int64_t prefill_tokens() const { return static_cast<int64_t>(prompt.size()) - 1; }
   };
   /// The tokens of a prompt that another row has computed: whole pages, and perhaps one to copy.
   struct SharedPrefix {
-    PrefillRow row = {};
+    std::vector<int32_t> pages = {};
     std::optional<int32_t> copied_page = {};
+    int64_t tokens = 0;
   };
   struct CapturedStep {
     torch::Tensor workspace;
@@ -57,8 +67,11 @@ class StepEngine : public Engine {
   int64_t tokens_ahead(int64_t tokens, int64_t most_tokens) const;
   void reserve(int64_t new_pages, int64_t rows, int64_t tokens);
   void grow(int64_t slots);
+  std::vector<PrefillRow> next_chunks(int64_t budget);
+  bool waits_for_prefix(size_t place) const;
   SharedPrefix shared_prefix(const std::vector<int64_t>& prompt) const;
-  void write_state(const JoiningRow& row, const Slot& slot);
+  void take_prefix(Slot& slot, const SharedPrefix& prefix);
+  void write_state(int64_t number, const Slot& slot);
   const CapturedStep& captured(int64_t rows, int64_t tokens);
 
   nn::CausalLM model_;
@@ -68,6 +81,7 @@ class StepEngine : public Engine {
   PagedCache cache_;
   std::unique_ptr<StepBuffers> buffers_;
   std::map<int64_t, Slot> slots_;
+  std::vector<int64_t> joining_;  // slots whose prompts are not yet computed, the oldest first
   std::map<std::pair<int64_t, int64_t>, CapturedStep> steps_;  // by rows and capacity
   Batcher::Load load_;
 };

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "diffattn/infer/generator.h"
+#include "diffattn/infer/prompt_score.h"
 #include "diffattn/kernels/error.h"
 #include "tests/infer/small_model.h"
 
@@ -144,6 +145,99 @@ TEST_P(BatcherTest, LogProbabilitiesAreThoseOfTheModel) {
       EXPECT_NEAR(results[0][i].log_probability, log_p[at][results[0][i].token].item<float>(),
                   exact ? 1e-3 : 0.15);
     }
+  }
+}
+
+TEST_P(BatcherTest, PromptsInPartsHaveTheTokensOfWholePrompts) {
+  for (auto& model : models()) {
+    Rows prompts = make_prompts(6);
+    prompts.emplace_back();
+    for (int64_t i = 0; i < 200; ++i) prompts.back().push_back(i * 7 % 97);
+    prompts.push_back(prompts.back());  // shares the pages of a prompt that is still computed
+    Results whole, parts;
+    for (const bool in_parts : {false, true}) {
+      Batcher batcher(model, GeneratorOptions().page_size(32).prefill_tokens(in_parts ? 24 : 0));
+      for (size_t row = 0; row < prompts.size(); ++row) {
+        batcher.submit({prompts[row], options(row)});
+      }
+      run(batcher, in_parts ? parts : whole);
+      EXPECT_EQ(batcher.load().used_pages, 0);
+    }
+    const bool exact = model->head_weight().scalar_type() == torch::kFloat32;
+    for (size_t row = 0; row < prompts.size(); ++row) {
+      if (exact) {
+        EXPECT_EQ(ids_of(parts[row]), ids_of(whole[row])) << "row " << row;
+      }
+      EXPECT_EQ(parts[row].size(), whole[row].size());
+    }
+  }
+}
+
+TEST_P(BatcherTest, ALongPromptDoesNotHoldUpRowsThatRun) {
+  for (auto& model : models()) {
+    Batcher batcher(model, GeneratorOptions().prefill_tokens(16));
+    const auto options = nn::SamplingOptions().max_new_tokens(40);
+    batcher.submit({{1, 2, 3}, options});
+    Results results;
+    run(batcher, results, 2);
+    std::vector<int64_t> long_prompt(400, 5);
+    batcher.submit({long_prompt, options});
+    batcher.submit({{4, 5}, options});
+    run(batcher, results, 10);
+    EXPECT_GE(results[0].size(), 10u);
+    EXPECT_FALSE(results.contains(1)) << "its prompt takes 25 steps";
+    batcher.cancel(1);  // in the middle of its prompt
+    run(batcher, results);
+    EXPECT_EQ(results[0].size(), 40u);
+    EXPECT_EQ(results[2].size(), 40u);
+    EXPECT_EQ(batcher.load().used_pages, 0);
+  }
+}
+
+TEST_P(BatcherTest, AlternativesAreTheLikeliestTokens) {
+  for (auto& model : models()) {
+    Batcher batcher(model);
+    const auto options = nn::SamplingOptions().max_new_tokens(6);
+    batcher.submit({{5, 6, 7}, options, 4});
+    batcher.submit({{5, 6, 7}, options});
+    Results results;
+    run(batcher, results);
+    EXPECT_EQ(ids_of(results[0]), ids_of(results[1]));
+    for (const NewToken& token : results[0]) {
+      ASSERT_EQ(token.alternatives.size(), 4u);
+      EXPECT_EQ(token.alternatives[0].token, token.token);
+      EXPECT_NEAR(token.alternatives[0].log_probability, token.log_probability, 1e-4);
+      EXPECT_GT(token.alternatives[0].log_probability, token.alternatives[3].log_probability);
+    }
+    EXPECT_TRUE(results[1][0].alternatives.empty());
+  }
+}
+
+TEST_P(BatcherTest, ScoresOfAPromptAreThoseOfItsGeneration) {
+  for (auto& model : models()) {
+    Batcher batcher(model);
+    const std::vector<int64_t> prompt{5, 6, 7};
+    batcher.submit({prompt, nn::SamplingOptions().max_new_tokens(20), 2});
+    Results results;
+    run(batcher, results);
+    std::vector<int64_t> ids = prompt;
+    for (const int64_t id : ids_of(results[0])) ids.push_back(id);
+    PromptScore score(model, ids, 2);
+    while (score.advance(7)) {
+    }
+    ASSERT_EQ(score.scores().size(), ids.size());
+    const bool exact = model->head_weight().scalar_type() == torch::kFloat32;
+    for (size_t i = 0; i < results[0].size(); ++i) {
+      const ScoredToken& scored = score.scores()[prompt.size() + i];
+      EXPECT_EQ(scored.token, results[0][i].token);
+      EXPECT_NEAR(scored.log_probability, results[0][i].log_probability, exact ? 1e-3 : 0.15);
+      ASSERT_EQ(scored.alternatives.size(), 2u);
+      if (exact) {
+        EXPECT_EQ(scored.alternatives[0].token, scored.token);
+      }
+    }
+    EXPECT_THROW(PromptScore(model, {}, 0), Error);
+    EXPECT_THROW(PromptScore(model, {97}, 0), Error);
   }
 }
 

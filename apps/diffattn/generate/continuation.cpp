@@ -32,7 +32,7 @@ Continuations continue_prompts(Generator& generator, const Prompts& prompts,
   all.rows.resize(prompts.ids.size());
   for (Continuation& row : all.rows) {
     if (generator.tokenizer) row.decoder.emplace(*generator.tokenizer);
-    row.text = StopText(generator.stop);
+    row.text = io::StopText(generator.stop);
   }
   const auto take = [&](size_t index, int64_t token) {
     Continuation& row = all.rows[index];

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "apps/diffattn/generate/prompts.h"
-#include "apps/diffattn/options/stop_text.h"
 #include "diffattn/infer/generator.h"
 #include "diffattn/io/tokenizer.h"
+#include "io/stop_text.h"
 
 namespace diffattn::app {
 
@@ -26,7 +26,7 @@ struct Generator {
 /// The continuation of one prompt.
 struct Continuation {
   std::optional<io::StreamDecoder> decoder;  // none without a tokenizer
-  StopText text;
+  io::StopText text;
   Ids ids;
 };
 

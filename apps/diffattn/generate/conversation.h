@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "apps/diffattn/generate/prompts.h"
-#include "diffattn/io/chat_template.h"
-#include "diffattn/io/tokenizer.h"
+#include "io/chat_prompt.h"
 
 namespace diffattn::app {
 
@@ -23,16 +22,11 @@ class Conversation {
   /// Forgets everything but the system message.
   void reset();
 
-  /// Tokens that end a reply: the tokenizer's eos_token, and the token that the template writes
-  /// behind a reply.
+  /// Tokens that end a reply.
   const Ids& ends() const { return ends_; }
 
  private:
-  std::vector<io::TokenId> ids_of(const std::string& text) const;
-  void add_end_of(const std::string& text);
-
-  io::ChatTemplate chat_;
-  io::Tokenizer tokenizer_;
+  io::ChatPrompts prompts_;
   std::vector<io::ChatMessage> opening_, messages_;
   Ids ends_;
 };

@@ -22,12 +22,24 @@ struct GeneratorOptions {
   /// Tokens that the KV cache has room for. Requests wait until enough of it is free. 0: the cache
   /// grows as needed.
   TORCH_ARG(int64_t, cache_tokens) = 0;
+  /// Prompt tokens that are computed between two steps, so that a long prompt does not hold up the
+  /// rows that run. 0: all at once.
+  TORCH_ARG(int64_t, prefill_tokens) = 0;
+  /// Lets rows whose prompts begin alike share pages.
+  TORCH_ARG(bool, share_prefixes) = true;
 };
 
 /// A prompt, of at least one token, and how to continue it.
 struct Request {
   std::vector<int64_t> prompt;
   nn::SamplingOptions options;
+  /// Likeliest tokens that each new token comes with. A GPU then computes one step at a time.
+  int64_t alternatives = 0;
+};
+
+struct Alternative {
+  int64_t token = 0;
+  float log_probability = 0.0f;
 };
 
 /// Why a row ended. kNotFinite: the model's logits are NaN or infinite.
@@ -39,7 +51,8 @@ struct NewToken {
   uint64_t request = 0;
   int64_t token = 0;
   float log_probability = 0.0f;
-  std::optional<Finish> finish = {};  // set with the last token
+  std::optional<Finish> finish = {};           // set with the last token
+  std::vector<Alternative> alternatives = {};  // the likeliest first
 };
 
 /// Continues many requests together: each step computes one token of every running row, and rows
@@ -66,13 +79,15 @@ class Batcher {
   /// Drops a request. It has no further tokens.
   void cancel(uint64_t request);
 
-  /// Admits waiting requests, computes a step and returns the tokens of the oldest step that was
-  /// not yet returned. A GPU already computes the next step meanwhile. May return none. If it
-  /// throws because new requests could not join, these are dropped.
+  /// Admits waiting requests, computes some of their prompts and a step, and returns the tokens of
+  /// the oldest step that was not yet returned. A GPU already computes the next step meanwhile. May
+  /// return none. If it throws because new requests could not join, these are dropped.
   std::vector<NewToken> step();
 
   /// True if nothing runs or waits.
   bool idle() const;
+  /// True if the request runs or waits.
+  bool contains(uint64_t request) const;
 
   struct Load {
     int64_t running = 0, waiting = 0;   // requests

@@ -40,6 +40,12 @@ struct EncodeOptions {
   bool add_special_tokens = true;
   /// Recognises special tokens that are written out in the text. Turn this off for untrusted text.
   bool special_from_text = true;
+  /// Parts of the text that are untrusted: no special token that touches one is recognised. In
+  /// order, and apart from each other.
+  struct Range {
+    size_t begin = 0, end = 0;
+  };
+  std::span<const Range> untrusted = {};
 };
 
 /// Converts text to ids and back. Immutable, cheap to copy and thread-safe.

@@ -21,15 +21,17 @@ class TokenFinder {
   void add(std::string_view text, const AddedToken& token);
 
   /// Splits text: calls found(token) and between(position, piece) in order. Special tokens remain
-  /// text if skip_special is true, and so do matches that the flags of the token exclude.
-  template <typename Found, typename Between>
-  void split(std::string_view text, bool skip_special, Found&& found, Between&& between) const {
+  /// text where skip_special(begin, end) is true, and so do matches that the flags of the token
+  /// exclude.
+  template <typename SkipSpecial, typename Found, typename Between>
+  void split(std::string_view text, SkipSpecial&& skip_special, Found&& found,
+             Between&& between) const {
     size_t done = 0;
     for (size_t at = 0; at < text.size();) {
       const Match match = next(text, at);
       if (match.token == nullptr) break;
       at = match.end;
-      if (skip_special && match.token->special) continue;
+      if (match.token->special && skip_special(match.begin, match.end)) continue;
       Match whole = match;
       if (!fits(text, done, whole)) continue;
       if (whole.begin > done) between(done, text.substr(done, whole.begin - done));

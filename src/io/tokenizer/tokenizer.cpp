@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 
 #include "diffattn/io/error.h"
@@ -17,6 +18,12 @@ namespace {
 bool is_directory(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+/// True if text [begin, end) has a byte of one of the ranges.
+bool touches(std::span<const EncodeOptions::Range> ranges, size_t begin, size_t end) {
+  const auto at = std::ranges::upper_bound(ranges, begin, {}, &EncodeOptions::Range::end);
+  return at != ranges.end() && at->begin < end;
 }
 
 }  // namespace
@@ -50,19 +57,25 @@ void Tokenizer::encode(std::string_view text, const EncodeOptions& options,
 void Tokenizer::Impl::encode(std::string_view text, const EncodeOptions& options,
                              std::vector<TokenId>& ids) const {
   if (options.add_special_tokens) ids.insert(ids.end(), prefix.begin(), prefix.end());
-  const bool skip_special = !options.special_from_text;
+  const auto skip_special = [&](size_t begin, size_t end) {
+    return !options.special_from_text || touches(options.untrusted, begin, end);
+  };
   GrowthBudget budget(text.size(), GrowthBudget::kTextFactor);
   const auto take = [&](const AddedToken& token) { ids.push_back(token.id); };
   raw_tokens.split(text, skip_special, take, [&](size_t begin, std::string_view piece) {
+    const size_t length = piece.size();
     std::string owned;
     if (!normalizer.empty()) {
       owned = normalizer.apply(piece, budget);
       piece = owned;
     }
-    normalized_tokens.split(piece, skip_special, take,
-                            [&](size_t inner_begin, std::string_view inner) {
-                              encode_words(inner, begin == 0 && inner_begin == 0, ids);
-                            });
+    // The normalizer moves positions, so an untrusted part counts for the whole piece.
+    const bool skip_all = skip_special(begin, begin + length);
+    normalized_tokens.split(
+        piece, [&](size_t, size_t) { return skip_all; }, take,
+        [&](size_t inner_begin, std::string_view inner) {
+          encode_words(inner, begin == 0 && inner_begin == 0, ids);
+        });
   });
   if (options.add_special_tokens) ids.insert(ids.end(), suffix.begin(), suffix.end());
 }

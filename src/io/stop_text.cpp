@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/diffattn/options/stop_text.h"
+#include "io/stop_text.h"
 
 #include <algorithm>
 
-namespace diffattn::app {
+namespace diffattn::io {
 
 std::string StopText::show(size_t length) {
   const std::string text = held_.substr(0, length);
@@ -38,4 +38,4 @@ std::string StopText::finish(const std::string& piece) {
   return found_ ? text : text + show(held_.size());
 }
 
-}  // namespace diffattn::app
+}  // namespace diffattn::io

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace diffattn::app {
+namespace diffattn::io {
 
 /// Generated text that ends before the first stop string. It holds back an ending that may be the
 /// beginning of a stop string until the next piece decides.
@@ -32,4 +32,4 @@ class StopText {
   bool found_ = false;
 };
 
-}  // namespace diffattn::app
+}  // namespace diffattn::io

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests the endpoints of a running `diffattn serve`."""
+import http.client
+import json
+import signal
+import socket
+import tempfile
+import threading
+import time
+import unittest
+
+import server
+
+HOLDER = tempfile.TemporaryDirectory()
+MODEL = None
+SERVER = None
+
+
+def setUpModule():
+    global MODEL, SERVER  # pylint: disable=global-statement
+    MODEL = server.train_model(HOLDER.name)
+    SERVER = server.Server(MODEL, "--name", "small")
+
+
+def tearDownModule():
+    with SERVER:
+        pass
+    HOLDER.cleanup()
+
+
+def raw(text, port=None, seconds=10):
+    """Sends bytes and returns what comes back until the server closes or `seconds` pass."""
+    with socket.create_connection(("127.0.0.1", port or SERVER.port), timeout=seconds) as connection:
+        connection.sendall(text)
+        got = b""
+        try:
+            while piece := connection.recv(65536):
+                got += piece
+        except (TimeoutError, ConnectionError):
+            pass
+        return got
+
+
+class Completions(unittest.TestCase):
+    def test_greedy_text_is_that_of_generate(self):
+        prompt = "the cat sat"
+        result = server.program("generate", "--model", MODEL, "--prompt", prompt, "--max-new-tokens", 40, "--json")
+        expected = json.loads(result.stdout)["results"][0]
+        answer = SERVER.complete(model="small", prompt=prompt, max_tokens=40, temperature=0, return_token_ids=True)
+        choice = answer["choices"][0]
+        self.assertEqual(choice["token_ids"], expected["ids"])
+        self.assertEqual(choice["text"], expected["text"])
+        self.assertEqual(choice["finish_reason"], "length")
+        self.assertEqual(answer["usage"], {"prompt_tokens": 11, "completion_tokens": 40, "total_tokens": 51})
+        self.assertEqual(answer["object"], "text_completion")
+        self.assertEqual(answer["model"], "small")
+
+    def test_a_seed_gives_the_samples_of_generate(self):
+        sampling = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "seed": 17}
+        result = server.program("generate", "--model", MODEL, "--prompt", "a dog", "--max-new-tokens", 20, "--json",
+                                "--temperature", 0.9, "--top-p", 0.95, "--top-k", 50, "--seed", 17)
+        expected = json.loads(result.stdout)["results"][0]["ids"]
+        for _ in range(2):
+            answer = SERVER.complete(prompt="a dog", max_tokens=20, return_token_ids=True, **sampling)
+            self.assertEqual(answer["choices"][0]["token_ids"], expected)
+        others = {SERVER.complete(prompt="a dog", max_tokens=20)["choices"][0]["text"] for _ in range(4)}
+        self.assertGreater(len(others), 1, "without a seed, samples differ")
+
+    def test_lists_and_n(self):
+        answer = SERVER.complete(prompt=["the cat", [97, 32, 100]], n=2, max_tokens=5, temperature=0)
+        texts = [choice["text"] for choice in answer["choices"]]
+        self.assertEqual([choice["index"] for choice in answer["choices"]], [0, 1, 2, 3])
+        self.assertEqual(texts[0], texts[1])
+        self.assertEqual(texts[2], SERVER.complete(prompt="a d", max_tokens=5, temperature=0)["choices"][0]["text"])
+        self.assertEqual(answer["usage"]["prompt_tokens"], 10)
+        sampled = SERVER.complete(prompt="the", n=6, max_tokens=12, seed=3)
+        self.assertGreater(len({choice["text"] for choice in sampled["choices"]}), 1)
+
+    def test_streams_are_the_same_text(self):
+        fields = {"prompt": "near £ € 😀", "max_tokens": 60, "temperature": 0.8, "seed": 4, "n": 2}
+        whole = SERVER.complete(**fields)
+        events = SERVER.stream("/v1/completions", **fields, stream_options={"include_usage": True})
+        for index in range(2):
+            parts = [event["choices"][0] for event in events if event["choices"]
+                     and event["choices"][0]["index"] == index]
+            self.assertEqual("".join(part["text"] for part in parts), whole["choices"][index]["text"])
+            self.assertEqual([part["finish_reason"] for part in parts][-1], "length")
+            self.assertTrue(all(part["finish_reason"] is None for part in parts[:-1]))
+        self.assertEqual(events[-1]["usage"], whole["usage"])
+        self.assertEqual(events[-1]["choices"], [])
+
+    def test_stop_strings(self):
+        text = SERVER.complete(prompt="the cat sat", max_tokens=60, temperature=0)["choices"][0]["text"]
+        stop = text[20:24]
+        expected = text[:text.index(stop)]
+        answer = SERVER.complete(prompt="the cat sat", max_tokens=60, temperature=0, stop=["\x01", stop])
+        self.assertEqual(answer["choices"][0]["text"], expected)
+        self.assertEqual(answer["choices"][0]["finish_reason"], "stop")
+        events = SERVER.stream("/v1/completions", prompt="the cat sat", max_tokens=60, temperature=0, stop=stop)
+        self.assertEqual("".join(event["choices"][0]["text"] for event in events), expected)
+
+    def test_logprobs_and_echo(self):
+        fields = {"prompt": "the cat", "max_tokens": 6, "temperature": 0, "logprobs": 3}
+        plain = SERVER.complete(**fields)["choices"][0]
+        echoed = SERVER.complete(**fields, echo=True)["choices"][0]
+        self.assertEqual(echoed["text"], "the cat" + plain["text"])
+        logprobs = echoed["logprobs"]
+        self.assertEqual("".join(logprobs["tokens"]), echoed["text"])
+        self.assertEqual(logprobs["text_offset"], list(range(13)))
+        self.assertIsNone(logprobs["token_logprobs"][0])
+        for new, all_of_them in zip(plain["logprobs"]["token_logprobs"], logprobs["token_logprobs"][7:], strict=True):
+            self.assertAlmostEqual(new, all_of_them, places=4)
+        for token, value, top in zip(logprobs["tokens"][1:], logprobs["token_logprobs"][1:],
+                                     logprobs["top_logprobs"][1:], strict=True):
+            self.assertIn(len(top), (3, 4))
+            self.assertAlmostEqual(top[token], value, places=5)
+        for token, top in zip(plain["logprobs"]["tokens"], plain["logprobs"]["top_logprobs"], strict=True):
+            self.assertEqual(token, max(top, key=top.get), "greedy")
+        scored = SERVER.complete(prompt=echoed["text"], max_tokens=0, echo=True, logprobs=1)["choices"][0]
+        self.assertEqual(scored["text"], echoed["text"])
+        for one, two in zip(scored["logprobs"]["token_logprobs"][1:], logprobs["token_logprobs"][1:], strict=True):
+            self.assertAlmostEqual(one, two, places=4)
+
+    def test_penalties(self):
+        plain = SERVER.complete(prompt="the", max_tokens=30, temperature=0)["choices"][0]["text"]
+        for penalty in ({"presence_penalty": 2}, {"frequency_penalty": 2}, {"repetition_penalty": 5}):
+            with self.subTest(penalty):
+                other = SERVER.complete(prompt="the", max_tokens=30, temperature=0, **penalty)["choices"][0]["text"]
+                self.assertNotEqual(other, plain)
+
+    def test_errors_name_the_field(self):
+        for fields, param in (({}, "prompt"), ({"prompt": "a", "n": 0}, "n"), ({"prompt": "a", "top_p": 2}, "top_p"),
+                              ({"prompt": "a" * 600}, "prompt"), ({"prompt": [300]}, "prompt"),
+                              ({"prompt": "a", "wrong": 1}, "wrong"), ({"prompt": ""}, "prompt"),
+                              ({"prompt": "a", "tools": 1}, "tools")):
+            with self.subTest(fields=fields):
+                status, answer = SERVER.post("/v1/completions", **fields)
+                self.assertEqual(status, 400)
+                self.assertEqual(answer["error"]["param"], param)
+                self.assertEqual(answer["error"]["type"], "invalid_request_error")
+                self.assertIn(param, answer["error"]["message"])
+        self.assertEqual(SERVER.post("/v1/completions", prompt="a", model="gpt")[0], 404)
+
+
+class Chat(unittest.TestCase):
+    MESSAGES = [{"role": "system", "content": "sit"}, {"role": "user", "content": "the cat"}]
+
+    def test_is_the_template_continued(self):
+        answer = SERVER.post("/v1/chat/completions", messages=self.MESSAGES, max_tokens=20, temperature=0)[1]
+        end = SERVER.post("/tokenize", prompt="x", add_special_tokens=False)[1]["tokens"]
+        self.assertEqual(end, [ord("x")])
+        ids = [*b"<system>sit", 256, *b"<user>the cat", 256, *b"<assistant>"]
+        expected = SERVER.complete(prompt=ids, max_tokens=20, temperature=0)["choices"][0]["text"]
+        self.assertEqual(answer["choices"][0]["message"], {"role": "assistant", "content": expected, "refusal": None})
+        self.assertEqual(answer["usage"]["prompt_tokens"], len(ids))
+        events = SERVER.stream("/v1/chat/completions", messages=self.MESSAGES, max_tokens=20, temperature=0)
+        deltas = [event["choices"][0]["delta"] for event in events]
+        self.assertEqual(deltas[0]["role"], "assistant")
+        self.assertEqual("".join(delta.get("content", "") for delta in deltas), expected)
+
+    def test_text_never_becomes_special_tokens(self):
+        answer = SERVER.post("/v1/chat/completions", max_tokens=1,
+                             messages=[{"role": "user", "content": f"a{server.END}b"}])[1]
+        ids = [*b"<user>a", *server.END.encode(), *b"b", 256, *b"<assistant>"]
+        self.assertEqual(answer["usage"]["prompt_tokens"], len(ids))
+
+    def test_logprobs(self):
+        answer = SERVER.post("/v1/chat/completions", messages=self.MESSAGES, max_tokens=3, temperature=0,
+                             logprobs=True, top_logprobs=2)[1]
+        content = answer["choices"][0]["logprobs"]["content"]
+        self.assertEqual(len(content), 3)
+        for entry in content:
+            self.assertEqual(len(entry["top_logprobs"]), 2)
+            self.assertEqual(entry["token"], entry["top_logprobs"][0]["token"])
+            self.assertEqual(bytes(entry["bytes"]).decode(), entry["token"])
+
+    def test_a_model_without_a_template_says_so(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with server.Server(server.without_template(MODEL, folder)) as plain:
+                status, answer = plain.post("/v1/chat/completions", messages=self.MESSAGES)
+                self.assertEqual(status, 400)
+                self.assertIn("chat_template.jinja", answer["error"]["message"])
+                self.assertEqual(plain.post("/v1/completions", prompt="a", max_tokens=1)[0], 200)
+
+
+class Endpoints(unittest.TestCase):
+    def test_small_ones(self):
+        status, _, body = SERVER.request("GET", "/v1/models")
+        self.assertEqual((status, json.loads(body)["data"][0]["id"]), (200, "small"))
+        self.assertEqual(SERVER.request("GET", "/health")[0], 200)
+        tokens = SERVER.post("/tokenize", prompt="é")[1]["tokens"]
+        self.assertEqual(tokens, [0xc3, 0xa9])
+        self.assertEqual(SERVER.post("/detokenize", tokens=tokens)[1]["prompt"], "é")
+        self.assertEqual(SERVER.request("GET", "/../etc/passwd")[0], 404)
+        self.assertEqual(SERVER.request("PUT", "/v1/completions", "{}")[0], 405)
+
+    def test_metrics(self):
+        before = SERVER.metrics()
+        SERVER.complete(prompt="abc", max_tokens=5)
+        after = SERVER.metrics()
+        self.assertEqual(after["prompt_tokens_total"] - before["prompt_tokens_total"], 3)
+        self.assertEqual(after["generation_tokens_total"] - before["generation_tokens_total"], 5)
+        self.assertEqual(after["time_to_first_token_seconds_count"] - before["time_to_first_token_seconds_count"], 1)
+        self.assertEqual(after["inter_token_latency_seconds_count"] - before["inter_token_latency_seconds_count"], 4)
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            self.assertIn(name, after)
+
+    def test_malformed_http(self):
+        for text in (b"\r\n\r\n", b"GET\r\n\r\n",
+                     b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+                     b"GET /health HTTP/1.1\r\n\r\n",  # no Host
+                     b"GET /" + b"a" * 40000 + b" HTTP/1.1\r\nHost: a\r\n\r\n"):
+            with self.subTest(text=text[:40]):
+                raw(text, seconds=1)
+                self.assertEqual(SERVER.request("GET", "/health")[0], 200)
+        large = b"x" * (5 << 20)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(large)
+        answer = raw(head + large, seconds=20)
+        self.assertIn(b" 413 ", answer[:20])
+
+
+class Behaviour(unittest.TestCase):
+    def test_a_key(self):
+        with server.Server(MODEL, "--api-key", "k3y") as closed:
+            self.assertEqual(closed.request("GET", "/v1/models")[0], 401)
+            self.assertEqual(closed.request("GET", "/v1/models", headers={"Authorization": "Bearer wrong"})[0], 401)
+            self.assertEqual(closed.request("GET", "/v1/models", headers={"Authorization": "Bearer k3y"})[0], 200)
+            self.assertEqual(closed.request("GET", "/health")[0], 200)
+
+    def test_pages_of_other_sites(self):
+        foreign = {"Origin": "https://evil.example"}
+        self.assertEqual(SERVER.request("GET", "/v1/models", headers=foreign)[0], 403)
+        with server.Server(MODEL, "--cors-origin", "https://evil.example") as opened:
+            status, headers, _ = opened.request("GET", "/v1/models", headers=foreign)
+            self.assertEqual((status, headers["Access-Control-Allow-Origin"]), (200, "https://evil.example"))
+
+    def test_a_full_queue_refuses_and_a_client_that_leaves_makes_room(self):
+        with server.Server(MODEL, "--max-rows", 1, "--max-queue", 1) as small:
+            body = json.dumps({"prompt": "a", "max_tokens": 500, "ignore_eos": True, "stream": True})
+            clients = []
+            for _ in range(2):
+                client = http.client.HTTPConnection("127.0.0.1", small.port, timeout=60)
+                client.request("POST", "/v1/completions", body)
+                clients.append(client)
+            end = time.monotonic() + 30
+            while small.metrics()["num_requests_waiting"] < 1 and time.monotonic() < end:
+                time.sleep(0.01)
+            status, headers, answer = small.request("POST", "/v1/completions", body)
+            if status == 200:  # a fast machine has finished one already
+                self.skipTest("the machine is too fast")
+            self.assertEqual(status, 429)
+            self.assertEqual(headers["Retry-After"], "1")
+            self.assertEqual(json.loads(answer)["error"]["type"], "rate_limit_error")
+            for client in clients:
+                client.close()
+            self.assertTrue(small.wait_until_idle())
+            self.assertEqual(small.post("/v1/completions", prompt="a", max_tokens=2)[0], 200)
+
+    def test_a_time_limit(self):
+        with server.Server(MODEL, "--time-limit", 1, "--max-context", 100000, "--cache-tokens", 100000) as short:
+            status, answer = short.post("/v1/completions", prompt="a", max_tokens=90000, ignore_eos=True)
+            self.assertEqual(status, 504)
+            self.assertEqual(answer["error"]["code"], "timeout")
+            self.assertTrue(short.wait_until_idle())
+
+    def test_sigterm_lets_running_requests_finish(self):
+        with server.Server(MODEL) as ending:
+            results = []
+            ask = lambda: results.append(  # noqa: E731
+                ending.complete(prompt="the", max_tokens=400, ignore_eos=True, temperature=0))
+            thread = threading.Thread(target=ask)
+            thread.start()
+            end = time.monotonic() + 30
+            while ending.metrics()["num_requests_running"] < 1 and time.monotonic() < end:
+                time.sleep(0.005)
+            ending.process.send_signal(signal.SIGTERM)
+            try:
+                while ending.request("GET", "/health")[0] != 503:
+                    time.sleep(0.005)
+                self.assertEqual(ending.post("/v1/completions", prompt="a")[0], 503)
+            except ConnectionError:
+                pass  # it has ended already
+            thread.join()
+            self.assertEqual(results[0]["usage"]["completion_tokens"], 400)
+            self.assertEqual(ending.process.wait(30), 0)
+
+    def test_slow_clients_hold_nobody_up(self):
+        slow = [socket.create_connection(("127.0.0.1", SERVER.port)) for _ in range(50)]
+        for connection in slow:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        begin = time.monotonic()
+        SERVER.complete(prompt="a", max_tokens=2)
+        self.assertLess(time.monotonic() - begin, 10)
+        for connection in slow:
+            connection.close()
+
+    def test_wrong_options(self):
+        for options, message in ((["--port", 99999], "--port"), (["--host", "no.such.host.invalid"], "--host"),
+                                 (["--api-key-file", "/nonexistent"], "/nonexistent"),
+                                 (["--max-rows", 0], "--max-rows")):
+            result = server.program("serve", "--model", MODEL, *options)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(message, result.stderr.decode())
+        result = server.program("serve", "--model", MODEL, "--port", SERVER.port)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(str(SERVER.port), result.stderr.decode())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "serve/http/http.h"
+
+namespace diffattn::serve {
+
+/// Keeps what was answered.
+struct RecordedReply : Reply {
+  int status = 0;
+  std::string text, type;
+  Headers headers;
+  bool ended = false;
+  std::function<void()> gone;
+
+  void send(int code, std::string body, std::string_view content_type, Headers with) override {
+    status = code, text = std::move(body), type = content_type, headers = std::move(with);
+    ended = true;
+  }
+  void begin(std::string_view content_type, Headers with) override {
+    status = 200, type = content_type, headers = std::move(with);
+  }
+  void write(std::string_view more) override { text += more; }
+  void end() override { ended = true; }
+  void on_gone(std::function<void()> call) override { gone = std::move(call); }
+
+  nlohmann::json json() const { return nlohmann::json::parse(text); }
+  /// The events of a stream, without the last one.
+  std::vector<nlohmann::json> events() const {
+    std::vector<nlohmann::json> all;
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = text.find("\n\n", at);
+      const std::string line = text.substr(at, end - at);
+      if (line != "data: [DONE]") all.push_back(nlohmann::json::parse(line.substr(6)));
+      at = end + 2;
+    }
+    return all;
+  }
+};
+
+}  // namespace diffattn::serve

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of `diffattn serve` share: small models, a running server, requests."""
+import http.client
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+PROGRAM = os.environ["DIFFATTN_PROGRAM"]
+END = "<|endoftext|>"
+TEMPLATE = """\
+{%- for message in messages %}{{ '<' ~ message.role ~ '>' ~ message.content ~ eos_token }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"""
+WORDS = "the cat sat on a mat and dog ran to see what was there in old house near river £ € 😀".split()
+
+
+def program(*arguments, **kwargs):
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, timeout=300, check=False, **kwargs)
+
+
+def train_model(folder, steps=150, **sizes):
+    """Trains a small byte model on random sentences and returns its folder, with a chat template."""
+    folder = pathlib.Path(folder)
+    draw = random.Random(1)
+    corpus = folder / "corpus.txt"
+    corpus.write_text(" ".join(draw.choice(WORDS) for _ in range(20000)), encoding="utf-8")
+    settings = {"model.hidden_size": 32, "model.num_hidden_layers": 2, "model.num_attention_heads": 4,
+                "model.max_position_embeddings": 512, "train.seq_len": 64, "train.batch_size": 8,
+                "train.learning_rate": 5e-3, "train.warmup_steps": 5, "train.eval_every": 0, "train.steps": steps,
+                "data.train": corpus, **sizes}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    result = program("train", "--out", folder / "run", *words)
+    assert result.returncode == 0, result.stderr.decode()
+    model = folder / "run/model"
+    (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "chat_template": TEMPLATE}))
+    return model
+
+
+def without_template(model, folder):
+    copy = pathlib.Path(folder) / "plain"
+    shutil.copytree(model, copy)
+    (copy / "tokenizer_config.json").unlink()
+    return copy
+
+
+class Server:
+    """A running server. Use it in a `with` statement."""
+
+    def __init__(self, model, *options, environment=None):
+        self.log = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [PROGRAM, "serve", "--model", str(model), "--port", "0", *map(str, options)], stdout=subprocess.PIPE,
+            stderr=self.log, text=True, env={**os.environ, **(environment or {})})
+        line = self.process.stdout.readline()
+        if "serving on" not in line:
+            self.process.wait(60)
+            raise RuntimeError(f"the server did not start: {line}{self.errors()}")
+        self.port = int(line.rsplit(":", 1)[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise
+        self.process.stdout.close()
+        self.log.close()
+
+    def errors(self):
+        self.log.seek(0)
+        return self.log.read().decode()
+
+    def stop(self):
+        """Sends SIGTERM and returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def memory(self):
+        """Resident bytes of the process."""
+        fields = pathlib.Path(f"/proc/{self.process.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def request(self, method, path, body=None, headers=None, timeout=120):
+        """Returns (status, headers, bytes)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request(method, path, body=body, headers=headers or {})
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+    def post(self, path, **fields):
+        """Returns (status, object)."""
+        status, _, body = self.request("POST", path, json.dumps(fields), {"Content-Type": "application/json"})
+        return status, json.loads(body)
+
+    def complete(self, **fields):
+        """Returns the object of a completion that must succeed."""
+        status, answer = self.post("/v1/completions", **fields)
+        assert status == 200, answer
+        return answer
+
+    def stream(self, path, **fields):
+        """Returns the list of events of a stream, without [DONE], which must come."""
+        status, headers, body = self.request("POST", path, json.dumps({**fields, "stream": True}))
+        assert status == 200, body
+        assert headers["Content-Type"] == "text/event-stream"
+        events = [line[6:] for line in body.decode().split("\n\n") if line]
+        assert events[-1] == "[DONE]", events[-1]
+        return [json.loads(event) for event in events[:-1]]
+
+    def metrics(self):
+        """Returns the values of /metrics by name."""
+        _, _, body = self.request("GET", "/metrics")
+        values = {}
+        for line in body.decode().splitlines():
+            if not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                values[name.removeprefix("diffattn_")] = float(value)
+        return values
+
+    def wait_until_idle(self, seconds=30):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            values = self.metrics()
+            if values["num_requests_running"] == 0 and values["num_requests_waiting"] == 0:
+                return True
+            time.sleep(0.05)
+        return False
+
+
+def generate(model, prompts, new_tokens, *options):
+    """The tokens of `diffattn generate`, each prompt by itself."""
+    results = []
+    for prompt in prompts:
+        result = program("generate", "--model", model, "--prompt-ids", ",".join(map(str, prompt)), "--json",
+                         "--max-new-tokens", new_tokens, *options)
+        assert result.returncode == 0, result.stderr.decode()
+        results.append(json.loads(result.stdout)["results"][0]["ids"])
+    return results
