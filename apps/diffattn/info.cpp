@@ -144,8 +144,9 @@ VerbAction add_info(CLI::App& app) {
     bool json = false;
     std::string model;
   };
-  auto* verb = app.add_subcommand("info", "Show versions, the machine and its backends, or a model");
-  verb->footer("Examples:\n  diffattn info --json\n  diffattn info --model DIR");
+  auto* verb =
+      app.add_subcommand("info", "Show versions, the machine and its backends, or a model");
+  verb->footer("Example:\n  diffattn info --json\n  diffattn info --model DIR");
   auto options = std::make_shared<Options>();
   verb->add_flag("--json", options->json, "print one JSON object");
   add_model_option(*verb, options->model, "describe this model instead, without loading it")

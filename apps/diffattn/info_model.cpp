@@ -89,14 +89,15 @@ Json model_info(const std::string& folder) {
     types[std::string(io::dtype_name(info.dtype))] += elements;
   }
   const auto json = io::read_json(folder + "/config.json");
-  Json out{{"folder", folder},
-           {"model_type", io::JsonValue(json, folder + "/config.json").at("model_type").to_string()},
-           {"attention", config.attention},
-           {"parameters", parameters},
-           {"weights", {{"bytes", bytes}, {"tensors", weights.names().size()}, {"types", types}}},
-           {"vocab_size", config.vocab_size},
-           {"hidden_size", config.hidden_size},
-           {"max_position_embeddings", config.max_position_embeddings}};
+  Json out{
+      {"folder", folder},
+      {"model_type", io::JsonValue(json, folder + "/config.json").at("model_type").to_string()},
+      {"attention", config.attention},
+      {"parameters", parameters},
+      {"weights", {{"bytes", bytes}, {"tensors", weights.names().size()}, {"types", types}}},
+      {"vocab_size", config.vocab_size},
+      {"hidden_size", config.hidden_size},
+      {"max_position_embeddings", config.max_position_embeddings}};
   if (config.kind != nn::ModelKind::kDecoder) return out;
   out["layers"] = layers_json(config);
   for (const auto& [name, element] : {std::pair("float32", 4), std::pair("bfloat16", 2)}) {
@@ -120,10 +121,10 @@ void print_model_info(const Json& info) {
   for (const auto& item : info["weights"]["types"].items()) {
     types += (types.empty() ? "" : ", ") + item.key();
   }
-  row("weights", fmt::format("{:.4g} million parameters in {} tensors, {} ({})",
-                             number(info["parameters"]) / 1e6,
-                             info["weights"]["tensors"].get<int64_t>(),
-                             bytes_text(number(info["weights"]["bytes"])), types));
+  row("weights",
+      fmt::format("{:.4g} million parameters in {} tensors, {} ({})",
+                  number(info["parameters"]) / 1e6, info["weights"]["tensors"].get<int64_t>(),
+                  bytes_text(number(info["weights"]["bytes"])), types));
   row("sizes", fmt::format("width {}, vocabulary {}, up to {} tokens",
                            info["hidden_size"].get<int64_t>(), info["vocab_size"].get<int64_t>(),
                            info["max_position_embeddings"].get<int64_t>()));

@@ -128,7 +128,8 @@ void read_tensors_into(const io::TensorSource& source, const NamedTensors& tenso
   const torch::NoGradGuard no_grad;
   for (const auto& [name, tensor] : tensors) {
     const io::TensorInfo& info = source.at(name);
-    if (tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == torch_dtype(info.dtype)) {
+    if (tensor.is_cpu() && tensor.is_contiguous() &&
+        tensor.scalar_type() == torch_dtype(info.dtype)) {
       read_bytes_into(source, info, tensor);
     } else {
       tensor.copy_(read_tensor(source, name));

@@ -13,8 +13,8 @@ nn::ModelConfig model_config_of(const RunConfig& config);
 /// config.seed. The same config gives the same bits.
 nn::CausalLM new_model(const RunConfig& config);
 
-/// Sets the sizes of [model] to those of the folder in model.from, if there is one. Throws io::Error
-/// or ConfigError if it holds no causal language model.
+/// Sets the sizes of [model] to those of the folder in model.from, if there is one. Throws
+/// io::Error or ConfigError if it holds no causal language model.
 void take_sizes_of_folder(RunConfig& config);
 
 }  // namespace diffattn::train

@@ -61,7 +61,6 @@ TEST(LatentDiffAttention, OutputsAndGradientsAsRecordedInBothForms) {
       input.mask.key_starts(mask.size(1) - mask.sum(1));
       const Tensor out = layers.back()->forward(input);
       const Tensor expected = recorded.tensors.at("out." + std::to_string(i));
-      std::cerr << "LAYER " << i << " " << distance(out[0], expected[0]) << " theta " << layers.back()->options.rope_theta() << " window " << layers.back()->options.sliding_window().value_or(-1) << " " << ((out - expected).abs().amax(-1)*mask) << "\n";
       EXPECT_LE(distance(out.index({real}), expected.index({real})), 1e-4) << i;
       const Tensor probe = recorded.tensors.at("probe." + std::to_string(i));
       loss = loss + (out * probe * mask.unsqueeze(-1)).sum() / mask.sum();
@@ -75,7 +74,8 @@ TEST(LatentDiffAttention, OutputsAndGradientsAsRecordedInBothForms) {
     expect_gradient(x.grad() * mask.unsqueeze(-1), "x");
     for (int64_t i = 0; i < 2; ++i) {
       for (const auto& item : layers[static_cast<size_t>(i)]->named_parameters()) {
-        expect_gradient(item.value().grad(), c10::str("model.layers.", i, ".self_attn.", item.key()));
+        expect_gradient(item.value().grad(),
+                        c10::str("model.layers.", i, ".self_attn.", item.key()));
       }
     }
   }

@@ -53,15 +53,16 @@ void expect_near(const Tensor& actual, const Tensor& expected, double bound,
   EXPECT_LE(error, bound * (1.0 + wide.abs().max().item<double>())) << what;
 }
 
-Tensor some_starts(int64_t batch, int64_t length) {
-  return torch::rand({batch, length}) < 0.05;
-}
+Tensor some_starts(int64_t batch, int64_t length) { return torch::rand({batch, length}) < 0.05; }
 
 TEST(SelectiveScan, FloatsAgreeWithThePlainLoopInDouble) {
   torch::manual_seed(1);
-  for (const auto [batch, length, channels, states] :
-       {std::array<int64_t, 4>{1, 1, 1, 1}, {2, 37, 21, 16}, {1, 200, 33, 16}, {3, 64, 16, 5},
-        {1, 129, 300, 8}, {2, 65, 48, 32}}) {
+  for (const auto [batch, length, channels, states] : {std::array<int64_t, 4>{1, 1, 1, 1},
+                                                       {2, 37, 21, 16},
+                                                       {1, 200, 33, 16},
+                                                       {3, 64, 16, 5},
+                                                       {1, 129, 300, 8},
+                                                       {2, 65, 48, 32}}) {
     for (const bool starts : {false, true}) {
       Inputs narrow(batch, length, channels, states);
       Inputs wide = narrow.in(torch::kFloat64);
@@ -116,7 +117,8 @@ TEST(SelectiveScan, PartsOfASequenceAndOfABatchEqualTheWhole) {
     const int64_t end = std::min<int64_t>(150, begin + 1 + begin % 61);
     Inputs part = whole;
     for (Tensor* x : {&part.u, &part.delta, &part.b, &part.c}) *x = x->slice(1, begin, end);
-    const ScanResult result = part.run(state.defined() ? ScanOptions().state(state) : ScanOptions());
+    const ScanResult result =
+        part.run(state.defined() ? ScanOptions().state(state) : ScanOptions());
     EXPECT_TRUE(torch::equal(result.y, expected.y.slice(1, begin, end))) << begin;
     state = result.state;
     begin = end;
@@ -160,6 +162,40 @@ TEST(SelectiveScan, IsTheSameOnAnyNumberOfThreads) {
   const auto two = inputs.gradients(dy);
   torch::set_num_threads(before);
   for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(torch::equal(one[i], two[i])) << i;
+}
+
+TEST(SelectiveScan, TheGpuAgreesWithThePlainLoopInDouble) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: needs a GPU";
+  torch::manual_seed(9);
+  for (const auto type : {torch::kFloat32, torch::kBFloat16, torch::kFloat16}) {
+    for (const auto [batch, length, channels, states] : {std::array<int64_t, 4>{1, 1, 8, 8},
+                                                         {2, 37, 21, 16},
+                                                         {1, 200, 300, 16},
+                                                         {2, 65, 48, 32},
+                                                         {1, 33, 130, 64}}) {
+      Inputs wide = Inputs(batch, length, channels, states).in(type).in(torch::kFloat64);
+      Inputs there = wide;
+      for (Tensor* x : there.all())
+        *x = x->to(torch::kCUDA, x == &there.a || x == &there.d ? torch::kFloat32 : type);
+      const Tensor starts = some_starts(batch, length);
+      const Tensor state = torch::randn({batch, channels, states});
+      const auto here = ScanOptions().state(state.to(torch::kFloat64)).starts(starts);
+      const auto on_gpu = ScanOptions().state(state.cuda()).starts(starts.cuda());
+      const double bound = type == torch::kFloat32 ? 1e-5 : 2e-2;
+      const std::string what =
+          c10::str(type, " ", batch, " x ", length, " x ", channels, " x ", states);
+      expect_near(there.run(on_gpu).y.cpu(), wide.run(here).y, bound, what + " y");
+      expect_near(there.run(on_gpu).state.cpu(), wide.run(here).state, bound, what + " state");
+      const Tensor dy = torch::randn({batch, length, channels}).to(type);
+      const auto actual = there.gradients(dy.cuda(), on_gpu);
+      const auto expected = wide.gradients(dy.to(torch::kFloat64), here);
+      const auto again = there.gradients(dy.cuda(), on_gpu);
+      for (size_t i = 0; i < actual.size(); ++i) {
+        expect_near(actual[i].cpu(), expected[i], bound, what + c10::str(" gradient ", i));
+        EXPECT_TRUE(torch::equal(actual[i], again[i])) << what;
+      }
+    }
+  }
 }
 
 TEST(SelectiveScan, RefusesWrongShapesAndTypes) {

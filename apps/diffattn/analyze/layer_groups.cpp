@@ -13,8 +13,8 @@ namespace {
 using nn::LayerKind;
 
 bool is_plain(const nn::ModelConfig& config) {
-  const auto kinds = config.kind == nn::ModelKind::kDecoder ? nn::layer_kinds(config)
-                                                            : std::vector<LayerKind>{};
+  const auto kinds =
+      config.kind == nn::ModelKind::kDecoder ? nn::layer_kinds(config) : std::vector<LayerKind>{};
   return std::ranges::all_of(kinds, [](LayerKind kind) { return kind == LayerKind::kAttention; });
 }
 

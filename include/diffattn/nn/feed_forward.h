@@ -14,9 +14,9 @@ class FeedForward : public torch::nn::Module {
   virtual torch::Tensor forward(const torch::Tensor& x) = 0;
 };
 
-/// PolyNorm: y = w0 n(x^3) + w1 n(x^2) + w2 n(x) + b, with n(z) = z / sqrt(mean(z^2) + eps) over the
-/// last axis. The arithmetic is in float32 (float64 for float64). Parameters: weight [3], initially
-/// 1/3 each, and bias [1], initially 0.
+/// PolyNorm: y = w0 n(x^3) + w1 n(x^2) + w2 n(x) + b, with n(z) = z / sqrt(mean(z^2) + eps) over
+/// the last axis. The arithmetic is in float32 (float64 for float64). Parameters: weight [3],
+/// initially 1/3 each, and bias [1], initially 0.
 class PolyNormImpl : public torch::nn::Module {
  public:
   explicit PolyNormImpl(double eps = 1e-6);

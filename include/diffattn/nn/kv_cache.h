@@ -7,10 +7,10 @@
 
 namespace diffattn::nn {
 
-/// The cache of one layer. Attention has numbered buffers ("slots") [B, length, ...] that grow along
-/// the sequence. Multi-head attention stores keys in slot 0 and values in slot 1. Other layers use
-/// more slots, for example one pair per path. A step appends the same number of rows to each slot.
-/// Recurrent layers have states instead, tensors [B, ...] of a fixed size.
+/// The cache of one layer. Attention has numbered buffers ("slots") [B, length, ...] that grow
+/// along the sequence. Multi-head attention stores keys in slot 0 and values in slot 1. Other
+/// layers use more slots, for example one pair per path. A step appends the same number of rows to
+/// each slot. Recurrent layers have states instead, tensors [B, ...] of a fixed size.
 ///
 /// A slot that is full at least doubles, to a multiple of `chunk` rows, so that most steps need no
 /// allocation and no copy. All rows of a batch have the same length: pad prompts on the left and
@@ -53,8 +53,8 @@ class KvCache {
   void set_state(size_t index, const torch::Tensor& state);
   void advance(int64_t tokens) { tokens_ += tokens; }
 
-  /// Drops the rows from `length` on, in every slot. Does not free memory. Throws if the rows before
-  /// them were dropped, or if there are states, which cannot go back (except to 0).
+  /// Drops the rows from `length` on, in every slot. Does not free memory. Throws if the rows
+  /// before them were dropped, or if there are states, which cannot go back (except to 0).
   void rewind(int64_t length);
 
   /// Replaces batch row b by the old row `rows[b]` (beam search, dropping finished rows). `rows`:

@@ -44,21 +44,24 @@ struct LatentAttentionOptions {
   /// Multiplies the heads' output by sigmoid(wq_b_gate a), element by element.
   TORCH_ARG(bool, output_gate) = true;
   TORCH_ARG(double, rms_norm_eps) = 1e-5;
-  /// Each token sees itself and this many earlier tokens; none: all earlier tokens.
-  TORCH_ARG(std::optional<int64_t>, sliding_window);
   TORCH_ARG(double, rope_theta) = 10000.0;
   TORCH_ARG(std::optional<YarnOptions>, yarn);
   /// Multiplies the scale head_dim^-1/2 of the scores.
   TORCH_ARG(double, scale_factor) = 1.0;
   TORCH_ARG(LatentForm, form) = LatentForm::kAuto;
+  // Last of all: g++ 12 at -O2 loses the next member that is set after this one, where this stands
+  // before numbers.
+  /// Each token sees itself and this many earlier tokens; none: all earlier tokens.
+  TORCH_ARG(std::optional<int64_t>, sliding_window);
 };
 
 /// Returns Motif-3's scale factor for contexts beyond the trained length.
 double yarn_scale_factor(double mscale, double factor);
 
-/// Grouped differential latent attention (Motif-3). The cache holds a normed latent c and one rotated
-/// key part per token; wkv_b makes the keys and values of all heads from c. In a group of heads the
-/// last one is the noise head of the others: y = O_signal - sigmoid(lambda_proj x) O_noise.
+/// Grouped differential latent attention (Motif-3). The cache holds a normed latent c and one
+/// rotated key part per token; wkv_b makes the keys and values of all heads from c. In a group of
+/// heads the last one is the noise head of the others: y = O_signal - sigmoid(lambda_proj x)
+/// O_noise.
 ///
 /// Parameters have Motif-3's names, without biases: wq_a, q_norm, wq_b, wq_b_gate, wkv_a, kv_norm,
 /// wkv_b, lambda_proj, wo.

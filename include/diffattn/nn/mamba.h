@@ -53,8 +53,8 @@ class MambaImpl : public AttentionLayer {
 };
 TORCH_MODULE(Mamba);
 
-/// A gated memory unit: out_proj(silu(in_proj x) * m), where m is the memory that a Mamba layer left
-/// in AttentionInput::shared. It mixes no tokens and has no maps and no cache.
+/// A gated memory unit: out_proj(silu(in_proj x) * m), where m is the memory that a Mamba layer
+/// left in AttentionInput::shared. It mixes no tokens and has no maps and no cache.
 class GatedMemoryImpl : public AttentionLayer {
  public:
   GatedMemoryImpl(int64_t dim, int64_t inner, bool bias);

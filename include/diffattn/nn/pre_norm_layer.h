@@ -19,8 +19,8 @@ struct PreNormParts {
   std::shared_ptr<FeedForward> mlp = {};
 };
 
-/// A layer of a published model, from parts: h = x + mixer(norm(x)); y = h + mlp(norm(h)). The other
-/// parameters are named input_layernorm, post_attention_layernorm and mlp.
+/// A layer of a published model, from parts: h = x + mixer(norm(x)); y = h + mlp(norm(h)). The
+/// other parameters are named input_layernorm, post_attention_layernorm and mlp.
 class PreNormLayerImpl : public StackLayer {
  public:
   explicit PreNormLayerImpl(const PreNormParts& parts);

@@ -87,11 +87,11 @@ void selective_scan_backward(const ScanBackward<double>& p) {
           const auto i = static_cast<size_t>(n), at = static_cast<size_t>(t);
           const double a = in.a[e * in.states + n], decay = std::exp(dt * a);
           const double b = in.b[row * in.b_stride + n];
-          g[i] += dy * in.c[row * in.c_stride + n];                     // (4)
-          p.dc[row * in.states + n] += dy * after[at][i];               // (5)
+          g[i] += dy * in.c[row * in.c_stride + n];        // (4)
+          p.dc[row * in.states + n] += dy * after[at][i];  // (5)
           p.db[row * in.states + n] += dt * u * g[i];
-          to_input += g[i] * b;                                         // (6)
-          to_step += g[i] * (a * decay * before[at][i] + u * b);        // (7)
+          to_input += g[i] * b;                                          // (6)
+          to_step += g[i] * (a * decay * before[at][i] + u * b);         // (7)
           p.da[e * in.states + n] += dt * g[i] * decay * before[at][i];  // (8)
           g[i] = starts_at(in, row) ? 0.0 : g[i] * decay;
         }

@@ -97,9 +97,9 @@ torch::Tensor KvCache::state(size_t index) const {
 
 void KvCache::set_state(size_t index, const torch::Tensor& state) {
   if (at::GradMode::is_enabled() && state.requires_grad()) {
-    throw_argument_error("cache",
-                         "a state without gradients (torch::NoGradGuard), since it is for inference",
-                         "a state that requires gradients");
+    throw_argument_error(
+        "cache", "a state without gradients (torch::NoGradGuard), since it is for inference",
+        "a state that requires gradients");
   }
   if (index >= states_.size()) states_.resize(index + 1);
   states_[index] = state;

@@ -75,9 +75,8 @@ Mixer sambay_mixer(const ModelConfig& c, LayerKind kind, int64_t layer) {
 }
 
 StreamNorm rms_norm_of(const ModelConfig& c) {
-  return RMSNorm(RMSNormOptions(c.hidden_size)
-                     .eps(c.rms_norm_eps)
-                     .rounding(NormRounding::kBeforeWeight));
+  return RMSNorm(
+      RMSNormOptions(c.hidden_size).eps(c.rms_norm_eps).rounding(NormRounding::kBeforeWeight));
 }
 
 StreamNorm layer_norm_of(const ModelConfig& c) {
@@ -109,12 +108,12 @@ StackParts make_published_parts(const ModelConfig& config) {
   StackParts parts;
   int64_t layer = 0;
   for (const LayerKind kind : layer_kinds(config)) {
-    parts.layers.push_back(
-        std::make_shared<PreNormLayerImpl>(PreNormParts{.input_norm = family.norm(config),
-                                                        .mixer_name = family.mixer_name,
-                                                        .mixer = family.mixer(config, kind, layer++),
-                                                        .post_norm = family.norm(config),
-                                                        .mlp = family.mlp(config)}));
+    parts.layers.push_back(std::make_shared<PreNormLayerImpl>(
+        PreNormParts{.input_norm = family.norm(config),
+                     .mixer_name = family.mixer_name,
+                     .mixer = family.mixer(config, kind, layer++),
+                     .post_norm = family.norm(config),
+                     .mlp = family.mlp(config)}));
   }
   parts.norm_name = family.norm_name;
   parts.norm = family.norm(config);

@@ -18,7 +18,8 @@ struct StackParts {
 };
 
 /// Makes the parts of a stack for the family of the model. Throws diffattn::Error if sizes
-/// contradict each other, or if a family other than Llama's should be anything but a causal decoder.
+/// contradict each other, or if a family other than Llama's should be anything but a causal
+/// decoder.
 StackParts make_stack_parts(const ModelConfig& config, const StackOptions& options);
 
 /// Makes the parts of a published decoder from the list of its layer kinds.

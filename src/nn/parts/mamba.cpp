@@ -101,8 +101,8 @@ Tensor MambaImpl::convolved(const Tensor& u, const AttentionInput& input, const 
     Tensor tap = all.narrow(1, earlier - back, tokens);
     if (starts.defined()) {
       const Tensor inside = starts.logical_not().to(u.dtype()).unsqueeze(-1);
-      const Tensor moved = alike.defined() ? torch::constant_pad_nd(
-                                                 alike.narrow(1, 0, tokens - 1), {0, 0, 1, 0}, 0.0)
+      const Tensor moved = alike.defined() ? torch::constant_pad_nd(alike.narrow(1, 0, tokens - 1),
+                                                                    {0, 0, 1, 0}, 0.0)
                                            : torch::ones_like(inside);
       alike = inside * moved;
       tap = tap * alike;

@@ -6,9 +6,7 @@
 namespace diffattn::nn {
 
 PreNormLayerImpl::PreNormLayerImpl(const PreNormParts& parts)
-    : input_layernorm(parts.input_norm),
-      post_attention_layernorm(parts.post_norm),
-      mlp(parts.mlp) {
+    : input_layernorm(parts.input_norm), post_attention_layernorm(parts.post_norm), mlp(parts.mlp) {
   self_attn = parts.mixer;
   register_module("input_layernorm", input_layernorm.module());
   register_module(parts.mixer_name, self_attn);

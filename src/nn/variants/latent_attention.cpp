@@ -29,9 +29,8 @@ void check_latent_options(const LatentAttentionOptions& o) {
        {std::pair("hidden_size", o.hidden_size()), std::pair("head_dim", o.head_dim()),
         std::pair("num_attention_heads", o.num_attention_heads()),
         std::pair("num_key_value_heads", o.num_key_value_heads()),
-        std::pair("num_noise_heads", o.num_noise_heads()),
-        std::pair("v_head_dim", o.v_head_dim()), std::pair("q_lora_rank", o.q_lora_rank()),
-        std::pair("kv_lora_rank", o.kv_lora_rank())}) {
+        std::pair("num_noise_heads", o.num_noise_heads()), std::pair("v_head_dim", o.v_head_dim()),
+        std::pair("q_lora_rank", o.q_lora_rank()), std::pair("kv_lora_rank", o.kv_lora_rank())}) {
     require_latent(size >= 1, name, "at least 1", size);
   }
   require_latent(o.num_attention_heads() % o.num_noise_heads() == 0 &&
@@ -184,15 +183,12 @@ Tensor LatentDiffAttentionImpl::forward(const AttentionInput& input, AttentionTr
   HeadTensors call = absorbs ? absorbed(q, latents) : expanded(q, latents);
   const Tensor groups = call.q1.unflatten(-2, {noise, group});  // [B, M, noise, group, D]
   call.q1 = groups.narrow(-2, 0, group - 1).flatten(-3, -2);
-  call.q2 = groups.narrow(-2, group - 1, 1)
-                .expand({-1, -1, -1, group - 1, -1})
-                .flatten(-3, -2);
+  call.q2 = groups.narrow(-2, group - 1, 1).expand({-1, -1, -1, group - 1, -1}).flatten(-3, -2);
   const auto wide = input.x.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
   call.lambda = times(lambda_proj, input.x).to(wide).sigmoid() * lambda_factor_;  // [B, M, Hs]
   const auto window = options.sliding_window() ? std::optional(*options.sliding_window() + 1)
                                                : std::optional<int64_t>();
-  const double scale =
-      options.scale_factor() / std::sqrt(static_cast<double>(options.head_dim()));
+  const double scale = options.scale_factor() / std::sqrt(static_cast<double>(options.head_dim()));
   call.options = mask_options(in_view(input.mask, dropped), true, window).scale(scale);
   if (trace != nullptr) trace->calls.push_back(call);
 

@@ -116,12 +116,10 @@ ScanBackward<T> host_backward(const ScanTensors& t, const Tensor& dy, const Scan
 
 ScanGradients run_scan_backward(const ScanTensors& t, const Tensor& dy, const Tensor& kept) {
   const auto wide = t.a.options();
-  ScanGradients g{torch::empty(t.u.sizes(), t.u.options()),
-                  torch::empty(t.u.sizes(), t.u.options()),
-                  torch::empty(t.a.sizes(), wide),
-                  torch::empty(t.b.sizes(), wide),
-                  torch::empty(t.b.sizes(), wide),
-                  torch::empty(t.d.sizes(), wide)};
+  ScanGradients g{
+      torch::empty(t.u.sizes(), t.u.options()), torch::empty(t.u.sizes(), t.u.options()),
+      torch::empty(t.a.sizes(), wide),          torch::empty(t.b.sizes(), wide),
+      torch::empty(t.b.sizes(), wide),          torch::empty(t.d.sizes(), wide)};
   if (t.u.is_cuda()) {
     const c10::DeviceGuard guard(t.u.device());
     const auto parts = [&](int64_t count, const Tensor& sum) {
@@ -171,8 +169,8 @@ class SelectiveScan : public torch::autograd::Function<SelectiveScan> {
     const auto s = ctx->get_saved_variables();
     const ScanTensors t{s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]};
     const ScanGradients g = run_scan_backward(t, grads[0].contiguous(), s[8]);
-    return {g.du, g.ddelta, g.da, g.db.to(t.b.scalar_type()), g.dc.to(t.c.scalar_type()), g.dd,
-            Tensor(), Tensor()};
+    return {g.du, g.ddelta, g.da,    g.db.to(t.b.scalar_type()), g.dc.to(t.c.scalar_type()),
+            g.dd, Tensor(), Tensor()};
   }
 };
 
@@ -195,7 +193,8 @@ void check_scan_inputs(const Tensor& u, const Tensor& delta, const Tensor& a, co
   check("d", d, {channels});
   if (options.state()) check("state", *options.state(), {batch, channels, states});
   if (options.starts()) check("starts", *options.starts(), {batch, length});
-  for (const auto& [name, x] : {std::pair("delta", &delta), std::pair("b", &b), std::pair("c", &c)}) {
+  for (const auto& [name, x] :
+       {std::pair("delta", &delta), std::pair("b", &b), std::pair("c", &c)}) {
     TORCH_CHECK(x->scalar_type() == u.scalar_type(), "selective_scan: ", name, ": expected ",
                 u.scalar_type(), ", the type of u, got ", x->scalar_type());
   }
@@ -203,11 +202,11 @@ void check_scan_inputs(const Tensor& u, const Tensor& delta, const Tensor& a, co
               "selective_scan: u: expected a tensor on the CPU",
               u.is_cuda() ? ", since this build has no CUDA kernels" : " or an NVIDIA GPU",
               ", got one on ", u.device());
-  TORCH_CHECK(!u.is_cuda() ||
-                  (u.scalar_type() != torch::kFloat64 && cuda::takes_scan_states(states)),
-              "selective_scan: a: on a GPU, expected 8, 16, 32 or 64 states and types other than "
-              "float64, got ",
-              states, " states and ", u.scalar_type());
+  TORCH_CHECK(
+      !u.is_cuda() || (u.scalar_type() != torch::kFloat64 && cuda::takes_scan_states(states)),
+      "selective_scan: a: on a GPU, expected 8, 16, 32 or 64 states and types other than "
+      "float64, got ",
+      states, " states and ", u.scalar_type());
 }
 
 }  // namespace
@@ -217,9 +216,7 @@ ScanResult selective_scan(const Tensor& u, const Tensor& delta, const Tensor& a,
   check_scan_inputs(u, delta, a, b, c, d, options);
   const auto type = u.scalar_type();
   const auto wide = type == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
-  const auto rows = [&](const Tensor& x) {
-    return with_row_stride(x.is_cuda() ? x : x.to(wide));
-  };
+  const auto rows = [&](const Tensor& x) { return with_row_stride(x.is_cuda() ? x : x.to(wide)); };
   const auto parameter = [&](const Tensor& x) { return x.to(wide).contiguous(); };
   const Tensor state = options.state() ? parameter(options.state()->detach()) : Tensor();
   const Tensor starts =
@@ -227,9 +224,9 @@ ScanResult selective_scan(const Tensor& u, const Tensor& delta, const Tensor& a,
   const Tensor u_rows = rows(u), delta_rows = rows(delta), b_rows = rows(b), c_rows = rows(c);
   const Tensor a_dense = parameter(a), d_dense = parameter(d);
   if (u.numel() == 0) {
-    return {torch::zeros_like(u), state.defined() ? state
-                                                  : torch::zeros({u.size(0), u.size(2), a.size(1)},
-                                                                 a_dense.options())};
+    return {torch::zeros_like(u),
+            state.defined() ? state
+                            : torch::zeros({u.size(0), u.size(2), a.size(1)}, a_dense.options())};
   }
   const bool graph = torch::GradMode::is_enabled() &&
                      (u.requires_grad() || delta.requires_grad() || a.requires_grad() ||
@@ -239,10 +236,11 @@ ScanResult selective_scan(const Tensor& u, const Tensor& delta, const Tensor& a,
         run_scan({u_rows, delta_rows, a_dense, b_rows, c_rows, d_dense, state, starts}, false);
     return {y.to(type), last};
   }
-  const auto optional = [](const Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; };
-  const variable_list results =
-      SelectiveScan::apply(u_rows, delta_rows, a_dense, b_rows, c_rows, d_dense, optional(state),
-                           optional(starts));
+  const auto optional = [](const Tensor& x) {
+    return x.defined() ? std::optional(x) : std::nullopt;
+  };
+  const variable_list results = SelectiveScan::apply(u_rows, delta_rows, a_dense, b_rows, c_rows,
+                                                     d_dense, optional(state), optional(starts));
   return {results[0].to(type), results[1]};
 }
 

@@ -20,8 +20,8 @@
 namespace diffattn::cpu {
 namespace {
 
-constexpr int kLanes = 16;         // channels of a block: the floats of the widest vector
-constexpr int64_t kTokens = 64;    // of a chunk: 64 * 16 states * 16 lanes * 4 B = 64 KB of states
+constexpr int kLanes = 16;          // channels of a block: the floats of the widest vector
+constexpr int64_t kTokens = 64;     // of a chunk: 64 * 16 states * 16 lanes * 4 B = 64 KB of states
 constexpr int64_t kTaskBlocks = 8;  // blocks of a forward task: a line of 512 B of u in each token
 constexpr int64_t kBackwardTasks = 16;
 
@@ -131,8 +131,8 @@ DIFFATTN_EACH_ISA void replay_tokens(const Block& k, Lanes* s, Lanes* before, La
 
 /// Sums over the tokens and channels of a task.
 struct Sums {
-  Lanes* da = nullptr;  // [states] of this block
-  Lanes* dd = nullptr;  // of this block
+  Lanes* da = nullptr;                 // [states] of this block
+  Lanes* dd = nullptr;                 // of this block
   Lanes *db = nullptr, *dc = nullptr;  // [tokens of the chunk, states]
 };
 
@@ -156,12 +156,12 @@ DIFFATTN_EACH_ISA void unscan_tokens(const Block& k, const ScanBackward<float>& 
       for (int j = 0; j < kLanes; ++j) {
         const float old = decay[at + n][j] * before[at + n][j];
         const float input = token.dt[j] * token.u[j];
-        const float x = g[n][j] + dy[j] * cn;                      // (4)
-        sums.dc[at + n][j] += dy[j] * (old + input * bn);          // (5)
+        const float x = g[n][j] + dy[j] * cn;              // (4)
+        sums.dc[at + n][j] += dy[j] * (old + input * bn);  // (5)
         sums.db[at + n][j] += input * x;
-        to_input[j] += x * bn;                                     // (6)
-        to_step[j] += x * (k.a[n][j] * old + token.u[j] * bn);     // (7)
-        sums.da[n][j] += token.dt[j] * x * old;                    // (8)
+        to_input[j] += x * bn;                                  // (6)
+        to_step[j] += x * (k.a[n][j] * old + token.u[j] * bn);  // (7)
+        sums.da[n][j] += token.dt[j] * x * old;                 // (8)
         g[n][j] = kept * x * decay[at + n][j];
       }
     }
@@ -219,8 +219,13 @@ struct Task {
   int64_t count() const { return last - first; }
   Block block(int64_t index, int64_t batch, const Lanes* a) const {
     const int64_t channel = (first + index) * kLanes;
-    return {&in, a + index * in.states, batch, channel,
-            std::min<int64_t>(kLanes, in.channels - channel), 0, 0};
+    return {&in,
+            a + index * in.states,
+            batch,
+            channel,
+            std::min<int64_t>(kLanes, in.channels - channel),
+            0,
+            0};
   }
   void read_a(Lanes* a) const {
     for (int64_t i = 0; i < count(); ++i) {
@@ -260,8 +265,8 @@ void add_lanes(const Lanes* sums, int64_t count, float* to) {
   }
 }
 
-/// The gradients of the channels of a task, over all sequences. `db` and `dc` [rows, states] are its
-/// own.
+/// The gradients of the channels of a task, over all sequences. `db` and `dc` [rows, states] are
+/// its own.
 void backward_task(const ScanBackward<float>& p, const Task& task, float* db, float* dc) {
   const Inputs& in = p.in;
   const int64_t states = in.states, all = task.count() * states, inside = kTokens * states;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The selective scan on a GPU (equations in selective_scan.h). A block has up to 128 channels of one
-// sequence and takes its tokens in order, in chunks that it copies to shared memory; states stay in
-// registers. The forward pass leaves the state before each chunk in memory. The backward pass takes
-// the chunks in reverse and recomputes the states within one.
+// The selective scan on a GPU (equations in selective_scan.h). A block has up to 128 channels of
+// one sequence and takes its tokens in order, in chunks that it copies to shared memory; states
+// stay in registers. The forward pass leaves the state before each chunk in memory. The backward
+// pass takes the chunks in reverse and recomputes the states within one.
 //
 // dB and dC are sums over channels: a block adds up its own in a fixed order and writes them as one
 // part.
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const Scan p) {
 #pragma unroll
       for (int n = 0; n < S::kN; ++n) {
         before[t][n] = start ? 0.0f : s[n];
-        s[n] = ptx::exp2(dt * a[n] * kLog2E) * before[t][n] +
-               dt * u * chunk.b[t][at.lane * S::kN + n];
+        s[n] =
+            ptx::exp2(dt * a[n] * kLog2E) * before[t][n] + dt * u * chunk.b[t][at.lane * S::kN + n];
       }
     }
 #pragma unroll
@@ -135,16 +135,16 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const Scan p) {
       for (int n = 0; n < S::kN; ++n) {
         const float b = chunk.b[t][at.lane * S::kN + n], c = chunk.c[t][at.lane * S::kN + n];
         const float decay = ptx::exp2(dt * a[n] * kLog2E), old = decay * before[t][n];
-        const float x = g[n] + dout * c;                               // (4)
-        const float db = over_channels<kS>(dt * u * x);                // (5)
+        const float x = g[n] + dout * c;                 // (4)
+        const float db = over_channels<kS>(dt * u * x);  // (5)
         const float dc = over_channels<kS>(dout * (old + dt * u * b));
         if (first_channel) {
           db_parts[warp][t][at.lane * S::kN + n] = db;
           dc_parts[warp][t][at.lane * S::kN + n] = dc;
         }
-        to_input += x * b;                                             // (6)
-        to_step += x * (a[n] * old + u * b);                           // (7)
-        da[n] += dt * x * old;                                         // (8)
+        to_input += x * b;                    // (6)
+        to_step += x * (a[n] * old + u * b);  // (7)
+        da[n] += dt * x * old;                // (8)
         g[n] = start ? 0.0f : x * decay;
       }
       to_input = over_lanes<kS>(to_input);
@@ -192,8 +192,7 @@ void with_states(const Scan& p, const Run& run) {
 }
 
 dim3 grid_of(const Scan& p) {
-  return {static_cast<unsigned>(scan_blocks(p.channels, p.states)),
-          static_cast<unsigned>(p.batch)};
+  return {static_cast<unsigned>(scan_blocks(p.channels, p.states)), static_cast<unsigned>(p.batch)};
 }
 
 }  // namespace scan
