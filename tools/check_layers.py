@@ -24,7 +24,7 @@ CUDA = r"^(cuda_|cuda/|cuda\.h|cooperative_groups|mma\.h)"
 # pattern is for quoted includes; standard and system headers are allowed unless the second bans them.
 # Private headers of another layer are named one by one: a layer's other internals stay its own.
 EVERY_LAYER = r"diffattn/error\.h"
-PRIVATE_KERNELS = r"kernels/(few_rows|layers|loss|optimizer|token_step)\.h"
+PRIVATE_KERNELS = r"kernels/(few_rows|layers|loss|optimizer|selective_scan|token_step)\.h"
 PRIVATE_OPS = (r"ops/(dispatch/attention_checkpoint|"
                r"layers/(add_rms_norm|gated|lambda_vectors|loss|projected_heads|token_layer))\.h")
 PRIVATE_NN = r"nn/(attention/(step_attention|text_rows)|models/prompts)\.h"
@@ -64,7 +64,7 @@ RULES = {
                     TORCH + r"|kernels/(?!half\.h)"),
     "src/data": (layer(r"diffattn/(data|io)/", r"data/", PRIVATE_IO, r"nlohmann/"), TORCH + "|kernels/"),
     "src/ops": (layer(r"diffattn/(kernels|ops)", r"ops/", PRIVATE_KERNELS, TORCH),
-                r"^kernels/(?!(few_rows|layers|loss|optimizer|token_step)\.h)|nlohmann/|" + CUDA),
+                r"^kernels/(?!(few_rows|layers|loss|optimizer|selective_scan|token_step)\.h)|nlohmann/|" + CUDA),
     "src/nn": (layer(r"diffattn/(nn/|ops)", r"nn/", PRIVATE_OPS, TORCH), r"kernels/|nlohmann/"),
     "src/models": (layer(r"diffattn/(models|nn|io)/", r"diffattn/ops", r"models/", PRIVATE_IO, TORCH,
                          r"nlohmann/"), r"kernels/"),

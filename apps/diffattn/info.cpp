@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diffattn info: versions, the machine, its backends, and the backend that each type runs on.
+// diffattn info: versions, the machine, its backends, and the backend that each type runs on; or
+// what a model folder holds.
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -9,7 +10,9 @@
 #include <algorithm>
 #include <array>
 
+#include "apps/diffattn/info_model.h"
 #include "apps/diffattn/machine/machine.h"
+#include "apps/diffattn/options/model_option.h"
 #include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/terminal.h"
@@ -137,16 +140,25 @@ void print_info(const Json& info) {
 }  // namespace
 
 VerbAction add_info(CLI::App& app) {
-  auto* verb = app.add_subcommand("info", "Show versions, the machine and its backends");
-  verb->footer("Example:\n  diffattn info --json");
-  auto json = std::make_shared<bool>(false);
-  verb->add_flag("--json", *json, "print one JSON object");
-  return [json] {
-    const Json info = collect_info();
-    if (*json) {
+  struct Options {
+    bool json = false;
+    std::string model;
+  };
+  auto* verb =
+      app.add_subcommand("info", "Show versions, the machine and its backends, or a model");
+  verb->footer("Example:\n  diffattn info --json\n  diffattn info --model DIR");
+  auto options = std::make_shared<Options>();
+  verb->add_flag("--json", options->json, "print one JSON object");
+  add_model_option(*verb, options->model, "describe this model instead, without loading it")
+      ->required(false);
+  return [options] {
+    const Json info = options->model.empty() ? collect_info() : model_info(options->model);
+    if (options->json) {
       print_json(info);
-    } else {
+    } else if (options->model.empty()) {
       print_info(info);
+    } else {
+      print_model_info(info);
     }
     return 0;
   };

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Renames the tensors of Motif and Phi-4-mini-flash to our names. This library has their attention
-// (presets motif_2_6b, motif_2_12_7b, phi4_flash), but no PolyNorm, Mamba or gated memory units.
-// Models with such parts keep only their attention layers.
+// Renames the attention layers of Motif and Phi-4-mini-flash to our names (presets motif_2_6b,
+// motif_2_12_7b, phi4_flash). The program reads whole folders of these models as they are.
 
 #include "convert/plan.h"
 #include "diffattn/io/error.h"
@@ -27,7 +26,8 @@ void leave_rest(Plan& plan) {
 void need_attention_only(const Plan& plan, const std::string& why) {
   if (plan.options().attention_only) return;
   throw io::Error(plan.model().path,
-                  why + ", which this library lacks; --attention-only keeps the attention layers");
+                  why + ", so the model needs its own layout, which every verb reads as it is; " +
+                      "--attention-only makes a folder with its attention layers");
 }
 
 /// Returns the columns of o_proj. With noise heads, each signal head has values of width 2d;

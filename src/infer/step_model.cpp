@@ -67,10 +67,12 @@ std::optional<StepModel> StepModel::make(nn::CausalLMImpl& model, std::string& r
   }
   step.embedding_ = embedding;
   step.head_ = model.head_weight();
-  step.last_norm_ = model.model->norm->weight;
+  if (const nn::RMSNorm norm = model.model->norm.rms()) step.last_norm_ = norm->weight;
   step.norm_eps_ = static_cast<float>(model.config.rms_norm_eps);
   for (size_t i = 0; i < model.model->layers.size(); ++i) {
-    auto layer = layer_of(*model.model->layers[i], reason);
+    auto* block = dynamic_cast<nn::DiffBlockImpl*>(model.model->layers[i].get());
+    reason = "it is not a block of Llama's form";
+    auto layer = block != nullptr ? layer_of(*block, reason) : std::nullopt;
     if (!layer) {
       reason = "layer " + std::to_string(i) + ": " + reason;
       return std::nullopt;

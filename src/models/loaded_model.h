@@ -7,6 +7,7 @@
 #include "diffattn/models/model_folder.h"
 #include "diffattn/ops.h"
 #include "io/safetensors/sharded.h"
+#include "models/uninitialized.h"
 
 namespace diffattn::models {
 
@@ -27,6 +28,7 @@ Model loaded_model(const std::string& folder, const nn::ModelConfig& config,
   check_sizes(folder, weights, config);
   const auto make = [&] {
     try {
+      const Uninitialized no_values(dtype);
       return Model(config);
     } catch (const Error& error) {
       const std::string message = error.what(), ours = "diffattn: ";
@@ -35,7 +37,6 @@ Model loaded_model(const std::string& folder, const nn::ModelConfig& config,
     }
   };
   Model model = make();
-  model->to(dtype);
   copy_weights(weights, *model, config);
   model->eval();
   return model;

@@ -9,15 +9,16 @@
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/io/json.h"
+#include "models/config_reader.h"
+#include "models/published_config.h"
 
 namespace diffattn::models {
 namespace {
 
 using io::JsonValue;
 using nn::ModelConfig;
+using Reader = ConfigReader;
 
-constexpr int64_t kMaxWidth = 1 << 20;
-constexpr int64_t kMaxCount = 1 << 16;
 constexpr char kEncoderType[] = "diff_encoder";
 constexpr char kEncoderDecoderType[] = "diff_encoder_decoder";
 
@@ -47,32 +48,6 @@ constexpr std::array<std::string_view, 24> kOtherKeys = {"architectures",
                                                          "id2label",
                                                          "label2id"};
 
-/// Reads entries of config.json and collects the keys it knows.
-struct Reader {
-  JsonValue root;
-  std::vector<std::string> known;
-
-  std::optional<JsonValue> find(const char* key) {
-    known.emplace_back(key);
-    return root.find(key);
-  }
-  void read(const char* key, int64_t& target, int64_t min, int64_t max) {
-    if (const auto value = find(key)) target = value->to_int(min, max);
-  }
-  void read(const char* key, double& target, double min, double max) {
-    if (const auto value = find(key)) target = value->to_double(min, max);
-  }
-  void read(const char* key, bool& target) {
-    if (const auto value = find(key)) target = value->to_bool();
-  }
-  /// Reads a token id; null means none. Takes the first id of a list, which Llama-3 has.
-  void read(const char* key, std::optional<int64_t>& target, int64_t vocabulary) {
-    if (const auto value = find(key)) {
-      target = (value->is_array() ? value->at(0) : *value).to_int(0, vocabulary - 1);
-    }
-  }
-};
-
 void read_type(const JsonValue& root, ModelConfig& config) {
   const JsonValue type = root.at("model_type");
   const std::string name = type.to_string();
@@ -80,14 +55,15 @@ void read_type(const JsonValue& root, ModelConfig& config) {
     config.attention = "transformer";
     return;
   }
-  if (name == "diffllama") return;
+  if (name == "diffllama" || set_published_family(root, config)) return;
   if (name == kEncoderType) {
     config.kind = nn::ModelKind::kEncoder;
   } else if (name == kEncoderDecoderType) {
     config.kind = nn::ModelKind::kEncoderDecoder;
   } else if (name != "diffattn") {
     type.fail(
-        "\"diffllama\", \"llama\", \"diffattn\", \"diff_encoder\" or \"diff_encoder_decoder\"");
+        "\"diffllama\", \"llama\", \"motif\", \"phi4flash\", \"diffattn\", \"diff_encoder\" or "
+        "\"diff_encoder_decoder\"");
   }
   config.attention = root.at("attention").to_string(64);
 }
@@ -116,9 +92,10 @@ void read_classifier(Reader& reader, ModelConfig& config) {
   reader.read("classifier_hidden_size", config.classifier_hidden_size, 0, kMaxWidth);
 }
 
-void refuse_unsupported(const JsonValue& root) {
-  if (const auto act = root.find("hidden_act"); act && act->to_string() != "silu") {
-    act->fail("\"silu\"");
+void refuse_unsupported(const JsonValue& root, const ModelConfig& config) {
+  const std::string expected = config.family == nn::ModelFamily::kMotif ? "poly_norm" : "silu";
+  if (const auto act = root.find("hidden_act"); act && act->to_string() != expected) {
+    act->fail(io::in_quotes(expected));
   }
   if (const auto dropout = root.find("attention_dropout"); dropout && dropout->to_double() != 0.0) {
     dropout->fail("0 (dropout on a difference of two maps has no defined meaning)");
@@ -253,8 +230,9 @@ ModelConfig read_model_config(const std::string& folder) {
   const JsonValue root(json, path);
   ModelConfig c;
   read_type(root, c);
-  refuse_unsupported(root);
+  refuse_unsupported(root, c);
   Reader reader{root, {"attention"}};
+  if (c.family != nn::ModelFamily::kLlama) set_published_defaults(reader, c);
   reader.read("vocab_size", c.vocab_size, 1, 1 << 24);
   reader.read("hidden_size", c.hidden_size, 1, kMaxWidth);
   reader.read("intermediate_size", c.intermediate_size, 1, kMaxWidth * 4);
@@ -280,6 +258,7 @@ ModelConfig read_model_config(const std::string& folder) {
   if (const auto value = reader.find("lambda_init")) c.lambda_init = value->to_double(-10.0, 10.0);
   read_classifier(reader, c);
   read_rotary(root, c);
+  if (c.family != nn::ModelFamily::kLlama) read_published_keys(reader, c);
   warn_of_unknown(root, reader.known);
   return c;
 }
@@ -304,7 +283,11 @@ std::string model_config_text(const ModelConfig& c, torch::ScalarType dtype) {
       {"dtype", dtype_text(dtype)},
       {"rope_parameters", rotary_json(c.rope_parameters)},
   };
-  add_type(json, c);
+  if (c.family == nn::ModelFamily::kLlama) {
+    add_type(json, c);
+  } else {
+    write_published_keys(json, c);
+  }
   add_classifier(json, c);
   const auto token = [&](const char* key, const std::optional<int64_t>& id) {
     json[key] = id ? nlohmann::json(*id) : nlohmann::json(nullptr);

@@ -120,6 +120,11 @@ nn::CausalLM load_causal_lm(const std::string& folder, torch::ScalarType dtype) 
   return load<nn::CausalLM>(folder, dtype, nn::ModelKind::kDecoder);
 }
 
+nn::CausalLM load_causal_lm(const std::string& folder, const nn::ModelConfig& config,
+                            torch::ScalarType dtype) {
+  return loaded_model<nn::CausalLM>(folder, config, dtype);
+}
+
 nn::Encoder load_encoder(const std::string& folder, torch::ScalarType dtype) {
   return load<nn::Encoder>(folder, dtype, nn::ModelKind::kEncoder);
 }

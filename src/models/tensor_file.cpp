@@ -93,11 +93,20 @@ torch::ScalarType torch_dtype(io::Dtype dtype) {
   throw_argument_error("dtype", "a type that torch has", std::string(io::dtype_name(dtype)));
 }
 
+namespace {
+
+/// Reads into the memory of a dense tensor of the file's type.
+void read_bytes_into(const io::TensorSource& source, const io::TensorInfo& info, const Tensor& to) {
+  source.read(info, std::as_writable_bytes(
+                        std::span(static_cast<char*>(to.mutable_data_ptr()), info.bytes())));
+}
+
+}  // namespace
+
 Tensor read_tensor(const io::TensorSource& source, const std::string& name) {
   const io::TensorInfo& info = source.at(name);
   const Tensor tensor = torch::empty(info.shape, torch_dtype(info.dtype));
-  source.read(info, std::as_writable_bytes(
-                        std::span(static_cast<char*>(tensor.mutable_data_ptr()), info.bytes())));
+  read_bytes_into(source, info, tensor);
   return tensor;
 }
 
@@ -117,7 +126,15 @@ void read_tensors_into(const io::TensorSource& source, const NamedTensors& tenso
                        const Ignored& ignored) {
   check_tensors(source, tensors, ignored);
   const torch::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : tensors) tensor.copy_(read_tensor(source, name));
+  for (const auto& [name, tensor] : tensors) {
+    const io::TensorInfo& info = source.at(name);
+    if (tensor.is_cpu() && tensor.is_contiguous() &&
+        tensor.scalar_type() == torch_dtype(info.dtype)) {
+      read_bytes_into(source, info, tensor);
+    } else {
+      tensor.copy_(read_tensor(source, name));
+    }
+  }
 }
 
 }  // namespace diffattn::models

@@ -51,6 +51,7 @@ std::vector<Field> fields(RunConfig& c) {
   return {
       {"task", TaskField{&c.task}},
       {"seed", IntField{&c.seed, 0, std::numeric_limits<int64_t>::max()}},
+      {"model.from", TextField{&m.from, {}}},
       {"model.attention", TextField{&m.attention, nn::preset_names()}},
       {"model.vocab_size", IntField{&m.vocab_size, 0, 1 << 24}},
       {"model.hidden_size", IntField{&m.hidden_size, 1, 1 << 20}},
@@ -162,6 +163,10 @@ bool is_read(const RunConfig& config, const Field& field) {
   const std::string section = parts_of(field.key).section;
   const auto owner = find_task(section);
   if (owner && *owner != config.task) return false;
+  if (section == "model" && !config.model.from.empty()) {
+    return std::string_view(field.key) == "model.from" ||
+           std::string_view(field.key) == "model.max_position_embeddings";
+  }
   if (section == "curriculum") return config.task == Task::kNeedle && config.curriculum.steps > 0;
   if (std::string_view(field.key) == "train.sample_prompts") {
     return config.task == Task::kLanguageModel;

@@ -3,6 +3,8 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "train/new_model.h"
+
 namespace diffattn::train {
 namespace {
 
@@ -19,6 +21,11 @@ struct NoStorage {
 }  // namespace
 
 int64_t parameter_count(const RunConfig& config, const TaskData& data) {
+  if (!config.model.from.empty()) {  // its layers may be of several kinds
+    const nn::ModelConfig whole = model_config_of(config);
+    const NoStorage no_storage;
+    return language_model(nn::CausalLM(whole))->parameter_count();
+  }
   // All layers are alike, so two models tell the size of a model with thousands of layers.
   RunConfig small = config;
   const auto count = [&](int64_t layers) {

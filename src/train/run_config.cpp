@@ -121,6 +121,23 @@ void require(bool holds, const std::string& message) {
   if (!holds) throw ConfigError(message);
 }
 
+/// Fills in the sizes of a new model.
+void resolve_sizes(RunConfig::Model& m) {
+  if (m.head_dim == 0) {
+    require(
+        m.hidden_size % m.num_attention_heads == 0,
+        fmt::format("model.hidden_size: expected a multiple of num_attention_heads = {}, got {}",
+                    m.num_attention_heads, m.hidden_size));
+    m.head_dim = m.hidden_size / m.num_attention_heads;
+  }
+  if (m.num_key_value_heads == 0) m.num_key_value_heads = m.num_attention_heads;
+  require(m.num_attention_heads % m.num_key_value_heads == 0,
+          fmt::format("model.num_key_value_heads: expected a divisor of num_attention_heads = {}, "
+                      "got {}",
+                      m.num_attention_heads, m.num_key_value_heads));
+  if (m.intermediate_size == 0) m.intermediate_size = (m.hidden_size * 8 / 3 + 63) / 64 * 64;
+}
+
 /// Throws if the first haystacks have no room for the needles or are longer than the last ones.
 void check_curriculum(int64_t length, data::NeedleOptions needle) {
   require(length <= needle.length,
@@ -169,19 +186,14 @@ void RunConfig::set_all(const std::vector<std::pair<std::string, std::string>>& 
 
 void RunConfig::resolve() {
   Model& m = model;
-  if (m.head_dim == 0) {
-    require(
-        m.hidden_size % m.num_attention_heads == 0,
-        fmt::format("model.hidden_size: expected a multiple of num_attention_heads = {}, got {}",
-                    m.num_attention_heads, m.hidden_size));
-    m.head_dim = m.hidden_size / m.num_attention_heads;
+  if (m.from.empty()) {
+    resolve_sizes(m);
+  } else {
+    require(task != Task::kClassify && task != Task::kSummarize,
+            fmt::format("model.from: expected none for task = \"{}\", which no language model "
+                        "does, got '{}'",
+                        task_name(task), m.from));
   }
-  if (m.num_key_value_heads == 0) m.num_key_value_heads = m.num_attention_heads;
-  require(m.num_attention_heads % m.num_key_value_heads == 0,
-          fmt::format("model.num_key_value_heads: expected a divisor of num_attention_heads = {}, "
-                      "got {}",
-                      m.num_attention_heads, m.num_key_value_heads));
-  if (m.intermediate_size == 0) m.intermediate_size = (m.hidden_size * 8 / 3 + 63) / 64 * 64;
   if (task == Task::kNeedle) {
     train.seq_len = with_section("needle", [&] { return data::needle_task(needle)->length(); });
     if (curriculum.steps > 0) check_curriculum(curriculum.length, needle);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "apps/diffattn/analyze/layer_groups.h"
 #include "diffattn/io/error.h"
 #include "diffattn/models/model_folder.h"
 #include "diffattn/nn/multihead_diff_attention.h"
@@ -39,13 +40,13 @@ std::optional<double> lambda_init_of(const nn::AttentionLayer& layer) {
 
 AttentionLayers self_layers(const nn::StackImpl& stack) {
   AttentionLayers out;
-  for (const nn::DiffBlock& block : stack.layers) out.push_back(block->self_attn);
+  for (const auto& block : stack.layers) out.push_back(block->self_attn);
   return out;
 }
 
 AttentionLayers cross_layers(const nn::StackImpl& stack) {
   AttentionLayers out;
-  for (const nn::DiffBlock& block : stack.layers) out.push_back(block->cross_attn);
+  for (const auto& block : stack.layers) out.push_back(block->cross_attn);
   return out;
 }
 
@@ -65,6 +66,8 @@ AnalyzedModel::AnalyzedModel(const std::string& given, const std::string& device
   for (const torch::Tensor& parameter : module_->parameters()) parameters += parameter.numel();
   description = fmt::format("{}, {} {}, {} parameters", config.attention, config.num_hidden_layers,
                             config.num_hidden_layers == 1 ? "layer" : "layers", parameters);
+  const std::string groups = layer_groups_text(config);
+  if (!groups.empty()) description += "; " + groups;
   if (config.attention == "dint") description += "; the maps leave out the averaged map";
 }
 
@@ -137,7 +140,16 @@ std::vector<ModelPart> AnalyzedModel::read(const AnalyzedText& text) {
   input.traces = &traces;
   if (!encoder_decoder_) {
     stack_->forward(input);
-    append_parts(parts, "", traces, self_layers(*stack_));
+    const AttentionLayers layers = self_layers(*stack_);
+    for (const LayerGroup& group : layer_groups(config)) {
+      Traces own;
+      AttentionLayers own_layers;
+      for (const size_t layer : group.layers) {
+        own.push_back(std::move(traces[layer]));
+        own_layers.push_back(layers[layer]);
+      }
+      append_parts(parts, group.name, own, own_layers);
+    }
     return parts;
   }
   const nn::Encoded source = encoder_decoder_->encode(input);

@@ -22,6 +22,9 @@ namespace diffattn::models {
 /// Loads a model on the CPU, in evaluation mode, and converts its weights to `dtype`. Throws
 /// io::Error.
 nn::CausalLM load_causal_lm(const std::string& folder, torch::ScalarType dtype = torch::kFloat32);
+/// Does the same with another configuration than the folder's.
+nn::CausalLM load_causal_lm(const std::string& folder, const nn::ModelConfig& config,
+                            torch::ScalarType dtype = torch::kFloat32);
 nn::Encoder load_encoder(const std::string& folder, torch::ScalarType dtype = torch::kFloat32);
 nn::EncoderDecoder load_encoder_decoder(const std::string& folder,
                                         torch::ScalarType dtype = torch::kFloat32);

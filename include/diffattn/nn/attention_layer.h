@@ -36,6 +36,12 @@ struct AttentionMask {
   TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens_k);
 };
 
+/// Tensors that a layer leaves for later layers of the same forward pass.
+struct SharedTensors {
+  torch::Tensor k = {}, v = {};  // keys [B, N, key_heads, D] and values of KeySharing::kOwner
+  torch::Tensor memory = {};     // [B, M, width]: the output of a Mamba layer before its gate
+};
+
 /// The input of an attention layer. Rows of x are the newest tokens: with a cache, row m has the
 /// position cache length + m and also sees the tokens in the cache.
 struct AttentionInput {
@@ -51,6 +57,8 @@ struct AttentionInput {
   /// Self-attention appends the keys and values of x. Cross-attention fills an empty cache from the
   /// context; later calls may leave the context out.
   KvCache* cache = nullptr;
+  /// Only for layers that share tensors.
+  SharedTensors* shared = nullptr;
 };
 
 /// The arguments of one `attention` call. Passed to `attention_stats` or `attention_map`, they
@@ -70,7 +78,7 @@ struct AttentionTrace {
   std::vector<HeadTensors> calls;
 };
 
-/// Base class of all attention layers.
+/// Base class of all layers that mix tokens: attention, and layers in its place.
 class AttentionLayer : public torch::nn::Module {
  public:
   /// Returns [B, M, E] (packed [total, E]). Appends to `trace` if it is not null.
@@ -95,6 +103,15 @@ class AttentionLayer : public torch::nn::Module {
   /// Multiplies lambda by `factor` in all later calls; initially 1. Layers without a second map
   /// (plain, introspective) ignore it.
   virtual void scale_lambda(double /*factor*/) {}
+
+  /// True if the layer keeps something in its cache that later tokens need.
+  virtual bool keeps_cache() const { return true; }
+  /// Returns how many rows of its cache later tokens need; none: all of them.
+  virtual std::optional<int64_t> needed_rows() const { return {}; }
+  /// True if the layer reads or writes AttentionInput::shared.
+  virtual bool shares_tensors() const { return false; }
+  /// Draws the parameters that do not start as `initialize_parameters` would draw them.
+  virtual void draw_own_parameters() {}
 
   /// Returns the number of elements of all parameters.
   int64_t parameter_count() const;

@@ -49,6 +49,13 @@ enum class LambdaPrecision {
   kReference,  // rounds each exponential and the sum to the type of the activations, as published
 };
 
+/// Where the keys and values of a layer come from, in a stack whose layers share them.
+enum class KeySharing {
+  kNone,    // from the layer's own projections, for itself
+  kOwner,   // from its own projections, for itself and for later layers
+  kReader,  // from the owner: the layer projects queries only
+};
+
 /// Returns lambda_init of a layer; the first layer has index 0.
 double lambda_init(int64_t layer_index, LambdaSchedule schedule = LambdaSchedule::kPaper);
 
@@ -107,6 +114,7 @@ struct MultiheadDiffAttentionOptions {
   /// rotary embedding.
   TORCH_ARG(bool, cross_attention) = false;
   TORCH_ARG(std::optional<int64_t>, context_dim);
+  TORCH_ARG(KeySharing, key_sharing) = KeySharing::kNone;
   /// Dropout on the result of the output projection, in training.
   TORCH_ARG(double, dropout) = 0.0;
   TORCH_ARG(Route, route) = Route::kFused;

@@ -10,12 +10,11 @@
 #include "diffattn/nn/information_flow_gate.h"
 #include "diffattn/nn/noise_reduction.h"
 #include "diffattn/nn/rms_norm.h"
+#include "diffattn/nn/stack_layer.h"
 #include "diffattn/nn/swiglu.h"
 #include "diffattn/nn/token_feature_enhancer.h"
 
 namespace diffattn::nn {
-
-class ResidualStream;
 
 struct DiffBlockOptions {
   DiffBlockOptions(int64_t dim, int64_t hidden) : dim_(dim), hidden_(hidden) {}
@@ -47,7 +46,7 @@ struct DiffBlockOptions {
 /// enhancer, noise_reduction and gate are optional; without them the block is a Llama layer, with
 /// Llama's parameter names. A cross-attention adds h = h + cross(norm(h), context) before the
 /// feed-forward layer.
-class DiffBlockImpl : public torch::nn::Module {
+class DiffBlockImpl : public StackLayer {
  public:
   DiffBlockImpl(const DiffBlockOptions& options, std::shared_ptr<AttentionLayer> attention,
                 std::shared_ptr<AttentionLayer> cross_attention = nullptr);
@@ -62,11 +61,9 @@ class DiffBlockImpl : public torch::nn::Module {
   /// Does the same on the residual stream of a stack; the x of both inputs is not read. `cross` is
   /// null without cross-attention.
   void run(ResidualStream& stream, const AttentionInput& input, const AttentionInput* cross,
-           AttentionTrace* trace, AttentionTrace* cross_trace);
+           AttentionTrace* trace, AttentionTrace* cross_trace) override;
 
   DiffBlockOptions options;
-  std::shared_ptr<AttentionLayer> self_attn;
-  std::shared_ptr<AttentionLayer> cross_attn;  // null without
   RMSNorm input_layernorm{nullptr}, cross_attention_layernorm{nullptr};
   RMSNorm post_attention_layernorm{nullptr};
   SwiGLU mlp{nullptr};

@@ -19,6 +19,13 @@ enum class ModelKind {
   kEncoderDecoder,  // text to text; model_type "diff_encoder_decoder"
 };
 
+/// The layers of a model, and how its config.json and its parameters spell their names.
+enum class ModelFamily {
+  kLlama,   // DiffBlocks around the preset `attention`
+  kMotif,   // Motif-2: grouped differential attention, PolyNorm; model_type "motif"
+  kSambaY,  // Phi-4-mini-flash: Mamba, differential attention, gated memory; "phi4flash"
+};
+
 /// The configuration of a model: the keys of Hugging Face's config.json for DiffLlama and Llama,
 /// and `attention`, which replaces their `model_type`. Head counts are those of the Transformer of
 /// equal size: they count the sub-heads of a differential layer.
@@ -41,6 +48,16 @@ struct ModelConfig {
   bool mlp_bias = false;
   RotaryOptions rope_parameters = RotaryOptions().style(RotaryStyle::kHalfSplit);
   std::optional<int64_t> pad_token_id, bos_token_id, eos_token_id;
+
+  ModelFamily family = ModelFamily::kLlama;
+  /// Motif only: noise heads (0: half of the heads), and the eps of the norm of each head.
+  int64_t num_noise_heads = 0;
+  double attn_rms_norm_eps = 1e-5;
+  /// SambaY only: keys that a window layer sees, and the sizes of the Mamba layers; rms_norm_eps is
+  /// the eps of the LayerNorms.
+  int64_t sliding_window = 0;
+  int64_t mamba_d_state = 16, mamba_d_conv = 4, mamba_expand = 2, mamba_dt_rank = 0;
+  bool mamba_conv_bias = true, mamba_proj_bias = false;
 
   /// Ablations: no head norm; one lambda_init for all layers. Only for presets with two maps that
   /// `preset_options` supports.

@@ -41,6 +41,9 @@ class MultiheadDiffAttentionImpl : public AttentionLayer {
   TokenPast token_past(const AttentionInput& input) override;
   std::optional<StepAttention> step_attention() override;
   void scale_lambda(double factor) override { lambda_factor_ = factor; }
+  bool keeps_cache() const override { return options.key_sharing() != KeySharing::kReader; }
+  std::optional<int64_t> needed_rows() const override;
+  bool shares_tensors() const override { return options.key_sharing() != KeySharing::kNone; }
 
   /// Draws new parameters.
   void reset_parameters();

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "diffattn/nn/block.h"
 #include "diffattn/nn/model_config.h"
 #include "diffattn/nn/rms_norm.h"
+#include "diffattn/nn/stack_layer.h"
+#include "diffattn/nn/stream_norm.h"
 #include "diffattn/ops.h"
 
 namespace diffattn::nn {
@@ -27,6 +30,9 @@ struct ModelInput {
   KvCaches* caches = nullptr;                     // one per layer; ids are then the newest tokens
   std::vector<AttentionTrace>* traces = nullptr;  // receives one entry per layer
   bool keep_hidden = false;
+  /// Computes ModelOutput::last of the last token alone, [B, 1, E]. Layers behind the last one with
+  /// a cache then run on that token only. Not with keep_hidden or packed sequences.
+  bool last_only = false;
 
   // Only for a stack with cross-attention.
   std::optional<torch::Tensor> context = {};  // [B, M, E]; packed [total_k, E]
@@ -51,8 +57,8 @@ struct StackOptions {
   TORCH_ARG(bool, embedding) = true;
 };
 
-/// Embedding, blocks and a final norm: the common part of all models. Parameters have Llama's
-/// names: embed_tokens, layers.0, layers.1, ..., norm.
+/// Embedding, layers and a final norm: the common part of all models. Parameters have the names of
+/// the model's family; for Llama's they are embed_tokens, layers.0, layers.1, ..., norm.
 class StackImpl : public torch::nn::Module {
  public:
   StackImpl(const ModelConfig& config, const StackOptions& options);
@@ -70,11 +76,13 @@ class StackImpl : public torch::nn::Module {
   }
 
   torch::nn::Embedding embed_tokens{nullptr};  // null without StackOptions::embedding
-  std::vector<DiffBlock> layers;
-  RMSNorm norm{nullptr};
+  std::vector<std::shared_ptr<StackLayer>> layers;
+  StreamNorm norm;
 
  private:
   void check_input(const ModelInput& input) const;
+  /// Returns the number of layers that must see every token.
+  size_t layers_for_all_tokens(const ModelInput& input) const;
 
   bool checkpointed_ = false;
   KeepAttention keep_ = KeepAttention::kResults;

@@ -39,6 +39,9 @@ struct RunConfig {
   int64_t seed = 11;
 
   struct Model {
+    /// Folder of a language model whose architecture and weights the run starts from, with a new
+    /// optimiser. Of the other keys of [model] only max_position_embeddings then has an effect.
+    std::string from;
     std::string attention = "diffllama";  // name of a preset
     int64_t vocab_size = 0;               // 0: the size of the tokenizer or of the generated task
     int64_t hidden_size = 512;

@@ -125,6 +125,22 @@ void check_cross_attention(const Options& o) {
   }
 }
 
+void check_key_sharing(const Options& o) {
+  if (o.key_sharing() == KeySharing::kNone) return;
+  if (o.cross_attention()) {
+    throw_argument_error("key_sharing", "none with cross_attention, whose keys are a context's",
+                         "an owner or reader of keys");
+  }
+  if (o.key_sharing() == KeySharing::kReader && !o.names().qkv.empty()) {
+    throw_argument_error("names.qkv", "empty for a reader, which projects queries only",
+                         "'" + o.names().qkv + "'");
+  }
+  if (o.key_sharing() == KeySharing::kReader && o.rotary().style() != RotaryStyle::kNone) {
+    throw_argument_error("rotary", "none for a reader, since the owner has rotated its keys",
+                         "a rotary embedding");
+  }
+}
+
 }  // namespace
 
 double lambda_init(int64_t layer_index, LambdaSchedule schedule) {
@@ -140,6 +156,7 @@ AttentionSizes check(const Options& o) {
   check_layout(o);
   check_mask(o);
   check_cross_attention(o);
+  check_key_sharing(o);
   if (!(o.norm_eps() >= 0.0) || !std::isfinite(o.norm_eps())) {
     throw_argument_error("norm_eps", "0 or more", std::to_string(o.norm_eps()));
   }

@@ -27,6 +27,17 @@ RotaryTable rotary_table(RotaryImpl& rotary, const AttentionInput& input) {
   return rotary.table(offset, input.x.size(1), like);
 }
 
+AttentionMask in_view(const AttentionMask& mask, int64_t dropped) {
+  AttentionMask view = mask;
+  if (dropped == 0) return view;
+  const auto moved = [&](const std::optional<Tensor>& keys) {
+    return keys ? std::optional((*keys - dropped).clamp_min(0)) : std::nullopt;
+  };
+  view.key_starts(moved(mask.key_starts())).key_lengths(moved(mask.key_lengths()));
+  if (mask.mask() && mask.mask()->size(-1) > 1) view.mask(mask.mask()->slice(-1, dropped));
+  return view;
+}
+
 AttentionOptions mask_options(const AttentionMask& mask, bool causal,
                               std::optional<int64_t> window) {
   const bool is_causal = mask.causal().value_or(causal);

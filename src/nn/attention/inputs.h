@@ -17,4 +17,7 @@ RotaryTable rotary_table(RotaryImpl& rotary, const AttentionInput& input);
 AttentionOptions mask_options(const AttentionMask& mask, bool causal,
                               std::optional<int64_t> window);
 
+/// Returns the masks for keys of which a cache has dropped the oldest `dropped`.
+AttentionMask in_view(const AttentionMask& mask, int64_t dropped);
+
 }  // namespace diffattn::nn

@@ -23,8 +23,10 @@ KvCache::KvCache(int64_t chunk) : chunk_(chunk) {
 }
 
 int64_t KvCache::length() const {
-  int64_t longest = 0;
-  for (const Slot& slot : slots_) longest = std::max(longest, slot.length);
+  int64_t longest = tokens_;
+  for (const Slot& slot : slots_) {
+    if (slot.buffer.defined()) longest = std::max(longest, dropped_ + slot.length - slot.first);
+  }
   return longest;
 }
 
@@ -43,15 +45,14 @@ void KvCache::reserve(Slot& slot, torch::IntArrayRef sizes,
     }
     if (needed <= held[1]) return;
   }
-  const int64_t held = slot.buffer.defined() ? slot.buffer.size(1) : 0;
-  const int64_t wanted = std::max(needed, 2 * held);
+  // Dropped rows make room: a slot whose window moves on keeps its size.
+  const int64_t rows = slot.length - slot.first;
+  const int64_t wanted = slot.first > 0 ? 2 * (rows + sizes[1]) : std::max(needed, 2 * rows);
   auto grown_sizes = sizes.vec();
   grown_sizes[1] = (wanted + chunk_ - 1) / chunk_ * chunk_;
   const torch::Tensor grown = torch::empty(grown_sizes, options);
-  if (slot.length > 0) {
-    grown.narrow(1, 0, slot.length).copy_(slot.buffer.narrow(1, 0, slot.length));
-  }
-  slot.buffer = grown;
+  if (rows > 0) grown.narrow(1, 0, rows).copy_(slot.buffer.narrow(1, slot.first, rows));
+  slot = {grown, 0, rows};
 }
 
 KvCache::Room KvCache::extend(size_t slot, torch::IntArrayRef sizes,
@@ -80,12 +81,54 @@ torch::Tensor KvCache::append(size_t slot, const torch::Tensor& rows) {
 
 torch::Tensor KvCache::filled(size_t slot) const {
   if (slot >= slots_.size() || !slots_[slot].buffer.defined()) return {};
-  return slots_[slot].buffer.narrow(1, 0, slots_[slot].length);
+  const Slot& s = slots_[slot];
+  return s.buffer.narrow(1, s.first, s.length - s.first);
+}
+
+void KvCache::keep_newest(int64_t count) {
+  const int64_t dropped = std::max(dropped_, length() - count);
+  for (Slot& slot : slots_) slot.first += dropped - dropped_;
+  dropped_ = dropped;
+}
+
+torch::Tensor KvCache::state(size_t index) const {
+  return index < states_.size() ? states_[index] : torch::Tensor();
+}
+
+void KvCache::set_state(size_t index, const torch::Tensor& state) {
+  if (at::GradMode::is_enabled() && state.requires_grad()) {
+    throw_argument_error(
+        "cache", "a state without gradients (torch::NoGradGuard), since it is for inference",
+        "a state that requires gradients");
+  }
+  if (index >= states_.size()) states_.resize(index + 1);
+  states_[index] = state;
+}
+
+void KvCache::clear() {
+  slots_.clear();
+  states_.clear();
+  dropped_ = tokens_ = 0;
 }
 
 void KvCache::rewind(int64_t length) {
   if (length < 0 || length > this->length()) {
     throw_argument_error("length", "0 to the current length " + std::to_string(this->length()),
+                         std::to_string(length));
+  }
+  if (length == this->length()) return;
+  if (length == 0) {
+    states_.clear();
+    dropped_ = tokens_ = 0;
+    for (Slot& slot : slots_) slot.first = slot.length = 0;
+    return;
+  }
+  if (!states_.empty()) {
+    throw_argument_error("length", "0 or the current length, since states cannot go back",
+                         std::to_string(length));
+  }
+  if (dropped_ > 0) {
+    throw_argument_error("length", "0 or the current length, since older rows were dropped",
                          std::to_string(length));
   }
   for (Slot& slot : slots_) slot.length = std::min(slot.length, length);
@@ -97,13 +140,22 @@ void KvCache::select_rows(const torch::Tensor& rows) {
     if (!slot.buffer.defined()) continue;
     slot.buffer = slot.buffer.index_select(0, rows.to(slot.buffer.device(), torch::kLong));
   }
+  for (torch::Tensor& state : states_) {
+    if (state.defined()) state = state.index_select(0, rows.to(state.device(), torch::kLong));
+  }
 }
 
 KvCache KvCache::clone() const {
   KvCache copy(chunk_);
   for (const Slot& slot : slots_) {
-    copy.slots_.push_back({slot.buffer.defined() ? slot.buffer.clone() : slot.buffer, slot.length});
+    copy.slots_.push_back(
+        {slot.buffer.defined() ? slot.buffer.clone() : slot.buffer, slot.first, slot.length});
   }
+  for (const torch::Tensor& state : states_) {
+    copy.states_.push_back(state.defined() ? state.clone() : state);
+  }
+  copy.dropped_ = dropped_;
+  copy.tokens_ = tokens_;
   return copy;
 }
 

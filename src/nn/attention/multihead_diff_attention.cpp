@@ -52,6 +52,7 @@ HeadTensors MultiheadDiffAttentionImpl::head_tensors(const AttentionInput& input
   check_input(input);
   const RotaryTable table = rotary_table(*rotary_, input);
   if (const auto merged = merged_heads(input, table)) return *merged;
+  const int64_t dropped = input.cache != nullptr ? input.cache->dropped() : 0;
   const Pair q = split_queries(rotary_->rotate(query(input.x), table), options);
   const KeysAndValues kv = keys_and_values(input, table);
   const Pair k = split_keys(kv.k, options, sizes);
@@ -61,7 +62,7 @@ HeadTensors MultiheadDiffAttentionImpl::head_tensors(const AttentionInput& input
           .k2 = k.second,
           .v = share_values(kv.v, options, sizes),
           .lambda = lambda(input.x, q.first.scalar_type()),
-          .options = operation_options(input.mask),
+          .options = operation_options(in_view(input.mask, dropped)),
           .single_map = options.kind() == AttentionKind::kPlain};
 }
 
@@ -71,10 +72,20 @@ MultiheadDiffAttentionImpl::KeysAndValues MultiheadDiffAttentionImpl::keys_and_v
   if (options.cross_attention() && cache != nullptr && !cache->empty()) {
     return {cache->filled(kKeySlot), cache->filled(kValueSlot)};
   }
+  if (options.key_sharing() == KeySharing::kReader) return {input.shared->k, input.shared->v};
   KeysAndValues kv = project_keys_and_values(options.cross_attention() ? *input.context : input.x);
   kv.k = rotary_->rotate(kv.k, table);
-  if (cache == nullptr) return kv;
-  return {cache->append(kKeySlot, kv.k), cache->append(kValueSlot, kv.v)};
+  if (cache != nullptr) kv = {cache->append(kKeySlot, kv.k), cache->append(kValueSlot, kv.v)};
+  if (options.key_sharing() == KeySharing::kOwner) {
+    input.shared->k = kv.k;
+    input.shared->v = kv.v;
+  }
+  return kv;
+}
+
+std::optional<int64_t> MultiheadDiffAttentionImpl::needed_rows() const {
+  if (!options.window() || shares_tensors()) return std::nullopt;
+  return *options.window() - 1;
 }
 
 std::optional<RotaryTable> MultiheadDiffAttentionImpl::angles(const AttentionInput& input) {
@@ -108,6 +119,12 @@ void MultiheadDiffAttentionImpl::check_input(const AttentionInput& input) const 
   check_source("x", input.x, options.embed_dim());
   if (packed && input.cache != nullptr) {
     throw_argument_error("cache", "none with packed sequences", "one");
+  }
+  if (shares_tensors() && input.shared == nullptr) {
+    throw_argument_error("shared", "the tensors that the layers of a stack share", "none");
+  }
+  if (options.key_sharing() == KeySharing::kReader && !input.shared->k.defined()) {
+    throw_argument_error("shared.k", "the keys of the layer that owns them", "none");
   }
   if (!options.cross_attention()) {
     if (input.context) throw_argument_error("context", "none without cross_attention", "one");

@@ -44,8 +44,10 @@ void MultiheadDiffAttentionImpl::register_projections() {
   if (!names.qkv.empty()) {
     qkv_proj_ = register_module(names.qkv, make_linear(embed, q_rows + k_rows + v_rows, bias));
   } else {
-    const int64_t source = options.context_dim().value_or(embed);
     q_proj_ = register_module(names.q, make_linear(embed, q_rows, bias));
+  }
+  if (!q_proj_.is_empty() && options.key_sharing() != KeySharing::kReader) {
+    const int64_t source = options.context_dim().value_or(embed);
     k_proj_ = register_module(names.k, make_linear(source, k_rows, bias));
     v_proj_ = register_module(names.v, make_linear(source, v_rows, bias));
   }
@@ -94,7 +96,7 @@ std::optional<HeadTensors> MultiheadDiffAttentionImpl::merged_heads(const Attent
   const bool shares_heads =
       options.pairing() == GqaPairing::kLegacyNaive && sizes.heads != sizes.kv_heads;
   if (!has_linear_projections() || qkv_proj_ || q_proj_->bias.defined() ||
-      options.cross_attention() || input.cache != nullptr || shares_heads ||
+      options.cross_attention() || input.cache != nullptr || shares_heads || shares_tensors() ||
       options.kind() == AttentionKind::kGrouped ||
       (rotates && (rotation.interleaved || rotation.width != sizes.head_dim))) {
     return std::nullopt;

@@ -25,8 +25,8 @@ std::optional<StepAttention> MultiheadDiffAttentionImpl::step_attention() {
   const bool drops = options.dropout() > 0.0 && is_training();
   // Derived classes override the projections or the combination of heads.
   if (typeid(*this) != typeid(MultiheadDiffAttentionImpl) || drops || options.cross_attention() ||
-      options.route() != Route::kFused || options.pairing() != GqaPairing::kPaired ||
-      !options.causal()) {
+      shares_tensors() || options.route() != Route::kFused ||
+      options.pairing() != GqaPairing::kPaired || !options.causal()) {
     return std::nullopt;
   }
   const double scale = 1.0 / std::sqrt(static_cast<double>(sizes.head_dim));

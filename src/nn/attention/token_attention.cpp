@@ -97,7 +97,8 @@ std::optional<TokenAttention> MultiheadDiffAttentionImpl::token_attention(
       !is_next_token(input) || !has_plain_angles(input, rotary_->rotation()) || qkv_proj_ ||
       options.cross_attention() || options.route() != Route::kFused ||
       options.pairing() != GqaPairing::kPaired || !mask.causal().value_or(options.causal()) ||
-      input.cache == nullptr || input.cache->empty()) {
+      input.cache == nullptr || input.cache->empty() || input.cache->dropped() > 0 ||
+      shares_tensors()) {
     return std::nullopt;
   }
   const std::optional<double> lambda = lambda_number();

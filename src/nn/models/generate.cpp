@@ -133,6 +133,7 @@ Rows generate(CausalLMImpl& model, const Rows& prompts, const SamplingOptions& o
   DecoderInput input;
   input.ids = padded.ids;
   input.caches = &caches;
+  input.last_only = true;
   if (prompts.size() > 1) {  // a single prompt has no padding: the cache gives its positions
     input.positions = padded.positions;
     input.mask.key_starts(padded.starts);

@@ -2,6 +2,7 @@
 #include "diffattn/nn/stack.h"
 
 #include "nn/models/activation_checkpointing.h"
+#include "nn/models/stack_parts.h"
 #include "nn/models/token_ids.h"
 #include "nn/parts/residual_stream.h"
 
@@ -10,27 +11,21 @@ namespace {
 
 using torch::Tensor;
 
-RMSNorm make_model_norm(const ModelConfig& config) {
-  return RMSNorm(RMSNormOptions(config.hidden_size)
-                     .eps(config.rms_norm_eps)
-                     .rounding(NormRounding::kBeforeWeight));
-}
-
-DiffBlock make_block(const ModelConfig& config, const StackOptions& options, int64_t layer) {
-  const auto role = options.causal() ? AttentionRole::kCausal : AttentionRole::kBidirectional;
-  const auto block = DiffBlockOptions(config.hidden_size, config.intermediate_size)
-                         .mlp_bias(config.mlp_bias)
-                         .norm_eps(config.rms_norm_eps)
-                         .norm_rounding(NormRounding::kBeforeWeight);
-  return DiffBlock(
-      block, make_attention(config, layer, role),
-      options.cross_attention() ? make_attention(config, layer, AttentionRole::kCross) : nullptr);
-}
-
 /// Returns entry i of a list, or null without a list.
 template <class T>
 T* entry(std::vector<T>* list, size_t i) {
   return list != nullptr ? &(*list)[i] : nullptr;
+}
+
+/// Leaves the last token of each sequence to the remaining layers. They have no cache.
+void keep_last_token(ResidualStream& stream, AttentionInput& rows, SharedTensors& shared) {
+  stream = ResidualStream(stream.value().slice(1, -1));
+  if (rows.positions) rows.positions = rows.positions->slice(-1, -1);
+  if (rows.angles) rows.angles = {rows.angles->cos.slice(-2, -1), rows.angles->sin.slice(-2, -1)};
+  if (const auto& mask = rows.mask.mask(); mask && mask->dim() > 1 && mask->size(-2) > 1) {
+    rows.mask.mask(mask->slice(-2, -1));
+  }
+  if (shared.memory.defined()) shared.memory = shared.memory.slice(1, -1);
 }
 
 }  // namespace
@@ -43,12 +38,12 @@ torch::nn::Embedding make_embedding(const ModelConfig& config) {
 
 StackImpl::StackImpl(const ModelConfig& config, const StackOptions& options) {
   if (options.embedding()) embed_tokens = register_module("embed_tokens", make_embedding(config));
+  StackParts parts = make_stack_parts(config, options);
+  layers = std::move(parts.layers);
+  norm = std::move(parts.norm);
   torch::nn::ModuleList list = register_module("layers", torch::nn::ModuleList());
-  for (int64_t layer = 0; layer < options.layers(); ++layer) {
-    layers.push_back(make_block(config, options, layer));
-    list->push_back(layers.back());
-  }
-  norm = register_module("norm", make_model_norm(config));
+  for (const auto& layer : layers) list->push_back(layer);
+  register_module(parts.norm_name, norm.module());
 }
 
 void StackImpl::check_input(const ModelInput& input) const {
@@ -66,7 +61,7 @@ void StackImpl::check_input(const ModelInput& input) const {
     }
     check_token_ids(input.ids, embed_tokens->weight);
   }
-  const bool crosses = !layers.empty() && layers.front()->cross_attn;
+  const bool crosses = !layers.empty() && layers.front()->cross_attn != nullptr;
   if (!crosses && (input.context || input.cross_caches || input.cross_traces)) {
     throw_argument_error("context", "none, since this stack has no cross-attention",
                          "a context, its caches or its traces");
@@ -79,42 +74,59 @@ void StackImpl::check_input(const ModelInput& input) const {
   }
 }
 
+size_t StackImpl::layers_for_all_tokens(const ModelInput& input) const {
+  size_t count = layers.size();
+  if (!input.last_only || input.keep_hidden || input.mask.cu_seqlens_q()) return count + 1;
+  while (count > 0 && !layers[count - 1]->self_attn->keeps_cache()) --count;
+  return count;
+}
+
 ModelOutput StackImpl::forward(const ModelInput& input) {
   check_input(input);
   ModelOutput output;
   const Tensor x = input.embedded ? *input.embedded : embed_tokens(input.ids);
   if (input.traces) input.traces->assign(layers.size(), {});
   if (input.cross_traces) input.cross_traces->assign(layers.size(), {});
-  std::optional<RotaryTable> angles;
+  AttentionInput rows{.mask = input.mask, .positions = input.positions};
   if (!layers.empty()) {
     AttentionInput first{.x = x, .mask = input.mask, .positions = input.positions};
     first.cache = entry(input.caches, 0);
-    angles = layers.front()->self_attn->angles(first);
+    rows.angles = layers.front()->self_attn->angles(first);
   }
   const bool checkpointed = checkpointed_ && torch::GradMode::is_enabled();
+  const size_t all_tokens = layers_for_all_tokens(input);
+  SharedTensors shared;
   ResidualStream stream(x);
   for (size_t i = 0; i < layers.size(); ++i) {
+    if (i == all_tokens) keep_last_token(stream, rows, shared);
     if (input.keep_hidden) output.hidden.push_back(stream.value());
-    AttentionInput self{.mask = input.mask, .positions = input.positions, .angles = angles};
+    AttentionLayer& mixer = *layers[i]->self_attn;
+    AttentionInput self = rows;
     self.cache = entry(input.caches, i);
+    if (mixer.shares_tensors()) self.shared = &shared;
     AttentionInput cross{.mask = input.context_mask};
     cross.cache = entry(input.cross_caches, i);
     AttentionTrace *trace = entry(input.traces, i), *cross_trace = entry(input.cross_traces, i);
     // The graph owns a checkpointed run, so its captures stay constant: it changes copies of them.
-    const auto run = [=, layer = layers[i]](ResidualStream& rows, const Tensor& context) {
+    const auto run = [=, layer = layers[i]](ResidualStream& terms, const Tensor& context) {
       AttentionInput cross_rows = cross;
-      DiffBlock block = layer;
       if (context.defined()) cross_rows.context = context;
-      block->run(rows, self, block->cross_attn ? &cross_rows : nullptr, trace, cross_trace);
+      layer->run(terms, self, layer->cross_attn ? &cross_rows : nullptr, trace, cross_trace);
     };
     const Tensor context = input.context.value_or(Tensor());
-    if (checkpointed) {
+    // A second run could not give shared tensors to other layers, so those layers are not
+    // checkpointed.
+    if (checkpointed && !mixer.shares_tensors()) {
       run_checkpointed(run, stream, context, keep_);
     } else {
       run(stream, context);
     }
+    if (const auto needed = mixer.needed_rows(); needed && self.cache != nullptr) {
+      self.cache->keep_newest(*needed);
+    }
   }
-  output.last = stream.normed_in_full(norm);
+  if (all_tokens == layers.size()) keep_last_token(stream, rows, shared);
+  output.last = norm.in_full(stream);
   if (input.keep_hidden) output.hidden.push_back(output.last);
   return output;
 }
@@ -132,6 +144,9 @@ void initialize_parameters(torch::nn::Module& module, double initializer_range,
     } else if (item.key().ends_with("bias")) {
       parameter.zero_();
     }
+  }
+  for (const auto& part : module.modules(/*include_self=*/false)) {
+    if (auto* layer = dynamic_cast<AttentionLayer*>(part.get())) layer->draw_own_parameters();
   }
 }
 

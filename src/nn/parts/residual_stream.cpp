@@ -45,9 +45,13 @@ std::optional<Tensor> ResidualStream::fused(const RMSNorm& norm, torch::ScalarTy
 
 Tensor ResidualStream::normed(RMSNorm& norm) {
   if (const auto y = fused(norm, product_type(sum_))) return *y;
-  const Tensor y = norm(value());
-  // One cast here saves one for each projection that reads y.
-  return at::autocast::is_autocast_enabled(y.device().type()) ? y.to(product_type(y)) : y;
+  return for_products(norm(value()));
+}
+
+Tensor ResidualStream::for_products(const Tensor& norm) const {
+  // One cast here saves one for each projection that reads the norm.
+  const bool casts = at::autocast::is_autocast_enabled(norm.device().type());
+  return casts ? norm.to(product_type(norm)) : norm;
 }
 
 Tensor ResidualStream::normed_in_full(RMSNorm& norm) {

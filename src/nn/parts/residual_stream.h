@@ -25,6 +25,9 @@ class ResidualStream {
   /// else that of the stream.
   torch::Tensor normed(RMSNorm& norm);
 
+  /// Returns a norm of the stream in the type of the next products.
+  torch::Tensor for_products(const torch::Tensor& norm) const;
+
   /// Returns the norm of the stream at least in the stream's type, also inside autocast.
   torch::Tensor normed_in_full(RMSNorm& norm);
 

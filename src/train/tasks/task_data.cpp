@@ -69,6 +69,7 @@ std::shared_ptr<const data::SequenceTask> sequence_task(const RunConfig& config)
 }
 
 std::unique_ptr<TaskData> open_task_data(RunConfig& config) {
+  take_sizes_of_folder(config);
   if (auto generated = generate_task_data(config)) return generated;
   const io::Tokenizer tokenizer = tokenizer_for(config);
   set_vocabulary(config, static_cast<int64_t>(tokenizer.vocab_size()), "tokenizer");

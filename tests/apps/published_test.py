@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the verbs on folders of published models: Motif-2 and Phi-4-mini-flash."""
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = os.environ["DIFFATTN_PROGRAM"]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = ROOT / "tests" / "fixtures" / "published"
+MODELS = ("motif2_a", "motif2_b", "phi4flash_a")
+MAKER = ROOT / "benchmarks" / "random_model.py"
+
+
+def run(*arguments, **kwargs):
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300, **kwargs)
+
+
+def tensors_of(folder):
+    """Names, types, shapes and bytes of a model's tensors."""
+    data = (pathlib.Path(folder) / "model.safetensors").read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    return {name: (item["dtype"], item["shape"], data[8 + length:][slice(*item["data_offsets"])])
+            for name, item in header.items() if name != "__metadata__"}
+
+
+def recorded(model, name):
+    data = (FOLDERS / model / "io.safetensors").read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    item = json.loads(data[8:8 + length])[name]
+    values = data[8 + length:][slice(*item["data_offsets"])]
+    rows, columns = item["shape"]
+    flat = struct.unpack(f"<{rows * columns}q", values)
+    return [list(flat[i * columns:(i + 1) * columns]) for i in range(rows)]
+
+
+class Published(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp())
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        (cls.folder / "text.txt").write_text("A differential head subtracts one map from another. " * 40)
+
+    def succeed(self, *arguments):
+        result = run(*arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
+
+    def tiny(self, model):
+        """A small model with random weights and the vocabulary of bytes."""
+        out = self.folder / f"tiny_{model}"
+        if not out.exists():
+            subprocess.run([sys.executable, MAKER, model, out, "--tiny",
+                            "--dtype", "float32"], check=True, capture_output=True)
+        return out
+
+    def test_generate_gives_the_recorded_tokens(self):
+        for model in MODELS:
+            prompts, expected = recorded(model, "greedy.prompt"), recorded(model, "greedy.tokens")
+            out = json.loads(self.succeed("generate", "--model", FOLDERS / model, "--prompt-ids",
+                                          ",".join(map(str, prompts[0])), "--temperature", 0, "--max-new-tokens",
+                                          len(expected[0]), "--json"))
+            tokens = out["results"][0]["ids"]
+            self.assertEqual(tokens, expected[0][:len(tokens)])
+            self.assertTrue(len(tokens) == 24 or tokens[-1] == 2, tokens)  # 2 ends a text
+
+    def test_info_tells_what_a_folder_is(self):
+        text = self.succeed("info", "--model", FOLDERS / "phi4flash_a")
+        for part in ("phi4flash", "Mamba", "gated memory", "0, 2: Mamba", "window attention", "of weights"):
+            self.assertIn(part, text)
+        info = json.loads(self.succeed("info", "--model", FOLDERS / "motif2_b", "--json"))
+        self.assertEqual(info["layers"], [{"kind": "attention", "layers": [0, 1, 2]}])
+        self.assertEqual(info["needs"]["bfloat16"]["cache_bytes_per_token"], 3 * 2 * 4 * 16 * 2)
+
+    def test_analyze_draws_the_layers_that_have_maps(self):
+        out = json.loads(self.succeed("analyze", "--model", FOLDERS / "phi4flash_a", "--prompt-ids",
+                                      ",".join(str(i + 3) for i in range(20)), "--json"))
+        names = [model["name"] for model in out["models"]]
+        self.assertEqual(names, ["phi4flash_a, window", "phi4flash_a, full"])
+        self.assertEqual([model["layers"] for model in out["models"]], [2, 2])
+        self.assertIn("layers 0, 2, 4, 6 are Mamba layers and gates, which have no attention map",
+                      out["models"][0]["description"])
+        self.succeed("analyze", "--model", FOLDERS / "motif2_b", "--prompt-ids", "5,6,7,8,9", "--json")
+
+    def test_training_starts_from_a_folder_and_keeps_its_names(self):
+        for model in ("motif_2_12_7b", "phi4flash"):
+            start, run_folder = self.tiny(model), self.folder / f"run_{model}"
+            config = self.folder / f"{model}.toml"
+            config.write_text(f'task = "lm"\n[model]\nfrom = "{start}"\n[data]\ntrain = "{self.folder}/text.txt"\n'
+                              f'valid = "{self.folder}/text.txt"\n[train]\nsteps = 6\nseq_len = 64\nbatch_size = 2\n'
+                              f'learning_rate = 0.01\neval_every = 6\neval_batches = 1\ncheckpoint_every = 3\n')
+            self.succeed("train", "--config", config, "--out", run_folder)
+            before, after = tensors_of(start), tensors_of(run_folder / "model")
+            self.assertEqual({name: item[:2] for name, item in before.items()},
+                             {name: item[:2] for name, item in after.items()})
+            changed = [name for name in before if before[name][2] != after[name][2]]
+            self.assertGreater(len(changed), len(before) * 0.8, model)
+            kept, made = (json.loads((folder / "config.json").read_text()) for folder in (start, run_folder / "model"))
+            self.assertEqual(made["model_type"], kept["model_type"])
+            first = json.loads(self.succeed("eval", "--model", start, "--data", self.folder / "text.txt", "--seq-len",
+                                            64, "--json"))
+            last = json.loads(self.succeed("eval", "--model", run_folder / "model", "--data",
+                                           self.folder / "text.txt", "--seq-len", 64, "--json"))
+            self.assertLess(last["loss"], first["loss"] - 0.5, model)
+            self.succeed("generate", "--model", run_folder, "--prompt", "A differential", "--max-new-tokens", 4)
+
+    def test_model_from_refuses_what_is_no_language_model(self):
+        for setting, message in ((f"model.from={self.folder}", "config.json"),
+                                 (f"model.from={FOLDERS}/motif3_gdla_a", "attention_cls")):
+            result = run("train", "--out", self.folder / "none", "--set", f"data.train={self.folder}/text.txt", "--set",
+                         setting)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(message, result.stderr)
+
+    def test_hostile_folders_get_errors_that_name_the_key_or_tensor(self):
+        def broken(source, name, change=None, drop=None):
+            folder = self.folder / name
+            shutil.copytree(source, folder)
+            config = json.loads((folder / "config.json").read_text())
+            config.update(change or {})
+            (folder / "config.json").write_text(json.dumps(config))
+            if drop:
+                (folder / drop).unlink()
+            return folder
+
+        phi, motif = FOLDERS / "phi4flash_a", FOLDERS / "motif2_b"
+        sharded = self.folder / "sharded"
+        subprocess.run([sys.executable, MAKER, "phi4flash", sharded, "--tiny",
+                        "--shard-gb", "0.0002"], check=True, capture_output=True)
+        shard = sorted(file.name for file in sharded.glob("model-*"))[1]
+        cases = (
+            (broken(phi, "layers", {"num_hidden_layers": 6}), "num_hidden_layers"),
+            (broken(phi, "more", {"num_hidden_layers": 12}), "tensor"),
+            (broken(phi, "state", {"mamba_d_state": 8}), "A_log"),
+            (broken(phi, "rank", {"mamba_dt_rank": "many"}), "mamba_dt_rank"),
+            (broken(phi, "window", {"sliding_window": 0}), "sliding_window"),
+            (broken(phi, "period", {"mb_per_layer": 3}), "mb_per_layer"),
+            (broken(phi, "scaling", {"rope_scaling": {"type": "linear", "factor": 2.0}}), "rope_scaling"),
+            (broken(phi, "act", {"hidden_act": "gelu"}), "hidden_act"),
+            (broken(motif, "noise", {"num_noise_heads": 3}), "num_noise_heads"),
+            (broken(motif, "all_noise", {"num_noise_heads": 10}), "num_noise_heads"),
+            (broken(motif, "ratio", {"k_ratio": 2}), "k_ratio"),
+            (broken(motif, "silu", {"hidden_act": "silu"}), "hidden_act"),
+            (broken(motif, "kind", {"model_type": "phi4flash", "hidden_act": "silu", "num_hidden_layers": 4}),
+             "tensor"),
+            (broken(motif, "width", {"hidden_size": "48"}), "hidden_size"),
+            (broken(sharded, "shards", drop=shard), shard),
+            (FOLDERS / "motif3_gdla_a", "attention_cls"),
+        )
+        for folder, message in cases:
+            result = run("generate", "--model", folder, "--prompt-ids", "5,6", "--max-new-tokens", 2)
+            self.assertNotEqual(result.returncode, 0, folder)
+            self.assertIn(message, result.stderr, folder)
+            self.assertNotIn("Exception raised from", result.stderr, folder)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Motif-3's grouped differential latent attention against a recording, its two forms against each
+// other, and its cached steps against the full pass.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "diffattn/error.h"
+#include "diffattn/nn/latent_attention.h"
+#include "tests/ops/golden.h"
+
+namespace diffattn::latent_test {
+namespace {
+
+using testing::GoldenFile;
+using torch::Tensor;
+
+const std::string kFolder = std::string(DIFFATTN_TEST_DATA) + "/published/motif3_gdla_a";
+
+double distance(const Tensor& a, const Tensor& b) { return (a - b).abs().max().item<double>(); }
+
+/// The sizes in the recording's config.json. Layer 0 sees every token, layer 1 slides.
+nn::LatentAttentionOptions recorded_options(int64_t layer) {
+  auto options = nn::LatentAttentionOptions(64, 10)
+                     .num_key_value_heads(2)
+                     .num_noise_heads(2)
+                     .head_dim(24)
+                     .qk_rope_head_dim(8)
+                     .v_head_dim(16)
+                     .q_lora_rank(32)
+                     .kv_lora_rank(24);
+  if (layer == 1) return options.sliding_window(7).rope_theta(5000.0);
+  return options.rope_theta(10000.0)
+      .yarn(nn::YarnOptions().factor(8.0).original_max_position_embeddings(64))
+      .scale_factor(nn::yarn_scale_factor(1.0, 8.0));
+}
+
+nn::LatentDiffAttention recorded_layer(int64_t layer, nn::LatentForm form) {
+  nn::LatentDiffAttention attention(recorded_options(layer).form(form));
+  const GoldenFile weights = testing::read_golden(kFolder + "/model.safetensors");
+  const torch::NoGradGuard no_grad;
+  for (auto& item : attention->named_parameters()) {
+    const std::string name = c10::str("model.layers.", layer, ".self_attn.", item.key());
+    EXPECT_EQ(item.value().sizes(), weights.tensors.at(name).sizes()) << name;
+    item.value().copy_(weights.tensors.at(name));
+  }
+  return attention;
+}
+
+TEST(LatentDiffAttention, OutputsAndGradientsAsRecordedInBothForms) {
+  const GoldenFile recorded = testing::read_golden(kFolder + "/io.safetensors");
+  const Tensor mask = recorded.tensors.at("attention_mask"), real = mask.to(torch::kBool);
+  for (const auto form : {nn::LatentForm::kExpanded, nn::LatentForm::kAbsorbed}) {
+    const Tensor x = recorded.tensors.at("x").clone().requires_grad_();
+    Tensor loss = torch::zeros({});
+    std::vector<nn::LatentDiffAttention> layers;
+    for (int64_t i = 0; i < 2; ++i) {
+      layers.push_back(recorded_layer(i, form));
+      nn::AttentionInput input{.x = x, .positions = (mask.cumsum(1) - 1).clamp_min(0)};
+      input.mask.key_starts(mask.size(1) - mask.sum(1));
+      const Tensor out = layers.back()->forward(input);
+      const Tensor expected = recorded.tensors.at("out." + std::to_string(i));
+      EXPECT_LE(distance(out.index({real}), expected.index({real})), 1e-4) << i;
+      const Tensor probe = recorded.tensors.at("probe." + std::to_string(i));
+      loss = loss + (out * probe * mask.unsqueeze(-1)).sum() / mask.sum();
+    }
+    EXPECT_NEAR(loss.item<double>(), recorded.tensors.at("loss").item<double>(), 1e-4);
+    loss.backward();
+    const auto expect_gradient = [&](const Tensor& actual, const std::string& name) {
+      const Tensor expected = recorded.tensors.at("grad." + name);
+      EXPECT_LE(distance(actual, expected), 2e-4 * expected.abs().max().item<double>()) << name;
+    };
+    expect_gradient(x.grad() * mask.unsqueeze(-1), "x");
+    for (int64_t i = 0; i < 2; ++i) {
+      for (const auto& item : layers[static_cast<size_t>(i)]->named_parameters()) {
+        expect_gradient(item.value().grad(),
+                        c10::str("model.layers.", i, ".self_attn.", item.key()));
+      }
+    }
+  }
+}
+
+TEST(LatentDiffAttention, CachedStepsEqualTheFullPassInBothForms) {
+  torch::manual_seed(1);
+  const torch::NoGradGuard no_grad;
+  const Tensor x = torch::randn({2, 30, 64});
+  for (int64_t i = 0; i < 2; ++i) {
+    const Tensor full = recorded_layer(i, nn::LatentForm::kExpanded)->forward({.x = x});
+    for (const auto form :
+         {nn::LatentForm::kAuto, nn::LatentForm::kExpanded, nn::LatentForm::kAbsorbed}) {
+      nn::LatentDiffAttention layer = recorded_layer(i, form);
+      nn::KvCache cache;
+      for (int64_t begin = 0; begin < 30;) {
+        const int64_t end = begin == 0 ? 12 : begin + 1;
+        nn::AttentionInput input{.x = x.slice(1, begin, end)};
+        input.cache = &cache;
+        EXPECT_LE(distance(layer->forward(input), full.slice(1, begin, end)), 2e-5) << begin;
+        if (const auto rows = layer->needed_rows()) cache.keep_newest(*rows);
+        begin = end;
+      }
+      EXPECT_EQ(cache.length(), 30);
+      EXPECT_EQ(cache.filled(0).size(1), i == 1 ? 7 : 30);
+      EXPECT_EQ(cache.filled(0).size(2) + cache.filled(1).size(2), 24 + 8);
+    }
+  }
+}
+
+TEST(LatentDiffAttention, RefusesSizesThatContradictEachOther) {
+  const auto refused = [](const nn::LatentAttentionOptions& options) -> std::string {
+    try {
+      nn::LatentDiffAttention layer(options);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refused(recorded_options(0).num_noise_heads(3)).find("num_noise_heads"),
+            std::string::npos);
+  EXPECT_NE(refused(recorded_options(0).num_key_value_heads(4)).find("num_key_value_heads"),
+            std::string::npos);
+  EXPECT_NE(refused(recorded_options(0).qk_rope_head_dim(24)).find("qk_rope_head_dim"),
+            std::string::npos);
+  EXPECT_NE(refused(recorded_options(0).kv_lora_rank(0)).find("kv_lora_rank"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace diffattn::latent_test

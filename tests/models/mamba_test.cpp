@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The selective scan against the plain loop in double, its laws, and the Mamba layer's.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "diffattn/error.h"
+#include "diffattn/nn/feed_forward.h"
+#include "diffattn/nn/mamba.h"
+#include "diffattn/ops_scan.h"
+
+namespace diffattn::mamba_test {
+namespace {
+
+using torch::Tensor;
+
+/// Random inputs of a scan.
+struct Inputs {
+  Tensor u, delta, a, b, c, d;
+
+  Inputs(int64_t batch, int64_t length, int64_t channels, int64_t states,
+         torch::ScalarType type = torch::kFloat32) {
+    const auto options = torch::TensorOptions().dtype(type);
+    u = torch::randn({batch, length, channels}, options);
+    delta = torch::randn({batch, length, channels}, options) * 2.0 - 1.0;
+    a = -torch::rand({channels, states}, options) * 8.0 - 0.1;
+    b = torch::randn({batch, length, states}, options);
+    c = torch::randn({batch, length, states}, options);
+    d = torch::randn({channels}, options);
+  }
+  std::vector<Tensor*> all() { return {&u, &delta, &a, &b, &c, &d}; }
+  Inputs in(torch::ScalarType type) {
+    Inputs copy = *this;
+    for (Tensor* x : copy.all()) *x = x->detach().to(type);
+    return copy;
+  }
+  ScanResult run(const ScanOptions& options = {}) {
+    return selective_scan(u, delta, a, b, c, d, options);
+  }
+  std::vector<Tensor> gradients(const Tensor& dy, const ScanOptions& options = {}) {
+    std::vector<Tensor> leaves;
+    for (Tensor* x : all()) leaves.push_back(x->requires_grad_());
+    return torch::autograd::grad({run(options).y}, leaves, {dy});
+  }
+};
+
+void expect_near(const Tensor& actual, const Tensor& expected, double bound,
+                 const std::string& what) {
+  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  const Tensor wide = expected.to(torch::kFloat64);
+  const double error = (actual.to(torch::kFloat64) - wide).abs().max().item<double>();
+  EXPECT_LE(error, bound * (1.0 + wide.abs().max().item<double>())) << what;
+}
+
+Tensor some_starts(int64_t batch, int64_t length) { return torch::rand({batch, length}) < 0.05; }
+
+TEST(SelectiveScan, FloatsAgreeWithThePlainLoopInDouble) {
+  torch::manual_seed(1);
+  for (const auto [batch, length, channels, states] : {std::array<int64_t, 4>{1, 1, 1, 1},
+                                                       {2, 37, 21, 16},
+                                                       {1, 200, 33, 16},
+                                                       {3, 64, 16, 5},
+                                                       {1, 129, 300, 8},
+                                                       {2, 65, 48, 32}}) {
+    for (const bool starts : {false, true}) {
+      Inputs narrow(batch, length, channels, states);
+      Inputs wide = narrow.in(torch::kFloat64);
+      const Tensor state = torch::randn({batch, channels, states});
+      auto options = ScanOptions().state(state);
+      if (starts) options.starts(some_starts(batch, length));
+      auto wide_options = options;
+      wide_options.state(state.to(torch::kFloat64));
+      const std::string what = c10::str(batch, " x ", length, " x ", channels, " x ", states);
+      expect_near(narrow.run(options).y, wide.run(wide_options).y, 2e-6, what + " y");
+      expect_near(narrow.run(options).state, wide.run(wide_options).state, 2e-6, what + " state");
+      const Tensor dy = torch::randn({batch, length, channels});
+      const auto actual = narrow.gradients(dy, options);
+      const auto expected = wide.gradients(dy.to(torch::kFloat64), wide_options);
+      for (size_t i = 0; i < actual.size(); ++i) {
+        expect_near(actual[i], expected[i], 5e-6, what + c10::str(" gradient ", i));
+      }
+    }
+  }
+}
+
+TEST(SelectiveScan, GradientsAgreeWithDifferences) {
+  torch::manual_seed(2);
+  Inputs inputs(2, 5, 3, 4, torch::kFloat64);
+  const auto options = ScanOptions().state(torch::randn({2, 3, 4}, torch::kFloat64));
+  const Tensor dy = torch::randn({2, 5, 3}, torch::kFloat64);
+  const auto gradients = inputs.gradients(dy, options);
+  constexpr double kStep = 1e-6;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    Inputs moved = inputs.in(torch::kFloat64);
+    Tensor& x = *moved.all()[i];
+    x = x.clone();
+    for (int64_t j = 0; j < x.numel(); ++j) {
+      const auto loss = [&](double by) {
+        x.view(-1)[j] += by;
+        const double value = (moved.run(options).y * dy).sum().item<double>();
+        x.view(-1)[j] -= by;
+        return value;
+      };
+      const double expected = (loss(kStep) - loss(-kStep)) / (2.0 * kStep);
+      EXPECT_NEAR(gradients[i].view(-1)[j].item<double>(), expected, 1e-6) << i << ", " << j;
+    }
+  }
+}
+
+TEST(SelectiveScan, PartsOfASequenceAndOfABatchEqualTheWhole) {
+  torch::manual_seed(3);
+  Inputs whole(3, 150, 40, 16);
+  const ScanResult expected = whole.run();
+  Tensor state;
+  for (int64_t begin = 0; begin < 150;) {
+    const int64_t end = std::min<int64_t>(150, begin + 1 + begin % 61);
+    Inputs part = whole;
+    for (Tensor* x : {&part.u, &part.delta, &part.b, &part.c}) *x = x->slice(1, begin, end);
+    const ScanResult result =
+        part.run(state.defined() ? ScanOptions().state(state) : ScanOptions());
+    EXPECT_TRUE(torch::equal(result.y, expected.y.slice(1, begin, end))) << begin;
+    state = result.state;
+    begin = end;
+  }
+  EXPECT_TRUE(torch::equal(state, expected.state));
+  for (int64_t row = 0; row < 3; ++row) {
+    Inputs part = whole;
+    for (Tensor* x : {&part.u, &part.delta, &part.b, &part.c}) *x = x->slice(0, row, row + 1);
+    EXPECT_TRUE(torch::equal(part.run().y, expected.y.slice(0, row, row + 1)));
+  }
+}
+
+TEST(SelectiveScan, StartsSeparateSequencesInBothDirections) {
+  torch::manual_seed(4);
+  Inputs packed(1, 90, 20, 16);
+  Tensor starts = torch::zeros({1, 90}, torch::kBool);
+  for (const int64_t at : {0, 1, 40, 70}) starts[0][at] = true;
+  const Tensor dy = torch::randn({1, 90, 20});
+  const auto options = ScanOptions().starts(starts);
+  const Tensor y = packed.run(options).y;
+  const auto gradients = packed.gradients(dy, options);
+  const std::vector<int64_t> offsets{0, 1, 40, 70, 90};
+  for (size_t s = 0; s + 1 < offsets.size(); ++s) {
+    Inputs part = packed.in(torch::kFloat32);
+    const auto slice = [&](const Tensor& x) { return x.slice(1, offsets[s], offsets[s + 1]); };
+    for (Tensor* x : {&part.u, &part.delta, &part.b, &part.c}) *x = slice(*x).clone();
+    expect_near(slice(y), part.run().y, 1e-6, "y");
+    const auto own = part.gradients(slice(dy));
+    for (const size_t i : {0, 1, 3, 4}) expect_near(slice(gradients[i]), own[i], 2e-6, "gradient");
+  }
+}
+
+TEST(SelectiveScan, IsTheSameOnAnyNumberOfThreads) {
+  torch::manual_seed(5);
+  Inputs inputs(2, 100, 400, 16);
+  const Tensor dy = torch::randn({2, 100, 400});
+  const int before = torch::get_num_threads();
+  torch::set_num_threads(1);
+  const auto one = inputs.gradients(dy);
+  torch::set_num_threads(2);
+  const auto two = inputs.gradients(dy);
+  torch::set_num_threads(before);
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(torch::equal(one[i], two[i])) << i;
+}
+
+TEST(SelectiveScan, TheGpuAgreesWithThePlainLoopInDouble) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: needs a GPU";
+  torch::manual_seed(9);
+  for (const auto type : {torch::kFloat32, torch::kBFloat16, torch::kFloat16}) {
+    for (const auto [batch, length, channels, states] : {std::array<int64_t, 4>{1, 1, 8, 8},
+                                                         {2, 37, 21, 16},
+                                                         {1, 200, 300, 16},
+                                                         {2, 65, 48, 32},
+                                                         {1, 33, 130, 64}}) {
+      Inputs wide = Inputs(batch, length, channels, states).in(type).in(torch::kFloat64);
+      Inputs there = wide;
+      for (Tensor* x : there.all())
+        *x = x->to(torch::kCUDA, x == &there.a || x == &there.d ? torch::kFloat32 : type);
+      const Tensor starts = some_starts(batch, length);
+      const Tensor state = torch::randn({batch, channels, states});
+      const auto here = ScanOptions().state(state.to(torch::kFloat64)).starts(starts);
+      const auto on_gpu = ScanOptions().state(state.cuda()).starts(starts.cuda());
+      const double bound = type == torch::kFloat32 ? 1e-5 : 2e-2;
+      const std::string what =
+          c10::str(type, " ", batch, " x ", length, " x ", channels, " x ", states);
+      expect_near(there.run(on_gpu).y.cpu(), wide.run(here).y, bound, what + " y");
+      expect_near(there.run(on_gpu).state.cpu(), wide.run(here).state, bound, what + " state");
+      const Tensor dy = torch::randn({batch, length, channels}).to(type);
+      const auto actual = there.gradients(dy.cuda(), on_gpu);
+      const auto expected = wide.gradients(dy.to(torch::kFloat64), here);
+      const auto again = there.gradients(dy.cuda(), on_gpu);
+      for (size_t i = 0; i < actual.size(); ++i) {
+        expect_near(actual[i].cpu(), expected[i], bound, what + c10::str(" gradient ", i));
+        EXPECT_TRUE(torch::equal(actual[i], again[i])) << what;
+      }
+    }
+  }
+}
+
+TEST(SelectiveScan, RefusesWrongShapesAndTypes) {
+  const auto message = [](Inputs inputs) -> std::string {
+    try {
+      inputs.run();
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "";
+  };
+  Inputs inputs(1, 3, 4, 2);
+  Inputs bad = inputs;
+  bad.b = torch::zeros({1, 3, 3});
+  EXPECT_NE(message(bad).find("selective_scan: b: expected [1, 3, 2], got [1, 3, 3]"),
+            std::string::npos);
+  bad = inputs;
+  bad.c = bad.c.to(torch::kBFloat16);
+  EXPECT_NE(message(bad).find("selective_scan: c: expected Float"), std::string::npos);
+  bad = inputs;
+  bad.u = torch::zeros({3, 4});
+  EXPECT_NE(message(bad).find("selective_scan: u: expected [B, L, E]"), std::string::npos);
+}
+
+TEST(Mamba, CachedStepsAndPaddingEqualTheWhole) {
+  torch::manual_seed(6);
+  const torch::NoGradGuard no_grad;
+  nn::Mamba layer(nn::MambaOptions(24).state(8));
+  const Tensor x = torch::randn({2, 20, 24});
+  const Tensor whole = layer->forward({.x = x});
+  nn::KvCache cache;
+  for (int64_t begin = 0; begin < 20;) {
+    const int64_t end = std::min<int64_t>(20, begin + 1 + begin / 2);
+    nn::AttentionInput input{.x = x.slice(1, begin, end)};
+    input.cache = &cache;
+    expect_near(layer->forward(input), whole.slice(1, begin, end), 1e-6, c10::str(begin));
+    EXPECT_EQ(cache.length(), end);
+    begin = end;
+  }
+  EXPECT_THROW(cache.rewind(3), Error);
+  cache.rewind(0);
+  EXPECT_EQ(cache.length(), 0);
+  nn::AttentionInput padded{.x = torch::constant_pad_nd(x, {0, 0, 5, 0}, 7.0)};
+  padded.mask.key_starts(torch::tensor({5, 5}));
+  expect_near(layer->forward(padded).slice(1, 5), whole, 1e-6, "padding");
+}
+
+TEST(Mamba, EarlierTokensDoNotDependOnLaterOnes) {
+  torch::manual_seed(7);
+  const torch::NoGradGuard no_grad;
+  nn::Mamba layer(nn::MambaOptions(16));
+  const Tensor x = torch::randn({1, 12, 16});
+  Tensor changed = x.clone();
+  changed.slice(1, 9).add_(1.0);
+  EXPECT_TRUE(torch::equal(layer->forward({.x = x}).slice(1, 0, 9),
+                           layer->forward({.x = changed}).slice(1, 0, 9)));
+}
+
+TEST(PolyNorm, IsTheSumOfThreeNorms) {
+  torch::manual_seed(8);
+  nn::PolyNorm norm;
+  const torch::NoGradGuard no_grad;
+  norm->weight.copy_(torch::tensor({0.3f, -0.7f, 1.1f}));
+  norm->bias.fill_(0.25);
+  const Tensor x = torch::randn({3, 5, 40});
+  const auto n = [](const Tensor& z) {
+    return z / (z.pow(2).mean(-1, /*keepdim=*/true) + 1e-6).sqrt();
+  };
+  const Tensor expected = 0.3 * n(x.pow(3)) - 0.7 * n(x.pow(2)) + 1.1 * n(x) + 0.25;
+  expect_near(norm->forward(x), expected, 1e-6, "float32");
+  const Tensor narrow = norm->forward(x.to(torch::kBFloat16));
+  EXPECT_EQ(narrow.scalar_type(), torch::kBFloat16);
+  expect_near(narrow.to(torch::kFloat32), expected, 2e-2, "bfloat16");
+}
+
+}  // namespace
+}  // namespace diffattn::mamba_test

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Motif-2 and Phi-4-mini-flash against recordings of their own code, on every CPU backend of this
+// machine, and their cached, padded and packed paths against the full pass.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <numeric>
+
+#include "diffattn/infer/generator.h"
+#include "diffattn/models/model_folder.h"
+#include "diffattn/nn/cross_entropy.h"
+#include "diffattn/nn/generate.h"
+#include "diffattn/nn/layer_kinds.h"
+#include "diffattn/nn/pre_norm_layer.h"
+#include "tests/io/test_files.h"
+#include "tests/ops/backends.h"
+#include "tests/ops/golden.h"
+
+namespace diffattn::models_test {
+namespace {
+
+using io::testing::TempFolder;
+using testing::GoldenFile;
+using torch::Tensor;
+
+constexpr double kHidden = 1e-4, kGradient = 2e-4;  // absolute; of a tensor's largest entry
+constexpr double kDecoding = 5e-5;
+
+std::string folder_of(const std::string& name) {
+  return std::string(DIFFATTN_TEST_DATA) + "/published/" + name;
+}
+
+double distance(const Tensor& a, const Tensor& b) { return (a - b).abs().max().item<double>(); }
+
+/// A recording, and the input of its forward pass.
+struct Recording {
+  explicit Recording(const std::string& name)
+      : folder(folder_of(name)), file(testing::read_golden(folder + "/io.safetensors")) {
+    const Tensor mask = at("attention_mask");
+    real = mask.to(torch::kBool);
+    const Tensor starts = mask.size(1) - mask.sum(1);
+    input.ids = at("input_ids");
+    input.mask.key_starts(starts);
+    input.positions = (mask.cumsum(1) - 1).clamp_min(0);
+  }
+  const Tensor& at(const std::string& name) const { return file.tensors.at(name); }
+
+  std::string folder;
+  GoldenFile file;
+  nn::DecoderInput input;
+  Tensor real;
+};
+
+std::vector<std::vector<int64_t>> rows_of(const Tensor& ids) {
+  std::vector<std::vector<int64_t>> rows;
+  for (int64_t i = 0; i < ids.size(0); ++i) {
+    const Tensor row = ids[i].contiguous();
+    rows.emplace_back(row.const_data_ptr<int64_t>(), row.const_data_ptr<int64_t>() + row.numel());
+  }
+  return rows;
+}
+
+struct Case {
+  std::string model, backend;
+};
+
+class Published : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override { setenv("DIFFATTN_BACKEND", GetParam().backend.c_str(), 1); }
+  void TearDown() override { unsetenv("DIFFATTN_BACKEND"); }
+};
+
+std::vector<Case> every_case() {
+  std::vector<Case> cases;
+  for (const std::string model : {"motif2_a", "motif2_b", "phi4flash_a"}) {
+    for (const auto& backend : testing::available_cpu_backends()) {
+      cases.push_back({model, backend.name});
+    }
+  }
+  return cases;
+}
+
+TEST_P(Published, HiddenStatesLogitsLossAndGradientsAsRecorded) {
+  Recording recorded(GetParam().model);
+  nn::CausalLM model = models::load_causal_lm(recorded.folder);
+  recorded.input.keep_hidden = true;
+  const nn::DecoderOutput output = model->forward(recorded.input);
+  const auto expect = [&](const Tensor& actual, const std::string& name) {
+    EXPECT_LE(distance(actual.index({recorded.real}), recorded.at(name).index({recorded.real})),
+              kHidden)
+        << name;
+  };
+  expect(output.hidden[0], "embed");
+  for (size_t i = 1; i + 1 < output.hidden.size(); ++i) {
+    expect(output.hidden[i], "hidden." + std::to_string(i - 1));
+  }
+  expect(output.last, "final_norm");
+  expect(model->logits(output.last), "logits");
+  const Tensor labels = torch::constant_pad_nd(recorded.at("labels"), {0, 1}, -100).slice(1, 1);
+  const auto loss = nn::linear_cross_entropy(output.last, model->head_weight(), labels);
+  EXPECT_NEAR(loss.mean.item<double>(), recorded.at("loss").item<double>(), 1e-5);
+  loss.mean.backward();
+  size_t compared = 0;
+  for (const auto& [name, weight] : models::named_weights(*model)) {
+    const Tensor expected = recorded.at("grad." + name);
+    ASSERT_TRUE(weight.grad().defined()) << name;
+    EXPECT_LE(distance(weight.grad(), expected), kGradient * expected.abs().max().item<double>())
+        << name;
+    ++compared;
+  }
+  EXPECT_GT(compared, 30u);
+}
+
+TEST_P(Published, GreedyTokensAsRecorded) {
+  const Recording recorded(GetParam().model);
+  nn::CausalLM model = models::load_causal_lm(recorded.folder);
+  const auto prompts = rows_of(recorded.at("greedy.prompt"));
+  const auto expected = rows_of(recorded.at("greedy.tokens"));
+  const auto options =
+      nn::SamplingOptions().max_new_tokens(static_cast<int64_t>(expected[0].size()));
+  EXPECT_EQ(nn::generate(*model, prompts, options), expected);
+  infer::Generator generator(model, {});
+  EXPECT_EQ(generator.generate(prompts, options), expected);
+  EXPECT_EQ(nn::generate(*model, {prompts[1]}, options)[0], expected[1]);
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryBackend, Published, ::testing::ValuesIn(every_case()),
+                         [](const auto& info) {
+                           return info.param.model + "_" + info.param.backend;
+                         });
+
+const std::vector<std::string> kModels{"motif2_a", "motif2_b", "phi4flash_a"};
+
+TEST(PublishedModels, DecodingFromPromptsOfEveryLengthEqualsTheFullPass) {
+  const torch::NoGradGuard no_grad;
+  for (const std::string& name : kModels) {
+    nn::CausalLM model = models::load_causal_lm(folder_of(name));
+    // The window of phi4flash_a has 8 keys: prompts are shorter, equal and up to three windows.
+    const int64_t tokens = 30;
+    const Tensor ids = torch::randint(model->config.vocab_size, {2, tokens}, torch::kLong);
+    const Tensor full = model->logits(nn::DecoderInput{.ids = ids});
+    for (const int64_t prompt : {1, 2, 5, 7, 8, 9, 15, 16, 17, 24}) {
+      for (const bool last_only : {false, true}) {
+        nn::KvCaches caches(model->model->layers.size());
+        nn::DecoderInput input{.ids = ids.narrow(1, 0, prompt), .caches = &caches};
+        input.last_only = last_only;
+        for (int64_t t = prompt; t <= tokens; ++t) {
+          const Tensor logits = model->logits(model->forward(input).last);
+          ASSERT_EQ(logits.size(1), last_only || t > prompt ? 1 : prompt);
+          EXPECT_LE(distance(logits.select(1, -1), full.select(1, t - 1)), kDecoding)
+              << name << ", prompt " << prompt << ", token " << t;
+          if (t < tokens) input.ids = ids.narrow(1, t, 1);
+        }
+      }
+    }
+  }
+}
+
+TEST(PublishedModels, TheGpuComputesTheRecordings) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: needs a GPU";
+  const torch::NoGradGuard no_grad;
+  for (const std::string& name : kModels) {
+    Recording recorded(name);
+    nn::CausalLM model = models::load_causal_lm(recorded.folder);
+    model->to(torch::kCUDA);
+    nn::DecoderInput input{.ids = recorded.input.ids.cuda()};
+    input.mask.key_starts(recorded.input.mask.key_starts()->cuda());
+    input.positions = recorded.input.positions->cuda();
+    EXPECT_LE(distance(model->logits(input).cpu().index({recorded.real}),
+                       recorded.at("logits").index({recorded.real})),
+              kHidden)
+        << name;
+    const auto expected = rows_of(recorded.at("greedy.tokens"));
+    const auto options =
+        nn::SamplingOptions().max_new_tokens(static_cast<int64_t>(expected[0].size()));
+    EXPECT_EQ(nn::generate(*model, rows_of(recorded.at("greedy.prompt")), options), expected)
+        << name;
+  }
+}
+
+TEST(PublishedModels, CachesKeepNoMoreThanTheirWindows) {
+  const torch::NoGradGuard no_grad;
+  nn::CausalLM model = models::load_causal_lm(folder_of("phi4flash_a"));
+  const auto kinds = nn::layer_kinds(model->config);
+  nn::KvCaches caches(kinds.size());
+  const Tensor ids = torch::randint(model->config.vocab_size, {1, 40}, torch::kLong);
+  model->forward({.ids = ids, .caches = &caches});
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const auto rows = [&] {
+      return caches[i].filled(0).defined() ? caches[i].filled(0).size(1) : 0;
+    };
+    switch (kinds[i]) {
+      case nn::LayerKind::kWindowAttention: EXPECT_EQ(rows(), 7); break;
+      case nn::LayerKind::kOwnerAttention: EXPECT_EQ(rows(), 40); break;
+      default: EXPECT_EQ(rows(), 0); break;
+    }
+    const bool has_state = caches[i].state(0).defined();
+    EXPECT_EQ(has_state,
+              kinds[i] == nn::LayerKind::kMamba || kinds[i] == nn::LayerKind::kMambaMemory);
+  }
+}
+
+TEST(PublishedModels, MambaStatesAndMemoryAsRecorded) {
+  const torch::NoGradGuard no_grad;
+  const Recording recorded("phi4flash_a");
+  nn::CausalLM model = models::load_causal_lm(recorded.folder);
+  const auto kinds = nn::layer_kinds(model->config);
+  nn::KvCaches caches(kinds.size());
+  model->forward({.ids = recorded.input.ids.slice(0, 0, 1), .caches = &caches});
+  size_t compared = 0;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const std::string name = "state." + std::to_string(i);
+    if (!recorded.file.has(name + ".ssm")) continue;
+    EXPECT_LE(distance(caches[i].state(1), recorded.at(name + ".ssm")), kHidden) << name;
+    const Tensor conv = recorded.at(name + ".conv").transpose(1, 2).slice(1, 1);  // oldest first
+    EXPECT_LE(distance(caches[i].state(0), conv), kHidden) << name;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 3u);
+  const auto& layer = dynamic_cast<const nn::PreNormLayerImpl&>(*model->model->layers[4]);
+  nn::SharedTensors shared;
+  nn::AttentionInput input{.mask = recorded.input.mask};
+  input.x =
+      layer.input_layernorm.module()->as<torch::nn::LayerNorm>()->forward(recorded.at("hidden.3"));
+  input.shared = &shared;
+  layer.self_attn->forward(input);
+  EXPECT_LE(
+      distance(shared.memory.index({recorded.real}), recorded.at("memory").index({recorded.real})),
+      kHidden);
+}
+
+TEST(PublishedModels, PackedSequencesEqualSingleOnes) {
+  const torch::NoGradGuard no_grad;
+  for (const std::string& name : kModels) {
+    nn::CausalLM model = models::load_causal_lm(folder_of(name));
+    const std::vector<int32_t> offsets{0, 1, 13, 13, 30};
+    const Tensor ids = torch::randint(model->config.vocab_size, {30}, torch::kLong);
+    nn::DecoderInput packed{.ids = ids};
+    packed.mask.cu_seqlens_q(torch::tensor(offsets));
+    const Tensor together = model->logits(packed);
+    for (size_t s = 0; s + 1 < offsets.size(); ++s) {
+      const Tensor part = ids.slice(0, offsets[s], offsets[s + 1]);
+      if (part.numel() == 0) continue;
+      const Tensor alone = model->logits(nn::DecoderInput{.ids = part.unsqueeze(0)}).squeeze(0);
+      EXPECT_LE(distance(together.slice(0, offsets[s], offsets[s + 1]), alone), kDecoding) << name;
+    }
+  }
+}
+
+TEST(PublishedModels, ActivationCheckpointingKeepsGradients) {
+  for (const std::string& name : kModels) {
+    nn::CausalLM model = models::load_causal_lm(folder_of(name));
+    const Tensor ids = torch::randint(model->config.vocab_size, {2, 20}, torch::kLong);
+    const auto gradients = [&](bool checkpointed) {
+      model->zero_grad();
+      model->model->checkpoint_activations(checkpointed);
+      nn::linear_cross_entropy(model->forward({.ids = ids}).last, model->head_weight(), ids)
+          .mean.backward();
+      std::vector<Tensor> all;
+      for (const auto& [key, weight] : models::named_weights(*model)) {
+        all.push_back(weight.grad().clone());
+      }
+      return all;
+    };
+    const auto expected = gradients(false), actual = gradients(true);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_LE(distance(actual[i], expected[i]),
+                1e-5 * (1.0 + expected[i].abs().max().item<double>()))
+          << name;
+    }
+  }
+}
+
+TEST(PublishedModels, FoldersRoundTripBitForBit) {
+  for (const std::string& name : kModels) {
+    const TempFolder folder;
+    nn::CausalLM model = models::load_causal_lm(folder_of(name));
+    models::save_causal_lm(folder.path(), model, /*max_shard_bytes=*/100000);
+    nn::CausalLM again = models::load_causal_lm(folder.path());
+    const auto before = models::named_weights(*model), after = models::named_weights(*again);
+    ASSERT_EQ(before.size(), after.size());
+    for (size_t i = 0; i < before.size(); ++i) {
+      EXPECT_EQ(before[i].first, after[i].first);
+      EXPECT_TRUE(torch::equal(before[i].second, after[i].second)) << before[i].first;
+    }
+    EXPECT_EQ(models::model_config_text(model->config, torch::kFloat32),
+              models::model_config_text(again->config, torch::kFloat32));
+    const Tensor ids = torch::arange(12).unsqueeze(0);
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(torch::equal(model->logits({.ids = ids}), again->logits({.ids = ids})));
+  }
+}
+
+TEST(PublishedModels, BFloat16IsReadAsItIs) {
+  for (const std::string& name : kModels) {
+    const TempFolder folder;
+    nn::CausalLM model = models::load_causal_lm(folder_of(name), torch::kBFloat16);
+    for (const auto& [key, weight] : models::named_weights(*model)) {
+      ASSERT_EQ(weight.scalar_type(), torch::kBFloat16) << key;
+    }
+    models::save_causal_lm(folder.path(), model);
+    nn::CausalLM again = models::load_causal_lm(folder.path(), torch::kBFloat16);
+    const torch::NoGradGuard no_grad;
+    const Tensor ids = torch::arange(20).unsqueeze(0);
+    EXPECT_TRUE(torch::equal(model->logits({.ids = ids}), again->logits({.ids = ids}))) << name;
+    nn::CausalLM wide = models::load_causal_lm(folder.path());
+    const Tensor exact = wide->logits({.ids = ids});
+    EXPECT_LT(distance(model->logits({.ids = ids}).to(torch::kFloat32), exact),
+              0.05 * exact.abs().max().item<double>())
+        << name;
+  }
+}
+
+}  // namespace
+}  // namespace diffattn::models_test
