@@ -139,6 +139,16 @@ class Convert(Folder):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertTrue((self.folder / file).is_file(), file)
 
+    def test_links_are_followed_without_an_option(self):
+        source = diffllama(self.folder / "in")
+        (source / "config.json").rename(self.folder / "elsewhere.json")
+        (source / "config.json").symlink_to(self.folder / "elsewhere.json")
+        result = run(source, self.folder / "out", "--to", "microsoft")
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        result = run(source, self.folder / "again", "--to", "microsoft", "--follow-links")
+        self.assertEqual(result.returncode, 0)
+        self.assertEqual(result.stderr, "warning: --follow-links is no longer needed: symbolic links are always followed\n")
+
     def test_memory_is_that_of_one_tensor(self):
         """The conversion moves the largest tensor row by row and holds no second copy."""
         def peak(*arguments):
