@@ -147,7 +147,8 @@ class Convert(Folder):
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         result = run(source, self.folder / "again", "--to", "microsoft", "--follow-links")
         self.assertEqual(result.returncode, 0)
-        self.assertEqual(result.stderr, "warning: --follow-links is no longer needed: symbolic links are always followed\n")
+        self.assertEqual(result.stderr,
+                         "warning: --follow-links is no longer needed: symbolic links are always followed\n")
 
     def test_memory_is_that_of_one_tensor(self):
         """The conversion moves the largest tensor row by row and holds no second copy."""

@@ -56,7 +56,8 @@ class TestLong(unittest.TestCase):
         for part in ("python3 tools/check_layers.py", "check_format ", "ruff check", "check_tidy.py ",
                      "check_tidy.py --thorough", "ctest --preset release", "fuzz.py --seconds 10", "soak.py",
                      "make_wheel", "test_wheels", "ctest --preset asan ", "ctest --preset asan-torch",
-                     "ctest --preset tsan", "data_tests", "coverage.py --minimum", "cmake --build --preset fuzz", "fuzz.py --inputs 12345"):
+                     "ctest --preset tsan", "data_tests", "coverage.py --minimum", "cmake --build --preset fuzz",
+                     "fuzz.py --inputs 12345"):
             self.assertTrue(any(call.startswith(part) for call in calls), (part, calls))
 
     def test_the_failure_of_any_part_fails_the_whole(self):
