@@ -106,7 +106,7 @@ coverage: setup  ## share of the lines of src/io and src/convert that their test
 	@tools/coverage.py --minimum 90 src/io src/convert $(if $(filter ON,$(TORCH)),src/train apps)
 
 # Run it before a release. The sanitizers keep a tenth of the random cases: CMakePresets.json.
-test-long: setup  ## before a release: the analyser, more cases, wheels for all torches, asan, tsan
+test-long: setup  ## before a release: analyser, more cases, wheels for all torches, sanitizers, coverage
 	@$(MAKE) --no-print-directory check
 	@tools/check_tidy.py --thorough
 	@DIFFATTN_TEST_SCALE=$(LONG_SCALE) DIFFATTN_TEST_KILLS=$(LONG_KILLS) DIFFATTN_TEST_FAULTS=all \
@@ -121,6 +121,7 @@ test-long: setup  ## before a release: the analyser, more cases, wheels for all 
 	@$(MAKE) --no-print-directory asan
 	@$(MAKE) --no-print-directory asan-torch
 	@$(MAKE) --no-print-directory tsan
+	@$(MAKE) --no-print-directory coverage TORCH=ON
 	@$(MAKE) --no-print-directory fuzz-build
 	@tools/fuzz.py --inputs $(LONG_INPUTS) --jobs $(JOBS)
 

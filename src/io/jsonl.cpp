@@ -43,6 +43,7 @@ LineReader::LineReader(const std::string& path, size_t max_line_bytes)
     : name_(path), max_line_bytes_(max_line_bytes) {
   const auto file = std::make_shared<const File>(File::open(path));
   size_ = file->size();
+  buffer_.resize(static_cast<size_t>(std::clamp<uint64_t>(size_, 1, kBufferBytes)));
   read_ = [file, at = uint64_t{0}](std::span<char> out) mutable {
     const auto bytes = static_cast<size_t>(std::min<uint64_t>(out.size(), file->size() - at));
     file->read(at, std::as_writable_bytes(out.first(bytes)));
@@ -52,34 +53,29 @@ LineReader::LineReader(const std::string& path, size_t max_line_bytes)
 }
 
 LineReader::LineReader(std::string name, ReadBytes read, size_t max_line_bytes)
-    : name_(std::move(name)), read_(std::move(read)), max_line_bytes_(max_line_bytes) {}
+    : name_(std::move(name)),
+      read_(std::move(read)),
+      max_line_bytes_(max_line_bytes),
+      buffer_(kBufferBytes) {}
 
 bool LineReader::fill() {
-  at_ = 0;
-  buffer_.resize(kBufferBytes);
-  size_t bytes = 0;
-  try {
-    bytes = read_(buffer_);
-  } catch (...) {
-    buffer_.clear();  // a later call reads again instead of returning old bytes
-    throw;
-  }
-  buffer_.resize(bytes);
-  return bytes > 0;
+  at_ = end_ = 0;  // if read_ throws, a later call reads again instead of returning old bytes
+  end_ = read_(buffer_);
+  return end_ > 0;
 }
 
 bool LineReader::next(std::string& line) {
   line.clear();
-  if (at_ == buffer_.size() && !fill()) return false;
+  if (at_ == end_ && !fill()) return false;
   ++number_;
   bool too_long = false, more = true;
-  while (more && (at_ < buffer_.size() || fill())) {
-    const size_t end = std::min(buffer_.find('\n', at_), buffer_.size());
-    const size_t size = end - at_;
+  while (more && (at_ < end_ || fill())) {
+    const std::string_view rest(buffer_.data() + at_, end_ - at_);
+    const size_t size = std::min(rest.find('\n'), rest.size());
     too_long = too_long || line.size() + size > max_line_bytes_;
-    if (!too_long) line.append(buffer_, at_, size);
-    more = end == buffer_.size();
-    at_ = more ? end : end + 1;
+    if (!too_long) line.append(rest.substr(0, size));
+    more = size == rest.size();
+    at_ += size + (more ? 0 : 1);
     position_ += size + (more ? 0 : 1);
   }
   if (too_long) {

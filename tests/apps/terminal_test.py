@@ -292,6 +292,30 @@ class ModelNames(LanguageModel):
         result = program("generate", "--model", empty, "--prompt", "a")
         self.assertEqual(result.returncode, 1)
         self.assertIn(b"empty/config.json", result.stderr)
+        result = program("generate", "--model", empty / "latest", "--prompt", "a")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn(b"expected a complete checkpoint in %s/checkpoints" % bytes(empty), result.stderr)
+
+    def test_incomplete_checkpoints_are_not_the_latest(self):
+        copy = self.folder / "copied"
+        shutil.copytree(self.run_folder, copy)
+        cut = shutil.copytree(copy / "checkpoints/step-60", copy / "checkpoints/step-61")
+        for name in ("complete", "model.safetensors"):
+            (cut / name).unlink()
+        pointer = copy / "checkpoints/latest"
+        for step in ("step-61", None):
+            pointer.unlink()
+            if step:
+                pointer.write_text(step + "\n")
+            result = program("generate", "--model", copy / "latest", "--prompt", "ab", "--max-new-tokens", 1)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn(b"checkpoints/step-60\n", result.stderr)
+
+    def test_a_model_folder_may_be_called_latest(self):
+        shutil.copytree(self.run_folder / "model", self.folder / "named/latest")
+        result = program("generate", "--model", "latest", "--prompt", "ab", "--max-new-tokens", 1,
+                         cwd=self.folder / "named")
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
 
 
 if __name__ == "__main__":

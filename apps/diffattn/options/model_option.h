@@ -6,20 +6,16 @@
 
 namespace diffattn::app {
 
-/// Returns the model folder that `given` stands for:
+/// Makes an option take names of models, and replaces them by the folder that they stand for:
 ///   a model folder or a checkpoint (it has a config.json)   itself
 ///   a run folder                                            its model, else its newest checkpoint
-///   RUN/latest, RUN/checkpoints/latest                      the newest checkpoint of RUN
+///   RUN/latest, RUN/checkpoints/latest                      the newest complete checkpoint of RUN
 ///   latest                                                  the newest run folder in ./runs
-/// Returns `given` unchanged if it is none of these; loading it then fails with a message.
-std::string model_folder(const std::string& given);
-
-/// Adds a required --model that takes everything that model_folder() does. `kind` describes the
-/// model in --help.
-CLI::Option* add_model_option(CLI::App& verb, std::string& folder, const std::string& kind);
-
-/// Makes an option take everything that model_folder() does. Prints the folder that "latest"
-/// stands for.
+/// Prints the folder that "latest" stands for. Any other name stays as it is; loading it then fails
+/// with a message.
 void take_model_folders(CLI::Option& option);
+
+/// Adds a required --model that takes such names. `kind` describes the model in --help.
+CLI::Option* add_model_option(CLI::App& verb, std::string& folder, const std::string& kind);
 
 }  // namespace diffattn::app

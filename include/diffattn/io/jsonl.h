@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "diffattn/io/file.h"
 
@@ -44,8 +45,9 @@ class LineReader {
   ReadBytes read_;
   size_t max_line_bytes_;
   uint64_t size_ = 0;
-  std::string buffer_;
-  size_t at_ = 0;  // start of the next line in buffer_
+  std::vector<char> buffer_;
+  size_t at_ = 0;   // start of the next line in buffer_
+  size_t end_ = 0;  // bytes of buffer_ that were read
   uint64_t position_ = 0;
   uint64_t number_ = 0;
 };
