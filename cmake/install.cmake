@@ -4,7 +4,8 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(shared_libraries diffattn diffattn_nn diffattn_infer diffattn_models diffattn_analysis diffattn_train diffattn_compare)
+set(shared_libraries diffattn diffattn_nn diffattn_infer diffattn_models diffattn_analysis
+  diffattn_parallel diffattn_train diffattn_compare)
 set(static_libraries diffattn_kernels diffattn_io diffattn_convert diffattn_data diffattn_report)
 set(installed "")
 foreach(name ${shared_libraries})

@@ -22,6 +22,7 @@
 #include "apps/diffattn/training/summary.h"
 #include "apps/diffattn/verbs.h"
 #include "diffattn/io/tokenizer.h"
+#include "diffattn/parallel/collective.h"
 #include "diffattn/train/run.h"
 #include "diffattn/train/task_data.h"
 #include "train/checkpoints.h"
@@ -173,6 +174,17 @@ train::RunConfig configured(const TrainOptions& options) {
   return config;
 }
 
+/// Divides the rows of each batch among the processes of the job.
+void share_rows(train::RunConfig& config, parallel::Collective& world) {
+  parallel::check_same(world, "the run file with its --set", config.to_toml());
+  if (config.train.batch_size % world.size() != 0) {
+    throw train::ConfigError(
+        fmt::format("train.batch_size: expected a multiple of the {} processes, got {}",
+                    world.size(), config.train.batch_size));
+  }
+  config.job = {.rank = world.rank(), .processes = world.size()};
+}
+
 /// Returns what --from and --change-batch-size ask for.
 train::ResumeOptions resume_options(const TrainOptions& options) {
   train::ResumeOptions result{.from = {}, .change_batch_size = options.change_batch_size};
@@ -188,27 +200,45 @@ train::ResumeOptions resume_options(const TrainOptions& options) {
 /// With --resume, restores a checkpoint. Without it, throws train::ConfigError if the run folder
 /// already has a checkpoint.
 void resume_run(train::Run& run, train::BatchSource& source, const TrainOptions& options) {
+  const bool speaks = parallel::world()->rank() == 0;
   if (options.resume.empty()) {
     if (!run.has_checkpoint()) return;
     throw train::ConfigError(options.out +
                              ": expected a folder without a run, got one that holds a run; "
                              "--resume it or choose another --out");
   }
-  if (run.resume(source, resume_options(options))) {
+  const bool resumed = run.resume(source, resume_options(options));
+  if (!speaks) return;
+  if (resumed) {
     print_note("{}: continues after step {}\n", options.resume, run.trainer().state.step);
   } else {
     print_note("{}: has no checkpoint yet; starting from the beginning\n", options.resume);
   }
 }
 
+/// Trains on a rank that prints nothing. Rank 0 prints for all.
+int run_silently(train::Run& run, train::BatchSource& source, train::BatchSource* valid) {
+  const StopSignal signal;
+  train::RunEvents events;
+  events.stop = [&] { return signal.received(); };
+  const train::Outcome outcome = run.go(source, valid, events);
+  return outcome == train::Outcome::kNonFinite ? kNonFinite : 0;
+}
+
 int run_train(const TrainOptions& options) {
   const std::string folder = options.resume.empty() ? options.out : options.resume;
   train::RunConfig config = configured(options);
+  const auto world = parallel::world();
+  const bool speaks = world->rank() == 0;
+  if (world->size() > 1) share_rows(config, *world);
   const auto task = train::open_task_data(config);
   const train::TaskData& data = *task;
-  warn_of_skipped_lines(data.skipped_lines);
-  warn_of_skipped_files(data.skipped_files);
-  warn_of_truncated_texts(data.truncated, fmt::format("train.seq_len = {}", config.train.seq_len));
+  if (speaks) {
+    warn_of_skipped_lines(data.skipped_lines);
+    warn_of_skipped_files(data.skipped_files);
+    warn_of_truncated_texts(data.truncated,
+                            fmt::format("train.seq_len = {}", config.train.seq_len));
+  }
   if (const std::string problem = device_problem(config.train.device); !problem.empty()) {
     throw train::ConfigError("train.device: " + problem);
   }
@@ -218,12 +248,13 @@ int run_train(const TrainOptions& options) {
   std::vector<std::pair<std::string, std::string>> extra_files;
   if (data.tokenizer) extra_files.emplace_back(io::kTokenizerFile, data.tokenizer->to_json());
   const int64_t parameters = train::parameter_count(config, data);
-  if (may_warn_of_memory(config)) warn_of_memory(config, parameters);
-  train::Run run(folder, config, train::new_task_model(config, data), extra_files);
+  if (speaks && may_warn_of_memory(config)) warn_of_memory(config, parameters);
+  train::Run run(folder, config, train::new_task_model(config, data), extra_files, world);
   const auto train_source = data.train_batches();
   const auto valid_source = data.valid_batches();
   resume_run(run, *train_source, options);
   const int64_t done = run.trainer().state.step;
+  if (!speaks) return run_silently(run, *train_source, valid_source.get());
   if (done >= config.train.steps) {
     print_note("{}: is at step {} of {}; to train longer, add --set train.steps=N\n", folder, done,
                config.train.steps);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <unordered_set>
+#include <utility>
 
 #include "ops/layers/fused_adamw.h"
 #include "train/working_copy.h"
@@ -15,21 +16,35 @@ bool is_decayed(const std::string& name, const Tensor& parameter) {
   return parameter.dim() >= 2 && name.find("lambda") == std::string::npos;
 }
 
-AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options, const WorkingCopy* copies)
-    : options_(options),
-      groups_{{options.weight_decay, {}, {}, {}, {}, {}}, {0.0, {}, {}, {}, {}, {}}} {
+std::vector<OptimizedTensor> optimized_tensors(const torch::nn::Module& model) {
+  std::vector<OptimizedTensor> found;
   std::unordered_set<const void*> seen;
   for (const auto& item : model.named_parameters()) {
     const Tensor& parameter = item.value();
     if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) {
       continue;
     }
-    Group& group = groups_[is_decayed(item.key(), parameter) ? 0 : 1];
-    group.names.push_back(item.key());
-    group.parameters.push_back(parameter);
+    found.push_back({item.key(), parameter, is_decayed(item.key(), parameter)});
+  }
+  return found;
+}
+
+AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options, const WorkingCopy* copies)
+    : AdamW(optimized_tensors(model), options, copies) {}
+
+AdamW::AdamW(std::vector<OptimizedTensor> tensors, const AdamWOptions& options,
+             const WorkingCopy* copies, std::function<void(Tensor&)> sum_over_processes)
+    : options_(options),
+      groups_{{options.weight_decay, {}, {}, {}, {}, {}}, {0.0, {}, {}, {}, {}, {}}},
+      sum_over_processes_(std::move(sum_over_processes)) {
+  for (OptimizedTensor& item : tensors) {
+    Group& group = groups_[item.decayed ? 0 : 1];
+    const Tensor& parameter = item.tensor;
     group.exp_avg.push_back(torch::zeros_like(parameter));
     group.exp_avg_sq.push_back(torch::zeros_like(parameter));
     group.steps.push_back(torch::zeros({}, parameter.options().dtype(torch::kFloat32)));
+    group.names.push_back(std::move(item.name));
+    group.parameters.push_back(parameter);
   }
   std::vector<AdamWParameter> all;
   for (const Group& group : groups_) {
@@ -42,7 +57,8 @@ AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options, const 
                      .weight_decay = group.weight_decay});
     }
   }
-  if (FusedAdamW::takes(all)) fused_ = std::make_unique<FusedAdamW>(std::move(all));
+  // The kernels compute the norm of the gradients of this process.
+  if (!sum_over_processes_ && FusedAdamW::takes(all)) fused_ = std::make_unique<FusedAdamW>(std::move(all));
 }
 
 AdamW::AdamW(AdamW&&) noexcept = default;
@@ -83,7 +99,11 @@ Tensor AdamW::gradient_norm() const {
   const torch::NoGradGuard no_grad;
   const auto grads = gradients();
   TORCH_CHECK(!grads.empty(), "AdamW: no parameter has a gradient");
-  return torch::linalg_vector_norm(torch::stack(at::_foreach_norm(grads)), 2);
+  const Tensor norm = torch::linalg_vector_norm(torch::stack(at::_foreach_norm(grads)), 2);
+  if (!sum_over_processes_) return norm;
+  Tensor squares = norm.to(torch::kFloat64).square();
+  sum_over_processes_(squares);
+  return squares.sqrt().to(norm.scalar_type());
 }
 
 void AdamW::clip_gradients(const Tensor& norm, double max_norm) {

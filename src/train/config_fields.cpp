@@ -134,6 +134,7 @@ std::vector<Field> fields(RunConfig& c) {
       {"train.device", TextField{&t.device, {}}},
       {"train.activation_checkpointing", &t.activation_checkpointing},
       {"train.keep_attention", TextField{&t.keep_attention, {"nothing", "sums", "results"}}},
+      {"train.shard", TextField{&t.shard, {"none", "optimizer", "gradients"}}},
       {"train.eval_every", IntField{&t.eval_every, 0, kMany}},
       {"train.eval_batches", IntField{&t.eval_batches, 1, kMany}},
       {"train.log_every", IntField{&t.log_every, 1, kMany}},

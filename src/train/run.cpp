@@ -32,7 +32,7 @@ constexpr char kRunFile[] = "/config.toml";
 constexpr char kStateFile[] = "/state.json";
 constexpr char kOptimizerFile[] = "/optimizer.safetensors";
 constexpr char kRandomFile[] = "/random.safetensors";
-constexpr int64_t kRank = 0, kRanks = 1;  // a run is one process
+constexpr int64_t kRank = 0, kRanks = 1;  // rank 0 writes the state of all processes
 
 models::NamedTensors random_state(torch::Device device) {
   models::NamedTensors state{
@@ -113,35 +113,54 @@ Run::Run(const std::string& folder, const RunConfig& config, nn::CausalLM model,
     : Run(folder, config, language_model(std::move(model)), std::move(extra_files)) {}
 
 Run::Run(const std::string& folder, const RunConfig& config, std::shared_ptr<TaskModel> model,
-         std::vector<std::pair<std::string, std::string>> extra_files)
-    : folder_(folder),
-      lock_(std::make_unique<RunLock>(folder)),
+         std::vector<std::pair<std::string, std::string>> extra_files,
+         std::shared_ptr<parallel::Collective> world)
+    : world_(std::move(world)),
+      folder_(folder),
+      lock_(is_first() ? std::make_unique<RunLock>(folder) : nullptr),
       config_(config),
-      checkpoints_(std::make_unique<Checkpoints>(folder, config.train.keep_checkpoints)),
-      trainer_(std::move(model), config),
+      checkpoints_(is_first()
+                       ? std::make_unique<Checkpoints>(folder, config.train.keep_checkpoints)
+                       : nullptr),
+      trainer_(std::move(model), config, world_),
       extra_files_(std::move(extra_files)) {
-  remove_unfinished(folder);
+  if (is_first()) remove_unfinished(folder);
 }
 
 Run::~Run() = default;
 
+void Run::check_lock() const {
+  if (lock_) lock_->check();
+}
+
+/// True on all ranks if it is true on one.
+bool Run::any_rank(bool here) {
+  if (world_->size() == 1) return here;
+  const torch::Tensor votes = torch::full({1}, here ? 1 : 0, torch::kLong);
+  world_->all_reduce(votes).wait();
+  return votes.item<int64_t>() > 0;
+}
+
 void Run::save(const BatchSource& train) {
-  lock_->check();
+  check_lock();
+  const auto optimizer = trainer_.optimizer_state();  // all ranks send their parts
+  if (!is_first()) return;
   checkpoints_->save(trainer_.state.step, kRanks, [&](const std::string& folder) {
     trainer_.task_model().save(folder);
     for (const auto& [name, text] : extra_files_) io::write_text(folder + "/" + name, text);
     const std::string part = rank_folder(folder, kRank);
     make_folder(part);
-    models::write_tensor_file(part + kOptimizerFile, trainer_.optimizer().state());
+    models::write_tensor_file(part + kOptimizerFile, optimizer);
     models::write_tensor_file(part + kRandomFile,
                               random_state(torch::Device(config_.train.device)));
     io::write_text(part + kStateFile, state_text(trainer_.state, config_.train, train.position()));
   });
 }
 
-bool Run::has_checkpoint() const { return checkpoints_->any(); }
+bool Run::has_checkpoint() const { return checkpoints_ && checkpoints_->any(); }
 
 std::optional<std::string> Run::intact_checkpoint() const {
+  if (!checkpoints_) return std::nullopt;
   const auto step = checkpoints_->intact_before(std::numeric_limits<int64_t>::max());
   if (!step) return std::nullopt;
   return checkpoints_->folder_of(*step);
@@ -166,14 +185,25 @@ void Run::check_checkpoint(int64_t step) const {
   }
 }
 
-bool Run::resume(BatchSource& train, const ResumeOptions& options) {
-  const auto choice = options.from ? checkpoints_->choose(*options.from) : checkpoints_->choose();
-  for (const std::string& name : choice.unusable) {
-    TORCH_WARN(folder_, "/checkpoints/", name, ": never became complete and is not used");
+/// Returns the step of the checkpoint to continue from, -1 if there is none. Rank 0 chooses.
+int64_t Run::chosen_checkpoint(const ResumeOptions& options) {
+  const torch::Tensor step = torch::full({1}, -1, torch::kLong);
+  if (is_first()) {
+    const auto choice = options.from ? checkpoints_->choose(*options.from) : checkpoints_->choose();
+    for (const std::string& name : choice.unusable) {
+      TORCH_WARN(folder_, "/checkpoints/", name, ": never became complete and is not used");
+    }
+    if (choice.step) check_checkpoint(*choice.step);
+    step.fill_(choice.step.value_or(-1));
   }
-  if (!choice.step) return false;
-  check_checkpoint(*choice.step);
-  load(checkpoints_->folder_of(*choice.step), train, options);
+  world_->broadcast(step, 0).wait();
+  return step.item<int64_t>();
+}
+
+bool Run::resume(BatchSource& train, const ResumeOptions& options) {
+  const int64_t step = chosen_checkpoint(options);
+  if (step < 0) return false;
+  load(folder_ + "/checkpoints/" + checkpoint_name(step), train, options);
   return true;
 }
 
@@ -186,14 +216,16 @@ void Run::load(const std::string& checkpoint, BatchSource& train, const ResumeOp
   train.seek(saved.at("data_position").to_string());
   models::read_tensors_into(io::ShardedReader::open(checkpoint),
                             models::named_weights(*trainer_.model()));
-  models::read_tensors_into(io::SafetensorsReader::open(part + kOptimizerFile),
-                            trainer_.optimizer().state());
+  const auto optimizer = trainer_.optimizer_state();
+  models::read_tensors_into(io::SafetensorsReader::open(part + kOptimizerFile), optimizer);
+  trainer_.set_optimizer_state(optimizer);
   trainer_.state = state_from(saved);
   restore_random_state(part + kRandomFile, torch::Device(config_.train.device));
 }
 
 void Run::save_model() {
-  lock_->check();
+  if (!is_first()) return;
+  check_lock();
   const std::string temporary = folder_ + "/" + kUnfinished + "model";
   fs::remove_all(temporary);
   make_folder(temporary);
@@ -206,6 +238,7 @@ void Run::save_model() {
 // log_statistics() and evaluate() reset the source afterwards: every evaluation sees the same
 // batches, and statistics take no batch away from the training.
 void Run::log_statistics(BatchSource& source) {
+  if (!is_first()) return;
   const std::string here = source.position();
   const Batch batch = source.next();
   source.seek(here);
@@ -221,6 +254,14 @@ void Run::evaluate(BatchSource& valid, const RunEvents& events) {
     result += train::evaluate(trainer_.task_model(), valid.next(), config_.train.dtype);
   }
   valid.seek(here);
+  if (world_->size() > 1) {
+    const auto tokens = static_cast<double>(result.tokens), right = static_cast<double>(result.right);
+    const torch::Tensor sums = torch::tensor({result.loss_sum, right, tokens}, torch::kFloat64);
+    world_->all_reduce(sums).wait();
+    result.loss_sum = sums[0].item<double>();
+    result.right = static_cast<int64_t>(sums[1].item<double>());
+    result.tokens = static_cast<int64_t>(sums[2].item<double>());
+  }
   TrainingState& state = trainer_.state;
   // A saved model always uses the full lambda, so it would differ from a model in its lambda
   // warm-up.
@@ -235,12 +276,13 @@ void Run::evaluate(BatchSource& valid, const RunEvents& events) {
     values.insert(values.begin() + 1, {"valid_perplexity", result.perplexity()});
   }
   for (const auto& value : lambda_values(*trainer_.model())) values.push_back(value);
-  metrics_->write(state.step, values);
+  if (metrics_) metrics_->write(state.step, values);
   if (events.on_evaluation) events.on_evaluation(state.step, result, best);
 }
 
 void Run::log(const StepReport& report) {
-  lock_->check();
+  if (!is_first()) return;
+  check_lock();
   metrics_->write(report.step,
                   {{"loss", report.loss},
                    {"gradient_norm", report.gradient_norm},
@@ -254,8 +296,10 @@ void Run::log(const StepReport& report) {
 
 Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events) try {
   const RunConfig::Train& t = config_.train;
-  io::write_text(folder_ + kRunFile, config_.to_toml());
-  metrics_ = std::make_unique<MetricsLog>(folder_, trainer_.state.step);
+  if (is_first()) {
+    io::write_text(folder_ + kRunFile, config_.to_toml());
+    metrics_ = std::make_unique<MetricsLog>(folder_, trainer_.state.step);
+  }
   const auto due = [&](int64_t every) {
     return every > 0 && (trainer_.state.step % every == 0 || trainer_.state.step == t.steps);
   };
@@ -283,19 +327,21 @@ Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events)
     if (!report_until(settled ? 0 : 1)) return Outcome::kNonFinite;
     if (settled && valid && due(t.eval_every)) evaluate(*valid, events);
     if (settled && due(t.stats_every)) log_statistics(valid ? *valid : train);
-    const bool stop = events.stop && events.stop();
+    const bool stop = any_rank(events.stop && events.stop());
     if (stop && !report_until(0)) return Outcome::kNonFinite;
     if (stop || (settled && due(t.checkpoint_every))) {
       save(train);
-      if (events.on_checkpoint) events.on_checkpoint(checkpoints_->folder_of(trainer_.state.step));
+      if (events.on_checkpoint && is_first()) {
+        events.on_checkpoint(checkpoints_->folder_of(trainer_.state.step));
+      }
     }
     if (stop) return Outcome::kStopped;
   }
   if (!valid || t.eval_every == 0) save_model();
-  lock_->check();
+  check_lock();
   return Outcome::kDone;
 } catch (const io::Error&) {
-  lock_->check();  // a removed folder is the better explanation of a write that failed
+  check_lock();  // a removed folder is the better explanation of a write that failed
   throw;
 }
 

@@ -11,6 +11,7 @@
 
 #include "diffattn/nn/attention_penalty.h"
 #include "diffattn/nn/cross_entropy.h"
+#include "train/data_parallel.h"
 #include "train/flops.h"
 #include "train/mixed_precision.h"
 #include "train/schedule.h"
@@ -49,7 +50,33 @@ std::unique_ptr<WorkingCopy> working_copy(const TaskModel& model, const RunConfi
   return std::make_unique<WorkingCopy>(*model.module());
 }
 
+std::unique_ptr<DataParallel> data_parallel(std::shared_ptr<parallel::Collective> world,
+                                            const TaskModel& model, const RunConfig::Train& t) {
+  if (world->size() == 1) return nullptr;
+  return std::make_unique<DataParallel>(std::move(world), optimized_tensors(*model.module()),
+                                        t.shard);
+}
+
+AdamW optimizer_of(DataParallel* processes, const TaskModel& model, const RunConfig::Train& t,
+                   const WorkingCopy* copies) {
+  const AdamWOptions options{t.beta1, t.beta2, t.eps, t.weight_decay};
+  if (processes == nullptr || !processes->is_sharded()) {
+    return AdamW(*model.module(), options, copies);
+  }
+  return AdamW(processes->optimized(), options, nullptr, [processes](Tensor& squares) {
+    processes->world().all_reduce(squares).wait();
+  });
+}
+
+int64_t counted_labels(const Batch& batch) { return batch.labels.ne(-100).sum().item<int64_t>(); }
+
 }  // namespace
+
+/// This process's part of a micro-batch, and the share of its labels.
+struct Trainer::Share {
+  Batch batch;
+  double weight = 1.0;
+};
 
 /// An update on its way: its loss, label count and gradient norm arrive in `numbers`.
 struct Trainer::Pending {
@@ -62,19 +89,21 @@ struct Trainer::Pending {
 Trainer::Trainer(nn::CausalLM model, const RunConfig& config)
     : Trainer(language_model(std::move(model)), config) {}
 
-Trainer::Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config)
+Trainer::Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config,
+                 std::shared_ptr<parallel::Collective> world)
     : config_(config),
       device_(config.train.device),
       model_(on_device(std::move(model), device_, config.train)),
+      world_(std::move(world)),
+      parallel_(data_parallel(world_, *model_, config.train)),
       working_(working_copy(*model_, config.train)),
-      optimizer_(
-          *model_->module(),
-          {config.train.beta1, config.train.beta2, config.train.eps, config.train.weight_decay},
-          working_.get()),
+      optimizer_(optimizer_of(parallel_.get(), *model_, config.train, working_.get())),
       schedule_(std::make_unique<Schedule>(schedule_of(config.train))),
       flops_(std::make_unique<FlopCounter>(*model_->module(), model_->config())),
       peak_flops_(config.train.peak_tflops > 0.0 ? config.train.peak_tflops * 1e12
-                                                 : product_speed(device_, config.train.dtype)) {}
+                                                 : product_speed(device_, config.train.dtype)) {
+  peak_flops_ *= static_cast<double>(world_->size());
+}
 
 Trainer::~Trainer() = default;
 
@@ -102,23 +131,60 @@ void Trainer::warm_up_lambda(int64_t step) {
   nn::scale_lambda(*model_->module(), static_cast<double>(step) / static_cast<double>(steps));
 }
 
+/// Reads this process's parts of the micro-batches of an update.
+std::vector<Trainer::Share> Trainer::next_shares(BatchSource& source, StepReport& report) {
+  const int64_t count = config_.train.accumulate, processes = world_->size();
+  std::vector<Share> shares;
+  Tensor own = torch::zeros({count}, torch::kFloat64);  // labels
+  for (int64_t micro = 0; micro < count; ++micro) {
+    const Batch& batch = shares.emplace_back(Share{source.next()}).batch;
+    report.flops += flops_->training(batch) * static_cast<double>(processes);
+    report.model_tokens += batch.ids.numel() * processes;
+    if (batch.target_ids.defined()) report.model_tokens += batch.target_ids.numel() * processes;
+    own[micro] = static_cast<double>(counted_labels(batch));
+  }
+  Tensor all = own.clone();
+  world_->all_reduce(all).wait();
+  for (int64_t micro = 0; micro < count; ++micro) {
+    const double labels = all[micro].item<double>();
+    if (labels > 0) shares[static_cast<size_t>(micro)].weight = own[micro].item<double>() / labels;
+  }
+  return shares;
+}
+
 /// Runs the micro-batches of an update. Returns the sums of their losses and label counts, [2].
 Tensor Trainer::accumulate_gradients(BatchSource& source, StepReport& report) {
   const int64_t count = config_.train.accumulate;
   std::optional<WorkingCopy::InUse> copies;
   if (working_) copies.emplace(*working_);
+  // Sums of gradients start during the last backward, unless some gradients come in pieces.
+  const bool overlaps = parallel_ && !(working_ && count > 1) &&
+                        !config_.train.activation_checkpointing;
   Tensor sums = torch::zeros({2}, torch::TensorOptions().device(device_).dtype(torch::kFloat64));
-  for (int64_t micro = 0; micro < count; ++micro) {
+  const auto run = [&](const Batch& batch, double weight, bool last) {
+    const Loss loss = loss_of(batch.to(device_));
+    const Tensor value = parallel_ ? loss.value * weight : loss.value;
+    if (overlaps && last) parallel_->begin_backward();
+    (value / static_cast<double>(count)).backward();
+    sums += torch::stack({value.detach().to(torch::kFloat64), loss.count.to(torch::kFloat64)});
+    if (working_ && count > 1) working_->collect_gradients();
+  };
+  if (parallel_) {
+    const std::vector<Share> shares = next_shares(source, report);
+    for (const Share& share : shares) run(share.batch, share.weight, &share == &shares.back());
+  }
+  for (int64_t micro = 0; !parallel_ && micro < count; ++micro) {
     const Batch batch = source.next();
     report.flops += flops_->training(batch);
     report.model_tokens += batch.ids.numel();
     if (batch.target_ids.defined()) report.model_tokens += batch.target_ids.numel();
-    const Loss loss = loss_of(batch.to(device_));
-    (loss.value / static_cast<double>(count)).backward();
-    sums += torch::stack({loss.value.detach().to(torch::kFloat64), loss.count.to(torch::kFloat64)});
-    if (working_ && count > 1) working_->collect_gradients();
+    run(batch, 1.0, micro + 1 == count);
   }
   if (working_) working_->deliver_gradients();
+  if (parallel_) {
+    parallel_->finish_backward();
+    world_->all_reduce(sums).wait();
+  }
   return sums;
 }
 
@@ -133,6 +199,10 @@ void Trainer::begin(BatchSource& source) {
   const Tensor sums = accumulate_gradients(source, update.report);
   const Tensor norm =
       optimizer_.update(sums[0], update.report.learning_rate, config_.train.clip_norm);
+  if (parallel_ && parallel_->is_sharded()) {
+    parallel_->gather_parameters();
+    if (working_) working_->forget();
+  }
   const Tensor numbers = torch::cat({sums, norm.to(torch::kFloat64).reshape({1})});
   if (device_.is_cpu()) {
     update.numbers = numbers;
@@ -169,6 +239,14 @@ StepReport Trainer::finish() {
   peak_flops_ = std::max(peak_flops_, speed);
   report.utilisation = speed / peak_flops_;
   return report;
+}
+
+std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() {
+  return parallel_ ? parallel_->whole_state(optimizer_) : optimizer_.state();
+}
+
+void Trainer::set_optimizer_state(const std::vector<std::pair<std::string, Tensor>>& state) {
+  if (parallel_) parallel_->set_state(optimizer_, state);
 }
 
 int64_t Trainer::pending() const { return static_cast<int64_t>(pending_.size()); }

@@ -62,6 +62,10 @@ void WorkingCopy::renew() {
   }
 }
 
+void WorkingCopy::forget() {
+  for (Entry& entry : entries_) entry.seen_version = -1;
+}
+
 WorkingCopy::InUse::InUse(WorkingCopy& copies) : copies_(copies) {
   copies_.renew();
   for (Entry& entry : copies_.entries_) {

@@ -21,6 +21,9 @@ class WorkingCopy {
   /// Returns the copy of a parameter for an optimiser that writes both; undefined if there is none.
   torch::Tensor copy_of(const torch::Tensor& parameter) const;
 
+  /// Makes the next scope renew all copies, for parameters that somebody changed in other ways.
+  void forget();
+
   /// A scope in which the parameters show their copies. It first renews the copies of parameters
   /// that somebody has changed through torch since, for example to load a checkpoint.
   class InUse {

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,6 +24,16 @@ struct AdamWOptions {
   double weight_decay = 0.1;
 };
 
+/// A tensor that an optimiser updates.
+struct OptimizedTensor {
+  std::string name;
+  torch::Tensor tensor;
+  bool decayed = false;
+};
+
+/// Returns the parameters that require gradients, each tied one once.
+std::vector<OptimizedTensor> optimized_tensors(const torch::nn::Module& model);
+
 /// AdamW, on a GPU with our kernels, else on torch's fused operator. Its state can be saved as
 /// named tensors and restored bit for bit.
 class AdamW {
@@ -32,6 +43,11 @@ class AdamW {
   /// of the parameters too.
   AdamW(const torch::nn::Module& model, const AdamWOptions& options,
         const WorkingCopy* copies = nullptr);
+  /// Takes any tensors. `sum_over_processes` replaces a sum of squares by that of all processes, if
+  /// each has only a part of the tensors.
+  AdamW(std::vector<OptimizedTensor> tensors, const AdamWOptions& options,
+        const WorkingCopy* copies = nullptr,
+        std::function<void(torch::Tensor&)> sum_over_processes = {});
   AdamW(AdamW&&) noexcept;
   ~AdamW();
 
@@ -63,6 +79,7 @@ class AdamW {
 
   AdamWOptions options_;
   std::vector<Group> groups_;
+  std::function<void(torch::Tensor&)> sum_over_processes_;
   std::unique_ptr<FusedAdamW> fused_;  // null where there is no kernel
 };
 

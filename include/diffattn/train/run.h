@@ -47,8 +47,12 @@ class Run {
   /// Opens or creates the folder and locks it. Throws io::Error if another process holds the lock.
   /// The config must be resolved, and the model must have its initial weights. `extra_files` (name,
   /// text), for example a tokenizer, go into the model folder and every checkpoint.
+  ///
+  /// Several processes of a job make one run together: each constructs it and makes the same calls,
+  /// with batches of its part of the rows. Rank 0 alone locks the folder and writes to it.
   Run(const std::string& folder, const RunConfig& config, std::shared_ptr<TaskModel> model,
-      std::vector<std::pair<std::string, std::string>> extra_files = {});
+      std::vector<std::pair<std::string, std::string>> extra_files = {},
+      std::shared_ptr<parallel::Collective> world = parallel::one_process());
   Run(const std::string& folder, const RunConfig& config, nn::CausalLM model,
       std::vector<std::pair<std::string, std::string>> extra_files = {});
 
@@ -80,9 +84,14 @@ class Run {
   void evaluate(BatchSource& valid, const RunEvents& events);
   void log_statistics(BatchSource& source);
   void log(const StepReport& report);
+  void check_lock() const;
+  bool is_first() const { return world_->rank() == 0; }
+  bool any_rank(bool here);
+  int64_t chosen_checkpoint(const ResumeOptions& options);
 
+  std::shared_ptr<parallel::Collective> world_;
   std::string folder_;
-  std::unique_ptr<RunLock> lock_;
+  std::unique_ptr<RunLock> lock_;  // of rank 0, as checkpoints_ and metrics_
   RunConfig config_;
   std::unique_ptr<Checkpoints> checkpoints_;
   Trainer trainer_;

@@ -38,6 +38,12 @@ struct RunConfig {
   Task task = Task::kLanguageModel;
   int64_t seed = 11;
 
+  /// This process among those of a job, which share the rows of every batch. It is no key: a run
+  /// file says nothing about processes.
+  struct Job {
+    int64_t rank = 0, processes = 1;
+  } job;
+
   struct Model {
     /// Folder of a language model whose architecture and weights the run starts from, with a new
     /// optimiser. Of the other keys of [model] only max_position_embeddings then has an effect.
@@ -117,6 +123,9 @@ struct RunConfig {
     std::string device = "cpu";
     bool activation_checkpointing = false;
     std::string keep_attention = "results";  // in checkpointed layers; or "sums", "nothing"
+    /// What each process of a job keeps only a part of: nothing, the "optimizer" state, or that and
+    /// the "gradients".
+    std::string shard = "none";
     int64_t eval_every = 200, eval_batches = 16;
     int64_t log_every = 10, stats_every = 0;
     std::string sample_prompts;  // one per line; a language model continues them at each evaluation

@@ -8,8 +8,12 @@
 #include <limits>
 #include <list>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "diffattn/nn/decoder.h"
+#include "diffattn/parallel/collective.h"
 #include "diffattn/train/adamw.h"
 #include "diffattn/train/batch.h"
 #include "diffattn/train/run_config.h"
@@ -17,6 +21,7 @@
 
 namespace diffattn::train {
 
+class DataParallel;
 class FlopCounter;
 struct Schedule;
 class WorkingCopy;
@@ -46,10 +51,14 @@ struct StepReport {
 
 /// Trains a model one update at a time, on the device and in the dtype of the config. It does not
 /// touch files or the terminal.
+///
+/// Several processes share the rows of every micro-batch: each has a `source` of its own part.
+/// Losses, norms and updates equal those of one process up to rounding.
 class Trainer {
  public:
   /// Moves the model to the config's device. The config must be resolved.
-  Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config);
+  Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config,
+          std::shared_ptr<parallel::Collective> world = parallel::one_process());
   Trainer(nn::CausalLM model, const RunConfig& config);
   ~Trainer();
 
@@ -69,6 +78,11 @@ class Trainer {
   TaskModel& task_model() { return *model_; }
   std::shared_ptr<torch::nn::Module> model() { return model_->module(); }
   AdamW& optimizer() { return optimizer_; }
+  /// Returns the optimiser's state of all processes, as AdamW::state of one process. All ranks must
+  /// call it together.
+  std::vector<std::pair<std::string, torch::Tensor>> optimizer_state();
+  /// Takes over a state that `optimizer_state` returned and the caller has changed.
+  void set_optimizer_state(const std::vector<std::pair<std::string, torch::Tensor>>& state);
   TrainingState state;
 
  private:
@@ -80,11 +94,15 @@ class Trainer {
   Loss loss_of(const Batch& batch);
   void warm_up_lambda(int64_t step);
   torch::Tensor accumulate_gradients(BatchSource& source, StepReport& report);
+  struct Share;
+  std::vector<Share> next_shares(BatchSource& source, StepReport& report);
 
   RunConfig config_;
   torch::Device device_;
   std::shared_ptr<TaskModel> model_;
-  std::unique_ptr<WorkingCopy> working_;  // null: products cast the parameters
+  std::shared_ptr<parallel::Collective> world_;
+  std::unique_ptr<DataParallel> parallel_;  // null in one process
+  std::unique_ptr<WorkingCopy> working_;    // null: products cast the parameters
   AdamW optimizer_;
   std::unique_ptr<const Schedule> schedule_;
   std::unique_ptr<const FlopCounter> flops_;

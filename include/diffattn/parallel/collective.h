@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace diffattn::parallel {
+
+/// A collective operation that may still run. Its tensors must not be used before wait().
+class Started {
+ public:
+  Started() = default;
+  explicit Started(std::function<void()> wait) : wait_(std::move(wait)) {}
+  /// Waits for the result. On a GPU only the current stream waits. Throws diffattn::Error if the
+  /// operation failed, for example because another process has ended.
+  void wait() {
+    if (wait_) std::exchange(wait_, nullptr)();
+  }
+
+ private:
+  std::function<void()> wait_;
+};
+
+/// The processes that work on one job. All of them must call the same operations in the same order.
+/// Tensors are dense, of one type and size on all ranks. Sums are the same bits on all ranks and in
+/// every run with as many processes.
+class Collective {
+ public:
+  virtual ~Collective() = default;
+  virtual int64_t rank() const = 0;
+  virtual int64_t size() const = 0;
+
+  /// Copies the tensor of rank `root` to all ranks.
+  virtual Started broadcast(const torch::Tensor& tensor, int64_t root) = 0;
+  /// Replaces the tensor by the sum over all ranks.
+  virtual Started all_reduce(const torch::Tensor& tensor) = 0;
+  /// Stores part `rank` of the sum of `in` [size n] over all ranks to `out` [n].
+  virtual Started reduce_scatter(const torch::Tensor& out, const torch::Tensor& in) = 0;
+  /// Stores `in` [n] of all ranks, in their order, to `out` [size n].
+  virtual Started all_gather(const torch::Tensor& out, const torch::Tensor& in) = 0;
+  /// Sends part i of `in` [size n] to rank i, and stores what comes from rank i as part i of `out`.
+  virtual Started all_to_all(const torch::Tensor& out, const torch::Tensor& in) = 0;
+};
+
+/// Returns a job of one process, whose operations only copy.
+std::shared_ptr<Collective> one_process();
+
+/// Returns the processes of the c10d group of this name, which Python's init_process_group made in
+/// this process. Throws diffattn::Error if there is none.
+std::shared_ptr<Collective> process_group(const std::string& name);
+
+/// Returns the processes of this process's job: one process, unless `join` named a group.
+std::shared_ptr<Collective> world();
+void join(const std::string& group_name);
+
+/// Throws diffattn::Error, naming `what` and the ranks, if `text` differs between ranks.
+void check_same(Collective& world, const std::string& what, const std::string& text);
+
+}  // namespace diffattn::parallel

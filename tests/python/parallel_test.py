@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares diffattn.parallel.attention over 2 and 4 processes with the operator in one process."""
+import datetime
+import itertools
+import os
+import socket
+import unittest
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+
+if not dist.is_available():
+    print("skipped: this torch has no torch.distributed")
+    raise SystemExit(77)  # ctest shows it as skipped
+
+import diffattn
+from diffattn import parallel
+
+HEADS, KV_HEADS, D = 4, 4, 16
+MASKS = [dict(), dict(causal=True), dict(window=5), dict(causal=True, key_lengths=torch.tensor([29, 17])),
+         dict(causal=True, key_starts=torch.tensor([0, 3]))]
+NORM = dict(norm_eps=1e-5, out_scale=0.8)
+
+
+def inputs(rows, kv_heads=KV_HEADS, lam="head"):
+    torch.manual_seed(4)
+    sizes = [(HEADS, D), (HEADS, D), (kv_heads, D), (kv_heads, D), (kv_heads, 2 * D)]
+    tensors = [torch.randn(2, rows, heads, width) for heads, width in sizes]
+    lambdas = {"head": torch.rand(HEADS), "token": torch.rand(2, rows, HEADS), "number": torch.tensor(0.3)}
+    return tensors, lambdas[lam], torch.rand(2 * D) + 0.5, torch.randn(2, rows, HEADS, 2 * D)
+
+
+def whole(rows, mask, **more):
+    """Returns the result and the gradients of q, k, v, lambda and the norm's weight in one process."""
+    tensors, lam, weight, dout = inputs(rows, **more)
+    leaves = [tensor.requires_grad_() for tensor in (*tensors, lam, weight)]
+    out = diffattn.attention(*leaves[:6], norm_weight=leaves[6], **NORM, **mask)
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+def shared(rank, lengths, mask, method, **more):
+    """The same from this rank's rows; the parts of all ranks are put together."""
+    tensors, lam, weight, dout = inputs(sum(lengths), **more)
+    begin = sum(lengths[:rank])
+    rows = slice(begin, begin + lengths[rank])
+    lam = lam[:, rows] if lam.dim() == 3 else lam
+    leaves = [tensor.clone().requires_grad_() for tensor in (*(tensor[:, rows] for tensor in tensors), lam, weight)]
+    out = parallel.attention(*leaves[:6], norm_weight=leaves[6], method=method, **NORM, **mask)
+    parts = [out.detach(), *torch.autograd.grad(out, leaves, dout[:, rows])]
+    joined = []
+    for part, leaf in zip(parts, [out, *leaves]):
+        if leaf.dim() >= 3:  # rows
+            everybody = [None] * len(lengths)
+            dist.all_gather_object(everybody, part)
+            joined.append(torch.cat(everybody, dim=1))
+        else:
+            dist.all_reduce(part)
+            joined.append(part)
+    return joined
+
+
+def check(rank, size, port, failures):
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=120))
+    lengths = {2: [[16, 16], [20, 9], [29, 0]], 4: [[8, 8, 8, 8], [7, 1, 20, 1]]}[size]
+    cases = [(split, mask, method, {}) for split, mask, method in itertools.product(lengths, MASKS, ("heads", "keys"))]
+    cases += [(lengths[1], dict(causal=True), method, dict(lam=lam))
+              for method in ("heads", "keys") for lam in ("token", "number")]
+    cases += [(lengths[1], dict(causal=True), None, dict(kv_heads=1)),
+              (lengths[1], dict(causal=True), None, dict(kv_heads=2))]
+    for split, mask, method, more in cases:
+        got, want = shared(rank, split, mask, method, **more), whole(sum(split), mask, **more)
+        for name, mine, exact in zip(("out", "dq1", "dq2", "dk1", "dk2", "dv", "dlambda", "dweight"), got, want):
+            error = (mine - exact).abs().max().item() / max(1.0, exact.abs().max().item())
+            if not error <= 2e-6:
+                failures.put(f"{size} ranks, {split}, {mask}, {method}, {more}: {name} is off by {error:.1e}")
+    if size == 4:
+        try:
+            shared(rank, lengths[0], {}, "heads", kv_heads=2)
+            failures.put("4 ranks took 2 kv heads")
+        except ValueError as error:
+            if "4 ranks do not divide 2 and 4 heads" not in str(error):
+                failures.put(str(error))
+    dist.destroy_process_group()
+
+
+class Parallel(unittest.TestCase):
+    def run_with(self, size):
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = str(one.getsockname()[1])
+        failures = processes.get_context("spawn").SimpleQueue()
+        processes.spawn(check, (size, port, failures), nprocs=size)
+        found = []
+        while not failures.empty():
+            found.append(failures.get())
+        self.assertEqual(found, [])
+
+    def test_two_ranks(self):
+        self.run_with(2)
+
+    def test_four_ranks(self):
+        self.run_with(4)
+
+
+if __name__ == "__main__":
+    unittest.main()
