@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `cmake --install build/release --prefix PREFIX`: libraries, headers, the program, and what
-# find_package and pkg-config read. The tree may be moved; it needs the torch it was built for.
+# find_package and pkg-config read. The tree may be moved; it needs the torch it was built for. Wheels
+# do not use it: they have no symbolic links.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -10,12 +11,10 @@ set(static_libraries diffattn_kernels diffattn_io diffattn_convert diffattn_data
 set(installed "")
 foreach(name ${shared_libraries})
   if(TARGET ${name})
-    if(NOT DIFFATTN_WHEEL)  # wheels have no symbolic links
-      # Before 1.0 every minor version may change the interface.
-      set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION}
-        SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
-        INSTALL_RPATH "$ORIGIN;${DIFFATTN_TORCH_DIR}/lib")
-    endif()
+    # Before 1.0 every minor version may change the interface.
+    set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION}
+      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+      INSTALL_RPATH "$ORIGIN;${DIFFATTN_TORCH_DIR}/lib")
     list(APPEND installed ${name})
   endif()
 endforeach()

@@ -3,7 +3,8 @@
 tests/python/installed.py with torch.
 
 Without arguments it makes the wheel from the build folder $DIFFATTN_BUILD and uses the torch of this Python. With
-`--wheel FILE --torch 2.13` it lets pip install torch too (tools/test_wheels calls it so).
+`--wheel FILE --torch 2.13` it lets pip install torch too, and with `--torch any` the one that pip picks
+(tools/test_wheels calls it so).
 """
 import argparse
 import os
@@ -46,9 +47,11 @@ def empty_environment(folder, wheel):
 
 
 def add_torch(python, wheel, torch, packages):
-    """Lets pip install what the wheel requires, with a minor version of torch. None: shows the torch of this Python."""
+    """Lets pip install what the wheel requires, with a minor version of torch or "any" that pip picks. None: shows the
+    torch of this Python."""
     if torch is not None:
-        run(python, "-m", "pip", "install", "--quiet", wheel, f"torch=={torch}.*", *packages)
+        pinned = [] if torch == "any" else [f"torch=={torch}.*"]
+        run(python, "-m", "pip", "install", "--quiet", wheel, *pinned, *packages)
         return
     site = pathlib.Path(subprocess.check_output(
         [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], text=True).strip())
@@ -72,7 +75,7 @@ def check_without_torch(python, folder, environment):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--wheel", type=pathlib.Path)
-    parser.add_argument("--torch", help="minor version to install with the wheel")
+    parser.add_argument("--torch", help="minor version to install with the wheel, or any")
     parser.add_argument("--environment", type=pathlib.Path, help="folder to keep the environment in")
     parser.add_argument("packages", nargs="*", help="further packages, such as transformers")
     arguments = parser.parse_args()
