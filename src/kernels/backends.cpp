@@ -18,7 +18,7 @@ namespace {
 bool always() { return true; }
 bool everything(const Problem&) { return true; }
 
-using Backends = std::array<Backend, 5>;
+using Backends = std::array<Backend, 6>;
 
 constexpr Backends kCpuBackends{
     Backend{.name = "amx",
@@ -57,6 +57,15 @@ constexpr Backends kCpuBackends{
             .stats = cpu::avx2::stats,
             .stats_backward = cpu::avx2::stats_backward,
             .map = cpu::avx2::map},
+    Backend{.name = "float64",
+            .description = "blocks of rows in double",
+            .available = cpu::float64::available,
+            .takes = cpu::float64::takes,
+            .forward = cpu::float64::forward,
+            .backward = cpu::float64::backward,
+            .stats = cpu::float64::stats,
+            .stats_backward = cpu::float64::stats_backward,
+            .map = cpu::float64::map},
     Backend{.name = "reference",
             .description = "plain loops in double, one thread",
             .available = always,

@@ -33,7 +33,8 @@ class Package(unittest.TestCase):
         self.assertEqual(info["torch"], torch.__version__)
         self.assertEqual(info["built_for_torch"], torch.__version__)
         self.assertEqual(info["version"], diffattn.__version__)
-        known = {"amx", "avx512", "avx512_bf16", "avx2", "reference", "composed", "sm90", "sm80"}
+        known = {"amx", "avx512", "avx512_bf16", "avx2", "float64", "reference", "composed", "sm90",
+                 "sm80"}
         for device, backends in info["backends"].items():
             self.assertEqual(set(backends), {"float32", "bfloat16", "float16", "float64"})
             self.assertLessEqual(set(backends.values()), known, device)

@@ -69,4 +69,15 @@ void stats_backward(const StatsBackwardParams& params);
 void map(const MapParams& params);
 }  // namespace avx2
 
+/// float64 inputs, on any processor. The reference computes statistics and maps.
+namespace float64 {
+bool available();
+bool takes(const Problem& problem);
+void forward(const ForwardParams& params);
+void backward(const BackwardParams& params);
+void stats(const StatsParams& params);
+void stats_backward(const StatsBackwardParams& params);
+void map(const MapParams& params);
+}  // namespace float64
+
 }  // namespace diffattn::cpu

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "diffattn/kernels/params.h"
@@ -27,15 +28,15 @@ class HeadEpilogue {
   }
 
   /// Computes out from O in place.
-  void apply(std::vector<double>& o) const {
+  void apply(std::span<double> o) const {
     const double r = rstd(o);
     for (size_t c = 0; c < o.size(); ++c) o[c] *= gain_[c] * r;
   }
 
   /// Computes dO from dout in place, given O. Adds the row's part of dnorm_weight / out_scale to
   /// `dweight`.
-  void apply_backward(const std::vector<double>& o, std::vector<double>& dout,
-                      std::vector<double>& dweight) const {
+  void apply_backward(std::span<const double> o, std::span<double> dout,
+                      std::span<double> dweight) const {
     const double r = rstd(o);
     double mean = 0.0;  // mean(gain * dout * O)
     for (size_t c = 0; c < o.size(); ++c) {
@@ -49,7 +50,7 @@ class HeadEpilogue {
   }
 
  private:
-  double rstd(const std::vector<double>& o) const {
+  double rstd(std::span<const double> o) const {
     if (!norm_) return 1.0;
     double sum = 0.0;
     for (const double x : o) sum += x * x;
