@@ -99,8 +99,8 @@ std::shared_ptr<Collective> process_group(const std::string& name) {
   try {
     return std::make_shared<ProcessGroup>(c10d::resolve_process_group(name));
   } catch (const c10::Error&) {
-    throw Error("parallel: group: expected the name of a process group of this process, got '" + name +
-                "'");
+    throw Error("parallel: group: expected the name of a process group of this process, got '" +
+                name + "'");
   }
 }
 

@@ -58,7 +58,8 @@ AdamW::AdamW(std::vector<OptimizedTensor> tensors, const AdamWOptions& options,
     }
   }
   // The kernels compute the norm of the gradients of this process.
-  if (!sum_over_processes_ && FusedAdamW::takes(all)) fused_ = std::make_unique<FusedAdamW>(std::move(all));
+  if (!sum_over_processes_ && FusedAdamW::takes(all))
+    fused_ = std::make_unique<FusedAdamW>(std::move(all));
 }
 
 AdamW::AdamW(AdamW&&) noexcept = default;

@@ -22,8 +22,8 @@ namespace diffattn::train {
 /// also receives only its part of the sum, and whole gradients exist for one bucket at a time.
 class DataParallel {
  public:
-  DataParallel(std::shared_ptr<parallel::Collective> world,
-               std::vector<OptimizedTensor> parameters, const std::string& shard);
+  DataParallel(std::shared_ptr<parallel::Collective> world, std::vector<OptimizedTensor> parameters,
+               const std::string& shard);
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
   ~DataParallel();
@@ -31,7 +31,8 @@ class DataParallel {
   parallel::Collective& world() { return *world_; }
   bool is_sharded() const { return shard_ != Shard::kNone; }
 
-  /// Returns the tensors that this process's optimiser updates: the parameters, or parts of buckets.
+  /// Returns the tensors that this process's optimiser updates: the parameters, or parts of
+  /// buckets.
   std::vector<OptimizedTensor> optimized() const;
 
   /// Lets the next backward start the sums.

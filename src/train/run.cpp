@@ -119,9 +119,8 @@ Run::Run(const std::string& folder, const RunConfig& config, std::shared_ptr<Tas
       folder_(folder),
       lock_(is_first() ? std::make_unique<RunLock>(folder) : nullptr),
       config_(config),
-      checkpoints_(is_first()
-                       ? std::make_unique<Checkpoints>(folder, config.train.keep_checkpoints)
-                       : nullptr),
+      checkpoints_(is_first() ? std::make_unique<Checkpoints>(folder, config.train.keep_checkpoints)
+                              : nullptr),
       trainer_(std::move(model), config, world_),
       extra_files_(std::move(extra_files)) {
   if (is_first()) remove_unfinished(folder);
@@ -255,7 +254,8 @@ void Run::evaluate(BatchSource& valid, const RunEvents& events) {
   }
   valid.seek(here);
   if (world_->size() > 1) {
-    const auto tokens = static_cast<double>(result.tokens), right = static_cast<double>(result.right);
+    const auto tokens = static_cast<double>(result.tokens),
+               right = static_cast<double>(result.right);
     const torch::Tensor sums = torch::tensor({result.loss_sum, right, tokens}, torch::kFloat64);
     world_->all_reduce(sums).wait();
     result.loss_sum = sums[0].item<double>();

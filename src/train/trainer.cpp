@@ -63,9 +63,8 @@ AdamW optimizer_of(DataParallel* processes, const TaskModel& model, const RunCon
   if (processes == nullptr || !processes->is_sharded()) {
     return AdamW(*model.module(), options, copies);
   }
-  return AdamW(processes->optimized(), options, nullptr, [processes](Tensor& squares) {
-    processes->world().all_reduce(squares).wait();
-  });
+  return AdamW(processes->optimized(), options, nullptr,
+               [processes](Tensor& squares) { processes->world().all_reduce(squares).wait(); });
 }
 
 int64_t counted_labels(const Batch& batch) { return batch.labels.ne(-100).sum().item<int64_t>(); }
@@ -158,8 +157,8 @@ Tensor Trainer::accumulate_gradients(BatchSource& source, StepReport& report) {
   std::optional<WorkingCopy::InUse> copies;
   if (working_) copies.emplace(*working_);
   // Sums of gradients start during the last backward, unless some gradients come in pieces.
-  const bool overlaps = parallel_ && !(working_ && count > 1) &&
-                        !config_.train.activation_checkpointing;
+  const bool overlaps =
+      parallel_ && !(working_ && count > 1) && !config_.train.activation_checkpointing;
   Tensor sums = torch::zeros({2}, torch::TensorOptions().device(device_).dtype(torch::kFloat64));
   const auto run = [&](const Batch& batch, double weight, bool last) {
     const Loss loss = loss_of(batch.to(device_));

@@ -33,6 +33,8 @@ steps = 20
 batch_size = 8
 seq_len = 64
 learning_rate = 3e-3
+schedule = "constant"
+warmup_steps = 1
 log_every = 1
 eval_every = 10
 eval_batches = 2
@@ -106,7 +108,7 @@ class Distributed(unittest.TestCase):
 
     def test_losses_are_those_of_one_process(self):
         one = self.train("one", 1)
-        for size, shard in ((2, "none"), (2, "optimizer"), (2, "gradients"), (4, "gradients")):
+        for size, shard in ((2, "none"), (2, "optimizer"), (4, "gradients")):
             with self.subTest(size=size, shard=shard):
                 many = self.train(f"{shard}-{size}", size, f"train.shard={shard}")
                 self.assert_same_course(many, one)
@@ -122,20 +124,17 @@ class Distributed(unittest.TestCase):
         self.assert_same_course(self.train("two", 2, *settings, "train.shard=gradients"), one)
 
     def test_resume_with_as_many_processes_gives_the_same_bits(self):
-        for shard in ("none", "gradients"):
-            settings = [f"train.shard={shard}", "train.warmup_steps=1", "train.schedule=constant"]
-            whole = self.metrics(self.train(f"whole-{shard}", 2, *settings))
-            self.train(f"halves-{shard}", 2, *settings, "train.steps=10")
-            halves = self.metrics(self.train(f"halves-{shard}", 2, "train.steps=20", resume=True))
-            for step in whole:
-                self.assertEqual(halves[step]["loss"], whole[step]["loss"], f"{shard}, step {step}")
+        whole = self.metrics(self.train("whole", 2, "train.shard=gradients"))
+        self.train("halves", 2, "train.shard=gradients", "train.steps=10")
+        halves = self.metrics(self.train("halves", 2, "train.steps=20", resume=True))
+        for step in whole:
+            self.assertEqual(halves[step]["loss"], whole[step]["loss"], f"step {step}")
 
     def test_resume_with_other_processes(self):
-        settings = ["train.warmup_steps=1", "train.schedule=constant"]
-        one = self.train("one", 1, *settings)
-        for first, then in ((1, 4), (4, 1), (2, 4)):
+        one = self.train("one", 1)
+        for first, then in ((1, 2), (4, 1)):
             name = f"{first}-{then}"
-            self.train(name, first, *settings, "train.steps=10", "train.shard=gradients")
+            self.train(name, first, "train.steps=10", "train.shard=gradients")
             self.assert_same_course(self.train(name, then, "train.steps=20", resume=True), one)
 
     def test_batches_that_do_not_divide(self):
@@ -147,14 +146,14 @@ class Distributed(unittest.TestCase):
 
     def test_different_run_files(self):
         out = str(self.folder / "out")
-        for code, _, error in self.finish(self.start(3, lambda rank: [
-                "--config", str(self.file), "--out", out, "--set", f"seed={7 if rank == 2 else 6}"])):
+        for code, _, error in self.finish(self.start(2, lambda rank: [
+                "--config", str(self.file), "--out", out, "--set", f"seed={6 + rank}"])):
             self.assertEqual(code, 1)
-            self.assertIn("expected the same on all ranks, got another one on rank 2 than on rank 0", error)
+            self.assertIn("expected the same on all ranks, got another one on rank 1 than on rank 0", error)
 
     def test_the_others_stop_when_a_rank_is_killed(self):
         out = self.folder / "out"
-        processes = self.start(3, lambda rank: ["--config", str(self.file), "--out", str(out), "--set",
+        processes = self.start(2, lambda rank: ["--config", str(self.file), "--out", str(out), "--set",
                                                 "train.steps=1000000", "--set", "train.eval_every=0"])
         deadline = time.monotonic() + 120
         while not (out / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
@@ -165,7 +164,7 @@ class Distributed(unittest.TestCase):
             if rank == 1:
                 continue
             self.assertEqual(code, 1, error)
-            self.assertRegex(error, f"rank {rank} of 3.*another process has ended")
+            self.assertRegex(error, f"rank {rank} of 2.*another process has ended")
         self.assertLess(time.monotonic() - killed, 60)
         self.assertTrue((out / "checkpoints" / "latest").exists())
 

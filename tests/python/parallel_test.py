@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares diffattn.parallel.attention over 2 and 4 processes with the operator in one process."""
+"""Compares diffattn.parallel.attention, and modules inside DDP and FSDP2, over 2 and 4 processes with one process."""
 import datetime
 import itertools
 import os
@@ -13,6 +13,9 @@ import torch.multiprocessing as processes
 if not dist.is_available():
     print("skipped: this torch has no torch.distributed")
     raise SystemExit(77)  # ctest shows it as skipped
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import diffattn
 from diffattn import parallel
@@ -60,10 +63,38 @@ def shared(rank, lengths, mask, method, **more):
     return joined
 
 
+def two_layers():
+    torch.manual_seed(2)
+    return torch.nn.Sequential(diffattn.nn.DiffAttention(32, 2, rotary="half"),
+                               diffattn.nn.DiffAttention(32, 4, kind="v2", lambda_kind="token"))
+
+
+def check_wrappers(rank, size, failures):
+    """Compares the gradients of modules inside DDP and FSDP2, which divide the batch, with those of one process."""
+    torch.manual_seed(3)
+    x = torch.randn(2 * size, 11, 32)
+    alone = two_layers()
+    alone(x).square().mean().backward()
+    want = {name: parameter.grad for name, parameter in alone.named_parameters()}
+    sharded = two_layers()
+    for layer in sharded:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (size,)))
+    wrapped = {"DDP": torch.nn.parallel.DistributedDataParallel(two_layers()), "FSDP2": fully_shard(sharded)}
+    for kind, model in wrapped.items():
+        model(x[2 * rank:2 * rank + 2]).square().mean().backward()
+        for name, parameter in model.named_parameters():
+            got, exact = parameter.grad, want[name.removeprefix("module.")]
+            got = got.full_tensor() if hasattr(got, "full_tensor") else got
+            error = (got - exact).abs().max().item() / exact.abs().max().item()
+            if not error <= 1e-5:
+                failures.put(f"{kind}, {size} ranks: the gradient of {name} is off by {error:.1e}")
+
+
 def check(rank, size, port, failures):
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=120))
+    check_wrappers(rank, size, failures)
     lengths = {2: [[16, 16], [20, 9], [29, 0]], 4: [[8, 8, 8, 8], [7, 1, 20, 1]]}[size]
     cases = [(split, mask, method, {}) for split, mask, method in itertools.product(lengths, MASKS, ("heads", "keys"))]
     cases += [(lengths[1], dict(causal=True), method, dict(lam=lam))
