@@ -4,6 +4,9 @@
 // number of 16 channels, so that no sum crosses lanes. Tokens come in chunks: a chunk's rows of B
 // and C stay in the cache for all blocks of 16 channels of a task.
 //
+// `ivdep` says that the arrays of a loop do not overlap: checking that for every state would take
+// as long as the loop.
+//
 // The backward pass keeps the states before each chunk, then takes the chunks from the last to the
 // first and recomputes the states within one. Tasks split the channels and never depend on the
 // number of threads. Each has its own sums of dB and dC, which are added up in order.
@@ -23,6 +26,8 @@ namespace {
 constexpr int kLanes = 16;          // channels of a block: the floats of the widest vector
 constexpr int64_t kTokens = 64;     // of a chunk: 64 * 16 states * 16 lanes * 4 B = 64 KB of states
 constexpr int64_t kTaskBlocks = 8;  // blocks of a forward task: a line of 512 B of u in each token
+constexpr int64_t kAhead =
+    8;  // tokens: their rows lie in different pages, so no hardware prefetches them
 constexpr int64_t kBackwardTasks = 16;
 
 using Lanes = float[kLanes];
@@ -84,17 +89,23 @@ DIFFATTN_EACH_ISA void scan_tokens(const Block& k, Lanes* s, float* y) {
   Lanes d;
   load(in.d + k.channel, k.count, d);
   for (int64_t t = k.begin; t < k.end; ++t) {
+    const int64_t ahead = k.row(std::min(t + kAhead, in.length - 1));
+    __builtin_prefetch(in.u + ahead * in.u_stride + k.channel);
+    __builtin_prefetch(in.delta + ahead * in.delta_stride + k.channel);
+    __builtin_prefetch(y + ahead * in.channels + k.channel, 1);
     Token token;
     token.read(k, t);
     if (k.starts_at(t)) std::memset(s, 0, sizeof(Lanes) * static_cast<size_t>(in.states));
     const float *b = in.b + k.row(t) * in.b_stride, *c = in.c + k.row(t) * in.c_stride;
     Lanes sum, step;
+#pragma GCC ivdep
     for (int j = 0; j < kLanes; ++j) {
       sum[j] = d[j] * token.u[j];
       step[j] = token.dt[j] * token.u[j];
     }
     for (int64_t n = 0; n < in.states; ++n) {
       const float bn = b[n], cn = c[n];
+#pragma GCC ivdep
       for (int j = 0; j < kLanes; ++j) {
         const float x = fast_exp(token.dt[j] * k.a[n][j]) * s[n][j] + step[j] * bn;  // (2)
         s[n][j] = x;
@@ -120,6 +131,7 @@ DIFFATTN_EACH_ISA void replay_tokens(const Block& k, Lanes* s, Lanes* before, La
     for (int64_t n = 0; n < in.states; ++n) {
       const float bn = b[n];
       Lanes e;
+#pragma GCC ivdep
       for (int j = 0; j < kLanes; ++j) {
         e[j] = fast_exp(token.dt[j] * k.a[n][j]);
         s[n][j] = e[j] * s[n][j] + token.dt[j] * token.u[j] * bn;
@@ -153,6 +165,7 @@ DIFFATTN_EACH_ISA void unscan_tokens(const Block& k, const ScanBackward<float>& 
     load(p.dy + dense, k.count, dy);
     for (int64_t n = 0; n < in.states; ++n) {
       const float bn = b[n], cn = c[n];
+#pragma GCC ivdep
       for (int j = 0; j < kLanes; ++j) {
         const float old = decay[at + n][j] * before[at + n][j];
         const float input = token.dt[j] * token.u[j];
@@ -166,6 +179,7 @@ DIFFATTN_EACH_ISA void unscan_tokens(const Block& k, const ScanBackward<float>& 
       }
     }
     Lanes du, ddelta;
+#pragma GCC ivdep
     for (int j = 0; j < kLanes; ++j) {
       du[j] = d[j] * dy[j] + token.dt[j] * to_input[j];
       ddelta[j] = to_step[j] / (1.0f + fast_exp(-token.delta[j]));
