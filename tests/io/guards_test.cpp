@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <cctype>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -16,6 +17,7 @@
 #include "io/cgroup.h"
 #include "io/hash.h"
 #include "io/manifest.h"
+#include "io/safetensors/rules.h"
 #include "io/settings.h"
 #include "io/text.h"
 #include "io/tokenizer/patterns.h"
@@ -113,6 +115,31 @@ TEST(Guards, PathsInAManifestStayInItsFolder) {
   const TempFolder folder;
   folder.put("a b", "x");
   EXPECT_TRUE(holds(error_of([&] { manifest_of(folder.path(), 1); }), "got 'a b'"));
+}
+
+TEST(Guards, NamesByTheirLetters) {
+  for (int byte = 0; byte < 256; ++byte) {
+    const std::string name = std::string("a") + static_cast<char>(byte);
+    const bool bare = byte < 128 && (std::isalnum(byte) != 0 || byte == '_' || byte == '-');
+    EXPECT_EQ(is_manifest_path(name), bare || byte == '.') << byte;
+    EXPECT_EQ(is_manifest_path(name + "/" + name), bare || byte == '.') << byte;
+    const auto read_key = [&] { parse_settings("\"" + name + "\" = 1", "run.toml"); };
+    if (bare) {
+      EXPECT_NO_THROW(read_key()) << byte;
+    } else {
+      EXPECT_THROW(read_key(), Error) << byte;
+    }
+    EXPECT_EQ(name_fault(name).has_value(), byte < 0x20 || byte == 0x7f) << byte;
+    // U+0080 to U+009F are control characters, too.
+    const bool control = byte >= 0x80 && byte < 0xa0;
+    if (byte >= 0x80 && byte < 0xc0) {
+      EXPECT_EQ(name_fault("a\xc2" + name.substr(1)).has_value(), control) << byte;
+    }
+  }
+  EXPECT_TRUE(is_manifest_path(std::string(255, 'a')));
+  EXPECT_FALSE(is_manifest_path(std::string(256, 'a')));
+  EXPECT_FALSE(name_fault(std::string(kMaxTensorNameBytes, 'a')));
+  EXPECT_TRUE(name_fault(std::string(kMaxTensorNameBytes + 1, 'a')));
 }
 
 TEST(Guards, AWriterTakesNoMoreThanATensorsBytes) {
