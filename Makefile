@@ -109,6 +109,7 @@ coverage: setup  ## share of the lines of src/io and src/convert that their test
 test-long: setup  ## before a release: analyser, more cases, wheels for all torches, sanitizers, coverage
 	@$(MAKE) --no-print-directory check
 	@tools/check_tidy.py --thorough
+	@scripts/setup_python_tests $(PYTHON) long
 	@DIFFATTN_TEST_SCALE=$(LONG_SCALE) DIFFATTN_TEST_KILLS=$(LONG_KILLS) DIFFATTN_TEST_FAULTS=all \
 	  $(MAKE) --no-print-directory test PRESET=release
 	@tests/soak/soak.py build/release/diffattn

@@ -35,5 +35,6 @@ VerbAction add_bench_attention(CLI::App& bench);
 VerbAction add_bench_module(CLI::App& bench);
 VerbAction add_bench_step(CLI::App& bench);
 VerbAction add_bench_generate(CLI::App& bench);
+VerbAction add_bench_serve(CLI::App& bench);
 
 }  // namespace diffattn::app

@@ -87,6 +87,9 @@ ChatPrompts::Prompt ChatPrompts::prompt(const std::vector<ChatMessage>& messages
   prompt.text = chat_.render(marked_messages, /*add_generation_prompt=*/true);
   const auto ranges = take_marks(prompt.text, open, close);
   prompt.ids = tokenizer_.encode(prompt.text, {.add_special_tokens = false, .untrusted = ranges});
+  if (prompt.ids.empty()) {
+    throw Error(chat_.file(), "expected text for the conversation, got none");
+  }
   return prompt;
 }
 

@@ -21,7 +21,7 @@ class ChatPrompts {
     std::vector<TokenId> ids;
   };
   /// Returns the conversation up to the beginning of the reply. Throws Error if the template
-  /// refuses the messages.
+  /// refuses the messages or writes nothing.
   Prompt prompt(const std::vector<ChatMessage>& messages) const;
 
   /// Tokens that end a reply: the tokenizer's eos_token, and the token that the template writes

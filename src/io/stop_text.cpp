@@ -6,7 +6,7 @@
 namespace diffattn::io {
 
 std::string StopText::show(size_t length) {
-  const std::string text = held_.substr(0, length);
+  std::string text = held_.substr(0, length);
   held_.erase(0, length);
   shown_ += text;
   return text;

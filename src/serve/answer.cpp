@@ -141,7 +141,10 @@ Json Answer::choice_json(size_t index, Choice& choice) {
     if (!choice.begun) json["delta"]["role"] = "assistant";
     if (!choice.begun || !text.empty()) json["delta"]["content"] = text;
   }
-  if (plan_.request.return_token_ids && choice.finish) json["token_ids"] = choice.ids;
+  if (plan_.request.return_token_ids && choice.finish) {
+    json["token_ids"] = choice.ids;
+    json["prompt_token_ids"] = plan_.prompts[index / static_cast<size_t>(plan_.request.n)];
+  }
   return json;
 }
 

@@ -69,6 +69,16 @@ struct BackendLoad {
   int64_t used_pages = 0, pages = 0;  // of the KV cache
 };
 
+/// Where the last token of a text looks, in the last layer.
+struct AttentionRow {
+  struct Head {
+    float lambda = 0.0f;
+    std::vector<float> first, second, difference;  // weights of the text's tokens
+  };
+  std::vector<Head> heads = {};
+  std::string error = {};  // why there are no heads
+};
+
 /// Computes jobs in a thread of its own. Thread-safe.
 class Backend {
  public:
@@ -79,6 +89,10 @@ class Backend {
   /// Drops a job, or one of its sequences. Its events end soon after.
   virtual void cancel(uint64_t job, std::optional<size_t> sequence = {}) = 0;
   virtual BackendLoad load() const = 0;
+
+  /// Computes where the last token of a text looks and calls `done` with it, on the inference
+  /// thread. Returns false if too many texts wait.
+  virtual bool attend(std::vector<int64_t> tokens, std::function<void(AttentionRow&&)> done) = 0;
 };
 
 }  // namespace diffattn::serve

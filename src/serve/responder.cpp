@@ -35,6 +35,14 @@ void Responder::push(std::vector<Event>&& events) {
   news_.notify_one();
 }
 
+void Responder::run_soon(std::function<void()> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    work_.push_back(std::move(work));
+  }
+  news_.notify_one();
+}
+
 size_t Responder::open() const {
   const std::lock_guard lock(mutex_);
   return answers_.size();
@@ -43,8 +51,16 @@ size_t Responder::open() const {
 void Responder::run() {
   std::unique_lock lock(mutex_);
   while (true) {
-    news_.wait(lock, [&] { return stopping_ || !events_.empty(); });
-    if (events_.empty()) return;
+    news_.wait(lock, [&] { return stopping_ || !events_.empty() || !work_.empty(); });
+    while (!work_.empty()) {
+      const std::function<void()> work = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      work();
+      lock.lock();
+    }
+    if (events_.empty() && stopping_) return;
+    if (events_.empty()) continue;
     const std::vector<Event> events = std::move(events_.front());
     events_.pop_front();
     for (const Event& event : events) {

@@ -26,6 +26,8 @@ class Responder {
   void forget(uint64_t job);
   /// Takes events; see EventSink.
   void push(std::vector<Event>&& events);
+  /// Calls `work` in the responder's thread.
+  void run_soon(std::function<void()> work);
 
   /// Number of answers that are not complete.
   size_t open() const;
@@ -37,6 +39,7 @@ class Responder {
   std::condition_variable news_;
   std::map<uint64_t, std::shared_ptr<Answer>> answers_;
   std::deque<std::vector<Event>> events_;
+  std::deque<std::function<void()>> work_;
   bool stopping_ = false;
   std::thread thread_;  // last: it uses the others
 };

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "diffattn/io/error.h"
+#include "serve/api/token_text.h"
 
 namespace diffattn::serve {
 namespace {
@@ -15,6 +16,7 @@ using Json = nlohmann::json;
 
 constexpr int64_t kCompletionTokens = 16;  // the default of the OpenAI API
 constexpr int64_t kChatTokens = 1024;
+constexpr int64_t kAttentionTokens = 4096;  // of a text whose attention is shown
 
 /// Returns true if both are equal, in a time that depends on the length of `given` alone.
 bool equal_in_constant_time(std::string_view given, std::string_view secret) {
@@ -50,12 +52,18 @@ std::string text_of(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+Json names_of(const io::Tokenizer& tokenizer, const Ids& ids) {
+  Json names = Json::array();
+  for (const int64_t id : ids) names.push_back(token_text(tokenizer, id).name);
+  return names;
+}
+
 /// Returns the paths that metrics may name: a client must not make up new ones.
 std::string known_path(const std::string& path) {
   static constexpr std::array<std::string_view, 9> kPaths{
       "/",          "/v1/completions", "/v1/chat/completions",
       "/v1/models", "/tokenize",       "/detokenize",
-      "/health",    "/metrics",        "/version"};
+      "/health",    "/metrics",        "/attention"};
   return std::ranges::find(kPaths, path) != kPaths.end() ? path : "other";
 }
 
@@ -145,6 +153,7 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
   if (path == "/v1/models") return needs("GET"), send(request, reply, models());
   if (path == "/tokenize") return needs("POST"), send(request, reply, tokenize(request.body));
   if (path == "/detokenize") return needs("POST"), send(request, reply, detokenize(request.body));
+  if (path == "/attention") return needs("POST"), attend(request, reply);
   if (path == "/metrics") {
     needs("GET");
     return send(request, reply, metrics_.text(backend_->load(), connections_()),
@@ -166,6 +175,7 @@ std::string Service::models() const {
                      {"object", "model"},
                      {"created", model_.created},
                      {"owned_by", "diffattn"},
+                     {"chat", model_.chat.has_value()},
                      {"max_model_len", model_.max_context}}}}});
 }
 
@@ -179,7 +189,49 @@ std::string Service::tokenize(const std::string& body) const {
 std::string Service::detokenize(const std::string& body) const {
   const Ids ids = parse_detokenize(parse_body(body));
   const std::vector<io::TokenId> tokens(ids.begin(), ids.end());
-  return text_of({{"prompt", model_.tokenizer.decode(tokens, /*skip_special_tokens=*/false)}});
+  return text_of({{"prompt", model_.tokenizer.decode(tokens, /*skip_special_tokens=*/false)},
+                  {"token_strs", names_of(model_.tokenizer, ids)}});
+}
+
+/// Answers with the attention of a text's last token: both maps and their difference.
+void Service::attend(const HttpRequest& request, const std::shared_ptr<Reply>& reply) {
+  const Ids ids = parse_detokenize(parse_body(request.body));
+  check_ids("tokens", ids);
+  if (std::ssize(ids) > std::min(model_.max_context, kAttentionTokens)) {
+    throw ApiError(400,
+                   "tokens: expected at most " +
+                       std::to_string(std::min(model_.max_context, kAttentionTokens)) + ", got " +
+                       std::to_string(ids.size()),
+                   "tokens");
+  }
+  const auto write = [this, ids, reply, request](const AttentionRow& row) {
+    if (!row.error.empty()) {
+      return reply->send(500, ApiError(500, row.error).json(), "application/json", headers());
+    }
+    Json heads = Json::array();
+    for (const AttentionRow::Head& head : row.heads) {
+      heads.push_back({{"lambda", head.lambda},
+                       {"first", head.first},
+                       {"second", head.second},
+                       {"difference", head.difference}});
+    }
+    send(request, reply, text_of({{"tokens", names_of(model_.tokenizer, ids)}, {"heads", heads}}));
+  };
+  const bool taken = backend_->attend(ids, [this, write](AttentionRow&& row) {
+    responder_.run_soon([write, row = std::move(row)] { write(row); });
+  });
+  if (!taken) throw ApiError(429, "too many requests for attention; try again later");
+}
+
+void Service::check_ids(const char* field, const Ids& ids) const {
+  if (ids.empty()) throw ApiError(400, std::string(field) + ": expected a token, got none", field);
+  for (const int64_t id : ids) {
+    if (id < model_.vocab_size) continue;
+    throw ApiError(400,
+                   std::string(field) + ": expected token ids below " +
+                       std::to_string(model_.vocab_size) + ", got " + std::to_string(id),
+                   field);
+  }
 }
 
 void Service::check_model(const Generation& request) const {
@@ -269,8 +321,7 @@ void Service::answer(AnswerPlan plan, int64_t default_max_tokens, Ids extra_stop
     const Ids& prompt = plan.prompts[i / static_cast<size_t>(plan.request.n)];
     const auto length = std::ssize(prompt);
     prompt_tokens += length;
-    if (length == 0)
-      throw ApiError(400, std::string(field) + ": expected a token, got none", field);
+    check_ids(field, prompt);
     const int64_t room = model_.max_context - length;
     const int64_t wanted =
         plan.request.max_tokens.value_or(std::min(default_max_tokens, std::max<int64_t>(1, room)));
@@ -281,14 +332,6 @@ void Service::answer(AnswerPlan plan, int64_t default_max_tokens, Ids extra_stop
                          std::to_string(length + wanted) + " tokens (" + std::to_string(length) +
                          " in the " + field + ", " + std::to_string(wanted) + " in the completion)",
                      field, "context_length_exceeded");
-    }
-    for (const int64_t id : prompt) {
-      if (id >= model_.vocab_size) {
-        throw ApiError(400,
-                       std::string(field) + ": expected token ids below " +
-                           std::to_string(model_.vocab_size) + ", got " + std::to_string(id),
-                       field);
-      }
     }
     job.sequences.push_back(sequence_of(plan, i, wanted, extra_stops, seed));
   }

@@ -65,8 +65,10 @@ class Service {
   void answer(AnswerPlan plan, int64_t default_max_tokens, Ids extra_stops,
               const std::shared_ptr<Reply>& reply);
   void check_model(const Generation& request) const;
+  void check_ids(const char* field, const Ids& ids) const;
   Sequence sequence_of(const AnswerPlan& plan, size_t choice, int64_t max_tokens,
                        const Ids& extra_stops, uint64_t seed) const;
+  void attend(const HttpRequest& request, const std::shared_ptr<Reply>& reply);
   std::string models() const;
   std::string tokenize(const std::string& body) const;
   std::string detokenize(const std::string& body) const;

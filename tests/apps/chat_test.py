@@ -156,6 +156,11 @@ class Chat(unittest.TestCase):
         (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}")  # wins
         self.talk(folder, ["ab"])
 
+    def test_a_template_that_writes_nothing(self):
+        result = program("generate", "--model", model("silent", "{# nothing #}"), "--interactive", input=b"ab\n")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(b"tokenizer_config.json: expected text for the conversation, got none", result.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -38,6 +38,7 @@ TEST(ChatPrompt, OnlyTheTemplateWritesSpecialTokens) {
   }
   EXPECT_EQ(chat.prompt({{"user", "  a  "}}).ids, joined({bytes("a"), {256}, bytes(">")}));
   EXPECT_EQ(chat.prompt({{"user", " "}}).ids, joined({{256}, bytes(">")}));
+  EXPECT_THROW(prompts("{# nothing #}").prompt({{"user", "a"}}), Error);
 }
 
 TEST(ChatPrompt, AMessageCannotCompleteATokenOfTheTemplate) {

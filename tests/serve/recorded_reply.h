@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -14,7 +15,7 @@ struct RecordedReply : Reply {
   int status = 0;
   std::string text, type;
   Headers headers;
-  bool ended = false;
+  std::atomic<bool> ended = false;
   std::function<void()> gone;
 
   void send(int code, std::string body, std::string_view content_type, Headers with) override {

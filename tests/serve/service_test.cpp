@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "tests/serve/recorded_reply.h"
 
@@ -22,6 +23,15 @@ struct RecordedBackend : Backend {
     return !full;
   }
   void cancel(uint64_t job, std::optional<size_t>) override { cancelled.push_back(job); }
+  bool attend(std::vector<int64_t> tokens, std::function<void(AttentionRow&&)> done) override {
+    AttentionRow row;
+    row.heads.push_back({.lambda = 0.5f,
+                         .first = std::vector<float>(tokens.size(), 1.0f),
+                         .second = std::vector<float>(tokens.size(), 0.5f),
+                         .difference = std::vector<float>(tokens.size(), 0.75f)});
+    if (!full) done(std::move(row));
+    return !full;
+  }
   BackendLoad load() const override { return {.running = 1, .waiting = 0, .pages = 1}; }
 };
 
@@ -171,6 +181,24 @@ TEST_F(ServiceTest, AnswersNoPagesOfOtherSites) {
   EXPECT_EQ(ask(open, foreign), 200);
   EXPECT_EQ(reply->headers, (Reply::Headers{{"Access-Control-Allow-Origin", "*"}}));
   EXPECT_EQ(ask(open, {.method = "OPTIONS", .path = "/v1/completions", .body = ""}), 204);
+}
+
+TEST_F(ServiceTest, ShowsWhereATokenLooks) {
+  Service service(card(), {});
+  EXPECT_EQ(post(service, "/attention", R"({"tokens": []})"), 400);
+  EXPECT_EQ(post(service, "/attention", R"({"tokens": [257]})"), 400);
+  std::string many = "{\"tokens\": [1";
+  for (int i = 0; i < 32; ++i) many += ", 1";
+  EXPECT_EQ(post(service, "/attention", many + "]}"), 400) << "longer than the context";
+  post(service, "/attention", R"({"tokens": [104, 105]})");
+  for (int i = 0; i < 1000 && !reply->ended; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(reply->json()["tokens"], (Json{"h", "i"}));
+  EXPECT_EQ(reply->json()["heads"][0]["difference"], (Json{0.75, 0.75}));
+  EXPECT_EQ(reply->json()["heads"][0]["lambda"], 0.5);
+  backend.full = true;
+  EXPECT_EQ(post(service, "/attention", R"({"tokens": [104]})"), 429);
 }
 
 TEST_F(ServiceTest, HasTheSmallEndpoints) {

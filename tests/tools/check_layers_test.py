@@ -49,6 +49,10 @@ class CheckLayers(unittest.TestCase):
             "viewer/src/b.js": SPDX + 'const address = "https://example.com/x.js";\n',
             "viewer/src/c.js": SPDX + "\n" * 600,
             "viewer/style.css": "body {}\n",
+            "src/serve/page/src/a.js": SPDX + "node.innerHTML = token;\n",
+            "src/serve/page/src/b.js": SPDX + 'fetch("//example.com/x");\n',
+            "src/serve/a.cpp": SPDX + "#include <torch/torch.h>\n",
+            "src/serve/api/a.cpp": SPDX + '#include "serve/engine/scheduler.h"\n',
             "docs/a.md": "see " + "/" + "home/someone/file\n",
         }
         for path, text in cases.items():

@@ -35,15 +35,16 @@ void require_benchmark(CLI::App& bench) {
 }  // namespace
 
 VerbAction add_bench(CLI::App& app) {
-  auto* bench =
-      app.add_subcommand("bench", "Time the operator, a layer, training steps or generation");
+  auto* bench = app.add_subcommand(
+      "bench", "Time the operator, a layer, training steps, generation or a server");
   bench->footer("Example:\n  diffattn bench attention --seq 2048 --mask causal --dtype float32");
   require_benchmark(*bench);
   const std::vector<std::pair<std::string, VerbAction>> benchmarks{
       {"attention", add_bench_attention(*bench)},
       {"module", add_bench_module(*bench)},
       {"step", add_bench_step(*bench)},
-      {"generate", add_bench_generate(*bench)}};
+      {"generate", add_bench_generate(*bench)},
+      {"serve", add_bench_serve(*bench)}};
   for (const auto& [name, action] : benchmarks) bench->get_subcommand(name)->group("Benchmarks");
   return [bench, benchmarks] {
     for (const auto& [name, action] : benchmarks) {

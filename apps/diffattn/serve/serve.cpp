@@ -21,6 +21,7 @@
 #include "diffattn/train/run_config.h"
 #include "serve/engine/scheduler.h"
 #include "serve/http/http.h"
+#include "serve/page/page.h"
 #include "serve/service.h"
 
 namespace diffattn::app {
@@ -83,9 +84,16 @@ bool is_local(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
+/// Stops the scheduler, whose events go to the service, before the service ends.
+struct StopScheduler {
+  serve::Scheduler& scheduler;
+  ~StopScheduler() { scheduler.stop(); }
+};
+
 int run_serve(ServeOptions options) {
   options.service.api_key = api_key_of(options);
   options.service.local_only = is_local(options.http.host);
+  if (!options.no_page) options.service.page = serve::page();
   options.service.time_limit = std::chrono::seconds(options.time_limit);
   options.http.answer_timeout = std::chrono::seconds(options.time_limit + 60);
   options.http.max_body_bytes = static_cast<size_t>(options.max_body_mib) << 20;
@@ -100,6 +108,7 @@ int run_serve(ServeOptions options) {
   service.use(scheduler);
   scheduler.start(
       [&](std::vector<serve::Event>&& events) { service.responder().push(std::move(events)); });
+  const StopScheduler stop{scheduler};  // after connections and before the service end
   serve::HttpServer http(options.http, [&](serve::HttpRequest&& request, const auto& reply) {
     service.handle(std::move(request), reply);
   });
@@ -118,7 +127,10 @@ int run_serve(ServeOptions options) {
   service.drain();
   print_note("diffattn: stopping; {} requests still run\n", service.open_jobs());
   while (service.open_jobs() > 0) std::this_thread::sleep_for(20ms);
-  std::this_thread::sleep_for(200ms);  // the last answers leave
+  const auto end = std::chrono::steady_clock::now() + 10s;  // for clients to read their answers
+  while (http.answering() > 0 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(20ms);
+  }
   return 0;
 }
 
@@ -147,6 +159,7 @@ void add_limits(CLI::App& verb, ServeOptions& o) {
       ->check(integer_in(1, 1024));
   verb.add_option("--http-threads", o.http.threads, "threads for connections (default 4)")
       ->check(integer_in(1, 64));
+  verb.add_flag("--no-page", o.no_page, "leave out the page at /");
   verb.add_flag("--no-prefix-sharing", o.no_prefix_sharing,
                 "compute every prompt from its beginning");
 }

@@ -13,6 +13,7 @@
 
 #include "diffattn/infer/batcher.h"
 #include "diffattn/infer/prompt_score.h"
+#include "serve/engine/attention_row.h"
 #include "serve/engine/served_model.h"
 
 namespace diffattn::serve {
@@ -63,6 +64,10 @@ struct Scheduler::Parts {
     std::map<size_t, infer::PromptScore> scores = {};  // of prompts that are scored
     std::map<size_t, uint64_t> requests = {};          // numbers in the batcher
   };
+  struct Look {
+    std::vector<int64_t> tokens = {};
+    std::function<void(AttentionRow&&)> done = {};
+  };
   struct Cancel {
     uint64_t job = 0;
     std::optional<size_t> sequence = {};
@@ -79,6 +84,7 @@ struct Scheduler::Parts {
   std::condition_variable news;
   std::deque<Job> arrived;
   std::vector<Cancel> cancelled;
+  std::deque<Look> looks;
   bool stopping = false;
   int64_t outstanding = 0;  // sequences that have not ended
   BackendLoad load;
@@ -100,6 +106,7 @@ struct Scheduler::Parts {
         end_late_jobs();
         start_sequences();
         score_next();
+        look_next();
         step();
       } catch (const std::exception& error) {
         fail_lost(message_of(error));
@@ -115,7 +122,8 @@ struct Scheduler::Parts {
     {
       std::unique_lock lock(mutex);
       news.wait(lock, [&] {
-        return stopping || !arrived.empty() || !cancelled.empty() || !jobs.empty();
+        return stopping || !arrived.empty() || !cancelled.empty() || !jobs.empty() ||
+               !looks.empty();
       });
       if (stopping) return false;
       new_jobs.swap(arrived);
@@ -206,6 +214,24 @@ struct Scheduler::Parts {
     } catch (const std::exception& error) {
       end({number, index}, End::kFailed, message_of(error));
     }
+  }
+
+  /// Computes the attention of one text.
+  void look_next() {
+    Look look;
+    {
+      const std::lock_guard lock(mutex);
+      if (looks.empty()) return;
+      look = std::move(looks.front());
+      looks.pop_front();
+    }
+    AttentionRow row;
+    try {
+      row = attention_of_last(model, look.tokens);
+    } catch (const std::exception& error) {
+      row.error = message_of(error);
+    }
+    look.done(std::move(row));
   }
 
   void step() {
@@ -313,7 +339,9 @@ Scheduler::Scheduler(const SchedulerOptions& options) : parts_(std::make_unique<
   if (config.eos_token_id) parts.facts.stop_tokens.push_back(*config.eos_token_id);
 }
 
-Scheduler::~Scheduler() {
+Scheduler::~Scheduler() { stop(); }
+
+void Scheduler::stop() {
   {
     const std::lock_guard lock(parts_->mutex);
     parts_->stopping = true;
@@ -348,6 +376,17 @@ void Scheduler::cancel(uint64_t job, std::optional<size_t> sequence) {
     parts_->cancelled.push_back({job, sequence});
   }
   parts_->news.notify_one();
+}
+
+bool Scheduler::attend(std::vector<int64_t> tokens, std::function<void(AttentionRow&&)> done) {
+  constexpr size_t kMostLooks = 16;
+  {
+    const std::lock_guard lock(parts_->mutex);
+    if (parts_->looks.size() >= kMostLooks) return false;
+    parts_->looks.push_back({std::move(tokens), std::move(done)});
+  }
+  parts_->news.notify_one();
+  return true;
 }
 
 BackendLoad Scheduler::load() const {

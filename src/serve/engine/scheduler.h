@@ -42,10 +42,13 @@ class Scheduler : public Backend {
   const ModelFacts& facts() const;
   /// Begins to compute. Events go to `sink`.
   void start(EventSink sink);
+  /// Stops computing. The sink gets no events afterwards.
+  void stop();
 
   bool submit(Job job) override;
   void cancel(uint64_t job, std::optional<size_t> sequence) override;
   BackendLoad load() const override;
+  bool attend(std::vector<int64_t> tokens, std::function<void(AttentionRow&&)> done) override;
 
  private:
   struct Parts;

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace diffattn::serve {
@@ -65,6 +66,12 @@ void Connections::drop_all() {
 size_t Connections::size() const {
   const std::lock_guard lock(mutex_);
   return open_.size();
+}
+
+size_t Connections::answering() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<size_t>(
+      std::ranges::count_if(open_, [](const auto& item) { return item.second.reply != nullptr; }));
 }
 
 void Connections::watch() {

@@ -33,6 +33,7 @@ class Connections {
   void drop_all();
 
   size_t size() const;
+  size_t answering() const;
 
  private:
   struct Open {

@@ -64,6 +64,8 @@ class HttpServer {
   uint16_t port() const;
   /// Returns the number of open connections.
   size_t connections() const;
+  /// Returns the number of requests whose answers have not left completely.
+  size_t answering() const;
 
  private:
   struct Parts;

@@ -178,4 +178,6 @@ uint16_t HttpServer::port() const {
 
 size_t HttpServer::connections() const { return parts_->connections.size(); }
 
+size_t HttpServer::answering() const { return parts_->connections.answering(); }
+
 }  // namespace diffattn::serve
