@@ -22,10 +22,9 @@ def program(*arguments, **kwargs):
                           **kwargs)
 
 
-def train(name, *settings):
-    words = [word for text in (*SIZES, *settings) for word in ("--set", text)]
-    result = program("train", "--out", FOLDER / name, *words)
-    assert result.returncode == 0, result.stderr
+def training(name, *settings):
+    """Returns the arguments of a short training run."""
+    return ["train", "--out", FOLDER / name, *(word for text in (*SIZES, *settings) for word in ("--set", text))]
 
 
 def setUpModule():
@@ -33,8 +32,10 @@ def setUpModule():
     (FOLDER / "empty").write_text("\n\n")
     (FOLDER / "labels.jsonl").write_text("".join(
         json.dumps({"text": text, "label": text[0]}) + "\n" for text in ("aaa", "bbb", "aab", "bba") * 4))
-    train("lm", f"data.train={FOLDER / 'text'}")
-    train("classifier", "task=classify", f"data.train={FOLDER / 'labels.jsonl'}")
+    for arguments in (training("lm", f"data.train={FOLDER / 'text'}"),
+                      training("classifier", "task=classify", f"data.train={FOLDER / 'labels.jsonl'}")):
+        result = program(*arguments)
+        assert result.returncode == 0, result.stderr
 
 
 def tearDownModule():
@@ -63,7 +64,7 @@ class Refusals(unittest.TestCase):
             (["convert", "a", "b", "--to", "llama", "--rename", "x"], "expected OLD=NEW, got x"),
             (["train"], "train: expected --out or --resume, got neither"),
             (["train", "--out", FOLDER / "new", "--set", "steps"], "--set: expected key=value, got 'steps'"),
-            (["train", "--out", FOLDER / "lm", "--set", f"data.train={FOLDER / 'text'}"],
+            (training("lm", f"data.train={FOLDER / 'text'}"),
              "expected a folder without a run, got one that holds a run"),
             (["tokenize", FOLDER / "text"], "tokenize: expected --learn FILE or --tokenizer FILE, got neither"))
 
