@@ -26,8 +26,9 @@ namespace {
 constexpr int kLanes = 16;          // channels of a block: the floats of the widest vector
 constexpr int64_t kTokens = 64;     // of a chunk: 64 * 16 states * 16 lanes * 4 B = 64 KB of states
 constexpr int64_t kTaskBlocks = 8;  // blocks of a forward task: a line of 512 B of u in each token
-constexpr int64_t kAhead =
-    8;  // tokens: their rows lie in different pages, so no hardware prefetches them
+/// Tokens ahead whose rows are prefetched: rows lie in different pages, which no hardware
+/// prefetches.
+constexpr int64_t kAhead = 8;
 constexpr int64_t kBackwardTasks = 16;
 
 using Lanes = float[kLanes];
