@@ -27,13 +27,14 @@ SMALL = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=2, num_a
              num_key_value_heads=8, vocab_size=4096)
 LARGE = dict(hidden_size=1024, intermediate_size=2816, num_hidden_layers=24, num_attention_heads=16,
             num_key_value_heads=16, vocab_size=32000)
+NEW_TOKENS = 64
 FUSED, SDPA, EAGER = "DiffLlama + diffattn", "DiffLlama sdpa", "DiffLlama eager"
 LLAMA, OURS = "Llama sdpa", "diffattn bench step"
 
 
 @dataclasses.dataclass
 class Row:
-    what: str  # "train" or "prefill"
+    what: str  # "train", "prefill" or "generate" (a prompt of `seq` tokens and 64 new ones)
     seq: int
     batch: int
     dtype: str
@@ -54,7 +55,8 @@ class Runner:
         sizes = LARGE if row.device == "cuda" else SMALL
         kind = (LlamaConfig, LlamaForCausalLM) if name == LLAMA else (DiffLlamaConfig,
                                                                       DiffLlamaForCausalLM)
-        config = kind[0](max_position_embeddings=row.seq, tie_word_embeddings=False, **sizes)
+        config = kind[0](max_position_embeddings=row.seq + NEW_TOKENS, tie_word_embeddings=False, eos_token_id=None,
+                         pad_token_id=0, **sizes)
         config._attn_implementation = "eager" if name == EAGER else "sdpa"
         torch.manual_seed(0)
         self.model = kind[1](config).to(row.device, getattr(torch, row.dtype))
@@ -68,6 +70,10 @@ class Runner:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
     def step(self) -> None:
+        if self.row.what == "generate":
+            self.model.generate(self.ids, attention_mask=self.torch.ones_like(self.ids), do_sample=False,
+                                max_new_tokens=NEW_TOKENS)
+            return
         if self.row.what == "prefill":
             with self.torch.inference_mode():
                 self.call(input_ids=self.ids, use_cache=True, logits_to_keep=1)
@@ -177,7 +183,7 @@ def report(row: Row, times: Dict[str, List[float]], as_json: bool, gib: Dict[str
     for name, samples in times.items():
         ratio = min(others) / medians[name] if others else float("nan")
         spread = (max(samples) - min(samples)) / medians[name]
-        tokens = row.batch * row.seq / medians[name]
+        tokens = row.batch * (NEW_TOKENS if row.what == "generate" else row.seq) / medians[name]
         if as_json:
             print(json.dumps(dict(row=row.title(), model=name, compiled=row.compiled,
                                   ms=round(medians[name] * 1e3, 2), tokens_per_s=round(tokens),
@@ -201,7 +207,8 @@ def on_cpu(options: argparse.Namespace) -> None:
     names = chosen(options, [FUSED, SDPA, EAGER, LLAMA])
     for what, seq, dtype in [("train", 1024, "float32"), ("train", 2048, "float32"),
                              ("train", 1024, "bfloat16"), ("train", 2048, "bfloat16"),
-                             ("prefill", 2048, "float32"), ("prefill", 2048, "bfloat16")]:
+                             ("prefill", 2048, "float32"), ("prefill", 2048, "bfloat16"),
+                             ("generate", 1024, "float32"), ("generate", 2048, "float32")]:
         row = Row(what, seq, 1, dtype, "cpu", compiled=False)
         if options.only and options.only not in row.title():
             continue

@@ -5,11 +5,11 @@
 
 computes (softmax(q1 k1^T / sqrt(d)) - lam softmax(q2 k2^T / sqrt(d))) v in one operator, with
 gradients. Importing this package loads the operators torch.ops.diffattn.*. `diffattn.nn` has
-modules; `diffattn.hf` accelerates Hugging Face's DiffLlama. `load`, `train`, `analyze` and `convert` use
-the C++ models and tools in this process.
+modules; `diffattn.hf` accelerates Hugging Face's DiffLlama; `diffattn.parallel` shards the operator over
+GPUs. `load`, `train`, `analyze` and `convert` use the C++ models and tools in this process.
 """
 import importlib
-from typing import Any, Dict
+from typing import TYPE_CHECKING, Any, Dict, List
 
 from diffattn import _short_spins
 
@@ -24,20 +24,30 @@ _library.load()
 from diffattn import nn  # noqa: E402
 from diffattn.ops import (STATS, attention, attention_map, attention_stats,  # noqa: E402
                           decode)
-from diffattn.model import Model, load  # noqa: E402
+from diffattn.model import Classifier, Model, TextToText, load  # noqa: E402
 from diffattn.generator import Generator  # noqa: E402
 from diffattn.convert import ConversionError, convert  # noqa: E402
-from diffattn.verbs import analyze, train  # noqa: E402
+from diffattn.analysis import Analysis, analyze  # noqa: E402
+from diffattn.verbs import train  # noqa: E402
 
-__version__ = _library.build().get("version", "0+unknown")
-__all__ = ["STATS", "ConversionError", "Generator", "Model", "analyze", "attention", "attention_map",
-           "attention_stats", "convert", "decode", "info", "load", "nn", "train"]
+if TYPE_CHECKING:
+    from diffattn import hf, parallel
+
+__version__ = str(_library.build().get("version", "0+unknown"))
+__all__ = ["STATS", "Analysis", "Classifier", "ConversionError", "Generator", "Model", "TextToText", "analyze",
+           "attention", "attention_map", "attention_stats", "convert", "decode", "hf", "info", "load", "nn",
+           "parallel", "train"]
+
+_ON_FIRST_USE = ("hf", "parallel")  # they import transformers and torch.distributed
 
 
 def info() -> Dict[str, Any]:
     """Returns versions, paths, and the backend for each device and dtype on this machine.
 
     `python -m diffattn info` prints more.
+
+    >>> sorted(diffattn.info()["backends"]["cpu"])
+    ['bfloat16', 'float16', 'float32', 'float64']
     """
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     types = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -56,6 +66,10 @@ def info() -> Dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hf":  # imported on first use, since it needs transformers
-        return importlib.import_module("diffattn.hf")
+    if name in _ON_FIRST_USE:
+        return importlib.import_module(f"diffattn.{name}")
     raise AttributeError(f"module 'diffattn' has no attribute '{name}'")
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *_ON_FIRST_USE})

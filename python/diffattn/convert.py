@@ -11,6 +11,9 @@ from typing import Any, Dict
 from diffattn_program.convert import ConversionError, convert
 
 
+__all__ = ["ConversionError", "convert"]
+
+
 def _old_name(*arguments: Any, **options: Any) -> Dict[str, Any]:
     warnings.warn("diffattn.convert.convert is deprecated: call diffattn.convert", DeprecationWarning, stacklevel=2)
     return convert(*arguments, **options)

@@ -108,10 +108,13 @@ def _by_heads(ranks: _Ranks, tensors: List[Tensor], lam: ops.Lambda, **options: 
     return _ToRows.apply(out, ranks)
 
 
-def _by_keys(ranks: _Ranks, tensors: List[Tensor], lam: ops.Lambda, causal: bool, window: Any,
-             key_lengths: Optional[Tensor], **options: Any) -> Tensor:
+def _by_keys(ranks: _Ranks, tensors: List[Tensor], lam: ops.Lambda, causal: Optional[bool],
+             window: Optional[ops.Window], key_lengths: Optional[Tensor], **options: Any) -> Tensor:
     q1, q2, *keys = tensors
     keys = [_Gather.apply(tensor, ranks) for tensor in keys]
+    if isinstance(window, (tuple, list)) and window[1] != 0 and not causal:
+        raise ValueError("diffattn: argument 'window': expected one that ends at the row's own column for method "
+                         f"'keys', got {window}; use method 'heads'")
     if causal or window is not None:
         # The operator aligns the last row with the last column, so later columns must be absent.
         end = sum(ranks.rows[:ranks.rank + 1])
@@ -120,16 +123,23 @@ def _by_keys(ranks: _Ranks, tensors: List[Tensor], lam: ops.Lambda, causal: bool
     return ops.attention(q1, q2, *keys, lam, causal=causal, window=window, key_lengths=key_lengths, **options)
 
 
-def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: ops.Lambda, *, causal: bool = False,
-              window: Optional[int] = None, key_starts: Optional[Tensor] = None,
-              key_lengths: Optional[Tensor] = None, method: Optional[str] = None,
-              group: Optional[dist.ProcessGroup] = None, **options: Any) -> Tensor:
+def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: ops.Lambda, *,
+              causal: Optional[bool] = None, window: Optional[ops.Window] = None, key_starts: Optional[Tensor] = None,
+              key_lengths: Optional[Tensor] = None, scale: Optional[float] = None, scale2: Optional[float] = None,
+              norm_weight: Optional[Tensor] = None, norm_eps: Optional[float] = None, out_scale: float = 1.0,
+              method: Optional[str] = None, group: Optional[dist.ProcessGroup] = None) -> Tensor:
     """Computes `diffattn.attention` of whole sequences from this rank's rows of q, k and v.
 
     Every rank calls it with its rows: q1, q2 [B, M, H, D], k1, k2 [B, M, Hkv, D], v [B, M, Hkv, Dv], and lam of one
     number, [H] or [B, M, H]; M may differ between ranks. key_starts and key_lengths [B] count columns of the whole
-    sequences. `options` are scale, scale2, norm_weight, norm_eps and out_scale. `method` is "heads", "keys" or None: by
-    heads if their numbers allow it.
+    sequences. The other options are those of `diffattn.attention`. `method` is "heads", "keys" or None: by heads if
+    their numbers allow it.
+
+    >>> torch.distributed.init_process_group("gloo", init_method=f"file://{scratch}/meet", rank=0, world_size=1)
+    >>> q1, q2, k1, k2 = torch.randn(4, 1, 5, 2, 8).unbind(0)
+    >>> diffattn.parallel.attention(q1, q2, k1, k2, torch.randn(1, 5, 2, 16), 0.3, causal=True).shape
+    torch.Size([1, 5, 2, 16])
+    >>> torch.distributed.destroy_process_group()
     """
     ranks = _Ranks(q1.shape[1], q1.device, group)
     tensors = [q1, q2, k1, k2, v]
@@ -145,4 +155,4 @@ def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: op
                          f"{[tensor.shape[1] for tensor in tensors]}")
     compute = _by_keys if method == "keys" or not divides else _by_heads
     return compute(ranks, tensors, lam, causal=causal, window=window, key_starts=key_starts, key_lengths=key_lengths,
-                   **options)
+                   scale=scale, scale2=scale2, norm_weight=norm_weight, norm_eps=norm_eps, out_scale=out_scale)

@@ -15,6 +15,8 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Union
 import diffattn_program
 from diffattn_program import verbs
 
+__all__ = ["ConversionError", "convert"]
+
 Path = Union[str, "os.PathLike[str]"]
 
 
@@ -38,13 +40,18 @@ def convert(source: Path, target: Path, *, to: str, source_format: Optional[str]
 
     Returns a report with every tensor. The target appears when it is complete or not at all. The arguments
     are those of `diffattn convert`; `source_format` is its `--from`. Raises ConversionError.
+
+    >>> report = diffattn.convert(model_folder, "unused", to="microsoft", dry_run=True)
+    >>> report["from"], report["to"]
+    ('diffllama', 'microsoft')
     """
     words = verbs.command_words(to=to, from_=source_format, gqa=gqa, attention_only=attention_only,
                                 rename=[f"{old}={new}" for old, new in (rename or {}).items()],
                                 max_shard_mib=max_shard_mib, seed=seed, follow_links=follow_links, force=force,
                                 dry_run=dry_run)
-    return verbs.result_of(_library(), "convert", [*words, "--", os.fspath(source), os.fspath(target)],
-                           ConversionError)
+    report: Dict[str, Any] = verbs.result_of(
+        _library(), "convert", [*words, "--", os.fspath(source), os.fspath(target)], ConversionError)
+    return report
 
 
 def main(arguments: Sequence[str]) -> int:

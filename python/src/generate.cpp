@@ -18,8 +18,6 @@ nn::SamplingOptions sampling_of(const Json& options, const Ids& stop_tokens) {
       .repetition_penalty(options.at("repetition_penalty"))
       .presence_penalty(options.at("presence_penalty"))
       .frequency_penalty(options.at("frequency_penalty"))
-      .presence_penalty(options.at("presence_penalty"))
-      .frequency_penalty(options.at("frequency_penalty"))
       .seed(options.at("seed"))
       .stop_tokens(stop_tokens);
 }
@@ -38,7 +36,7 @@ std::tuple<std::vector<Ids>, std::vector<std::string>> Model::generate(
   const auto show = reinterpret_cast<OnText>(on_text);
   std::vector<Row> rows(prompts.size());
   for (Row& row : rows) {
-    if (tokenizer_) row.decoder.emplace(*tokenizer_);
+    if (text.found) row.decoder.emplace(*text.found);
     row.text = io::StopText(parsed.at("stop").get<std::vector<std::string>>());
   }
   bool stopped = false;

@@ -1,27 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/src/model.h"
 
+#include "apps/diffattn/options/model_option.h"
 #include "diffattn/io/error.h"
 #include "diffattn/models/model_folder.h"
 
 namespace diffattn::python {
 
 Model::Model(const std::string& folder, const std::string& dtype, const std::string& device)
-    : folder_(folder) {
-  if (!models::read_model_config(folder).labels.empty()) {
-    throw io::Error(folder, "expected a causal language model, got a classifier");
-  }
-  const auto type = dtype == "bfloat16"  ? torch::kBFloat16
-                    : dtype == "float16" ? torch::kFloat16
-                                         : torch::kFloat32;
-  tokenizer_ = io::tokenizer_in(folder);
-  model_ = models::load_causal_lm(folder, type);
+    : text{folder, io::tokenizer_in(folder)} {
+  model_ = models::load_causal_lm(folder, type_named(dtype));
   model_->to(torch::Device(device));
-  generator_.emplace(model_);
+  refresh();
 }
 
-Model::Model(const std::string& folder, const c10::Dict<std::string, torch::Tensor>& weights)
-    : folder_(folder) {
+Model::Model(const std::string& folder, const Weights& weights) : text{folder} {
   const torch::NoGradGuard no_grad;
   model_ = nn::CausalLM(models::read_model_config(folder));
   for (const auto& [name, parameter] : models::named_weights(*model_)) {
@@ -37,62 +30,54 @@ Model::Model(const std::string& folder, const c10::Dict<std::string, torch::Tens
     torch::Tensor(parameter).set_data(tensor.detach());
   }
   model_->eval();
-  generator_.emplace(model_);
+  refresh();
 }
 
 std::string Model::config() const {
   return models::model_config_text(model_->config, model_->head_weight().scalar_type());
 }
 
-const io::Tokenizer& Model::tokenizer() const {
-  if (!tokenizer_)
-    throw io::Error(folder_, "has no tokenizer.json; pass token ids instead of text");
-  return *tokenizer_;
-}
-
-Ids Model::encode(const std::string& text) const {
-  const auto ids = tokenizer().encode(text);
-  return {ids.begin(), ids.end()};
-}
-
-std::string Model::decode(const Ids& ids) const {
-  const std::vector<io::TokenId> tokens(ids.begin(), ids.end());
-  return tokenizer().decode(tokens);
-}
-
 Ids Model::stop_tokens() const {
   Ids stops;
   if (model_->config.eos_token_id) stops.push_back(*model_->config.eos_token_id);
-  if (tokenizer_ && tokenizer_->end_of_text()) stops.push_back(*tokenizer_->end_of_text());
+  const auto& tokenizer = text.found;
+  if (tokenizer && tokenizer->end_of_text()) stops.push_back(*tokenizer->end_of_text());
   return stops;
 }
 
-torch::Tensor Model::logits(const torch::Tensor& ids) {
-  TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong,
-              "diffattn: argument 'ids': expected int64 [batch, tokens], got ", ids.scalar_type(),
-              " ", ids.sizes());
-  const torch::NoGradGuard no_grad;
+torch::Tensor Model::forward(const torch::Tensor& ids) {
+  check_ids("ids", ids);
   nn::DecoderInput input;
   input.ids = ids.to(model_->head_weight().device());
   return model_->logits(model_->forward(input).last);
 }
 
+namespace {
+
+/// Says which class opens a folder: "Model", "Classifier" or "TextToText".
+std::string class_for(const std::string& folder) {
+  const nn::ModelConfig config = models::read_model_config(folder);
+  if (!config.labels.empty()) return "Classifier";
+  return config.kind == nn::ModelKind::kEncoderDecoder ? "TextToText" : "Model";
+}
+
+}  // namespace
+
 TORCH_LIBRARY_FRAGMENT(diffattn, m) {
-  m.class_<Model>("Model")
-      .def(torch::init<std::string, std::string, std::string>())
-      .def_static(
-          "with_weights",
-          [](const std::string& folder, const c10::Dict<std::string, torch::Tensor>& weights) {
-            return c10::make_intrusive<Model>(folder, weights);
-          })
+  auto model = m.class_<Model>("Model");
+  model.def(torch::init<std::string, std::string, std::string>())
+      .def_static("with_weights",
+                  [](const std::string& folder, const Weights& weights) {
+                    return c10::make_intrusive<Model>(folder, weights);
+                  })
+      .def_static("folder_of", app::model_folder)
+      .def_static("class_for", class_for)
       .def("uses_steps", &Model::uses_steps)
       .def("reason", &Model::reason)
-      .def("config", &Model::config)
-      .def("has_tokenizer", &Model::has_tokenizer)
-      .def("encode", &Model::encode)
-      .def("decode", &Model::decode)
-      .def("logits", &Model::logits)
+      .def("refresh", &Model::refresh)
+      .def("forward", &Model::forward)
       .def("generate", &Model::generate);
+  add_common_methods(model);
 }
 
 }  // namespace diffattn::python

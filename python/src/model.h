@@ -12,12 +12,10 @@
 #include <vector>
 
 #include "diffattn/infer/generator.h"
-#include "diffattn/io/tokenizer.h"
 #include "diffattn/nn/decoder.h"
+#include "python/src/folder_text.h"
 
 namespace diffattn::python {
-
-using Ids = std::vector<int64_t>;
 
 /// Called with every new token: the row, the token, and the piece of UTF-8 text that it completes,
 /// which may be empty. At the end of a row a rest of text may follow, with token -1. Returns 0 to
@@ -32,7 +30,7 @@ class Model : public torch::CustomClassHolder {
   Model(const std::string& folder, const std::string& dtype, const std::string& device);
   /// Makes the model of a folder's config.json from tensors that somebody else holds, without a
   /// copy. Throws io::Error if one is missing or has another shape.
-  Model(const std::string& folder, const c10::Dict<std::string, torch::Tensor>& weights);
+  Model(const std::string& folder, const Weights& weights);
 
   /// True if fused steps compute the tokens; else `reason` says why not.
   bool uses_steps() const { return generator_->uses_steps(); }
@@ -40,14 +38,14 @@ class Model : public torch::CustomClassHolder {
 
   /// Returns the text of config.json.
   std::string config() const;
-  bool has_tokenizer() const { return tokenizer_.has_value(); }
-  Ids encode(const std::string& text) const;
-  std::string decode(const Ids& ids) const;
+  const torch::nn::Module& module() const { return *model_; }
+  /// Prepares generation again, after the parameters moved to another device or type.
+  void refresh() { generator_.emplace(model_); }
   /// Tokens that end a text.
   Ids stop_tokens() const;
 
-  /// Returns the logits of ids [B, N] (int64), [B, N, V].
-  torch::Tensor logits(const torch::Tensor& ids);
+  /// Returns the logits of ids [B, N] (int64), [B, N, V], with gradients if they are enabled.
+  torch::Tensor forward(const torch::Tensor& ids);
 
   /// Continues each prompt. `options` is a JSON object with the names of nn::SamplingOptions, and
   /// `stop`: texts before which a continuation ends. `on_text` is the address of an OnText
@@ -56,11 +54,9 @@ class Model : public torch::CustomClassHolder {
                                                                   const std::string& options,
                                                                   int64_t on_text);
 
- private:
-  const io::Tokenizer& tokenizer() const;
+  const FolderText text;
 
-  std::string folder_;
-  std::optional<io::Tokenizer> tokenizer_;
+ private:
   nn::CausalLM model_{nullptr};
   std::optional<infer::Generator> generator_;
   std::mutex generating_;  // threads of Python take turns with the generator

@@ -82,6 +82,15 @@ class InMemory(unittest.TestCase):
             diffattn.Generator(torch.nn.Linear(2, 2))
         with self.assertRaisesRegex(ValueError, "which has its own"):
             diffattn.Generator(model, dtype="float32")
+        nan, big = float("nan"), 2**64
+        for option, value in (("max_new_tokens", "3"), ("max_new_tokens", True), ("temperature", nan), ("top_p", "x"),
+                              ("presence_penalty", float("inf")), ("seed", -1), ("seed", big), ("stop_tokens", [0.5])):
+            with self.assertRaisesRegex((TypeError, ValueError), f"argument '{option}': expected"):
+                generator.generate(PROMPTS, **{option: value})
+        for prompts in ([[1.5]], [["a"]], [[big]], ["hi", [1]], torch.ones(1, 1, 1), torch.ones(2), torch.tensor(3),
+                        None, "\ud800"):
+            with self.assertRaisesRegex((TypeError, ValueError), "argument 'prompts': expected"):
+                generator.generate(prompts)
 
     def test_streaming(self):
         model = make(DiffLlamaConfig, DiffLlamaForCausalLM)

@@ -24,7 +24,7 @@ except ImportError as missing:
 from safetensors.torch import load_file
 
 import diffattn
-from diffattn.hf import FusedDiffLlamaAttention, accelerate, restore
+from diffattn.hf import accelerate, restore
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
@@ -238,15 +238,14 @@ class Files(unittest.TestCase):
         self.assertTrue(torch.equal(restored(**data).logits, want))
         self.assertEqual(list(before), list(model.state_dict()))
         self.assertTrue(torch.equal(restore(model)(**data).logits, want))
-        self.assertFalse(any(isinstance(m, FusedDiffLlamaAttention) for m in model.modules()))
-        self.assertFalse(model.model._forward_pre_hooks)
+        self.assertEqual(model.config._attn_implementation, "sdpa")
 
     def test_other_heads_and_implementations(self):
         config = copy.deepcopy(model_of().config)
         config._attn_implementation = "flex_attention"
         classifier = DiffLlamaForSequenceClassification(config).to(DEVICE)
         accelerate(classifier)
-        self.assertEqual(classifier.config._attn_implementation, "sdpa")
+        self.assertEqual(classifier.config._attn_implementation, "diffattn")
         data = batch(padded=True)
         got = classifier(data["input_ids"], data["attention_mask"]).logits
         restore(classifier)
@@ -259,12 +258,12 @@ class Documents(unittest.TestCase):
     def test_python_page(self):
         page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text()
         blocks = [block for block in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-                  if "transformers" in block]
-        self.assertEqual(len(blocks), 1)
+                  if "transformers" in block or "hf_layers" in block]
+        self.assertEqual(len(blocks), 2)
         names = {"torch": torch, "diffattn": diffattn}
         with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(blocks[0], "docs/python.md", "exec"), names)
-        self.assertIs(type(names["model"].model.layers[0].self_attn), DiffLlamaAttention)
+            exec(compile("".join(blocks), "docs/python.md", "exec"), names)
+        self.assertEqual(names["model"].config._attn_implementation, "sdpa")
 
 
 class Refusals(unittest.TestCase):
@@ -287,14 +286,12 @@ class Refusals(unittest.TestCase):
         weight = eighth.model.layers[1].self_attn.k_proj.weight
         weight.data = weight.data.to(torch.float8_e4m3fn)
         self.refused(eighth, ValueError, "layer 1 has k_proj.weight in .*float8.*load the model in")
-        half = accelerate(model_of())
-        half.model.layers[0].self_attn.__class__ = DiffLlamaAttention
-        self.refused(half, ValueError, r"1 of 2 attention layers.*restore\(model\)")
-        accelerate(restore(half))
-        self.assertIs(accelerate(half), half)
+        twice = accelerate(model_of(eager=True))
+        self.assertIs(accelerate(twice), twice)
+        self.assertEqual(restore(twice).config._attn_implementation, "eager")
         own = model_of()
-        own.model.layers[0].self_attn.__class__ = type("Own", (DiffLlamaAttention,), {})
-        self.refused(own, ValueError, "is a Own")
+        own.model.layers[0].self_attn.__class__ = type("Own", (DiffLlamaAttention,), {"forward": lambda self: None})
+        self.refused(own, ValueError, "is a Own.*call diffattn.attention")
 
 
 if __name__ == "__main__":

@@ -119,10 +119,36 @@ class Transforms(unittest.TestCase):
             return diffattn.attention(a, a, a, a, a, torch.tensor(0.3), causal=True)
 
         torch.testing.assert_close(torch.func.vmap(each)(x), torch.stack([each(a) for a in x]))
-        with self.assertRaisesRegex(RuntimeError, "forward-mode"):
+        with self.assertRaisesRegex(RuntimeError, "forward-mode derivative; use torch.func.vjp"):
             torch.func.jvp(each, (x[0],), (x[0],))
-        with self.assertRaises(RuntimeError):
-            torch.func.grad(lambda a: each(a).sum())(x[0])
+
+    def test_torch_func_gradients(self):
+        q1, q2, k1, k2, v, lam = (t.detach() for t in inputs(dtype=torch.float64))
+        weight, mask = torch.rand(16, dtype=torch.float64), torch.randn(9, 9, dtype=torch.float64)
+
+        def loss(*t):
+            return diffattn.attention(*t[:6], norm_weight=t[6], mask=t[7], norm_eps=1e-5, causal=True).sin().sum()
+
+        tensors = [q1, q2, k1, k2, v, lam, weight, mask]
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        want = torch.autograd.grad(loss(*leaves), leaves)
+        for got, wanted in zip(torch.func.grad(loss, argnums=tuple(range(8)))(*tensors), want):
+            torch.testing.assert_close(got, wanted)
+        with self.assertRaisesRegex(RuntimeError, "no second derivative"):
+            torch.func.grad(lambda a: torch.func.grad(loss)(a, *tensors[1:]).sum())(q1)
+
+    def test_gradients_of_each_sample(self):
+        layer, data = diffattn.nn.preset("microsoft_v1", 32, 4), torch.randn(3, 7, 32)
+
+        def loss(parameters, x):
+            return torch.func.functional_call(layer, parameters, (x[None],)).square().mean()
+
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(layer.named_parameters()), data)
+        for i, x in enumerate(data):
+            layer.zero_grad()
+            layer(x[None]).square().mean().backward()
+            for name, parameter in layer.named_parameters():
+                torch.testing.assert_close(each[name][i], parameter.grad, atol=1e-6, rtol=1e-4)
 
     def test_autocast(self):
         for device in DEVICES:

@@ -214,7 +214,8 @@ class App {
 
   writeFragment() {
     this.written = `#${fragmentOf(this.state)}`;
-    history.replaceState(null, "", this.written);
+    // A frame in a notebook (about:srcdoc) has no address of its own.
+    if (location.protocol !== "about:") history.replaceState(null, "", this.written);
   }
 
   changed(changed) {

@@ -117,6 +117,11 @@ std::string replace_by_folder(const std::string& option, std::string& given) {
 
 }  // namespace
 
+std::string model_folder(const std::string& given) {
+  const auto found = is_model(given) ? std::nullopt : found_model(given);
+  return found ? found->string() : given;
+}
+
 void take_model_folders(CLI::Option& option) {
   const std::string name = option.get_name();
   option.transform(

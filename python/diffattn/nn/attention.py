@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differential attention as a module.
-
-`DiffAttention` has an argument for everything in which published models differ. `preset` makes the published
-variants by name.
-"""
+"""The attention layer."""
 import math
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from diffattn.ops import attention
+from diffattn.nn.cache import KvCache
+from diffattn.ops import Window, attention, bounds_of, decode
+
+__all__ = ["KINDS", "DiffAttention", "lambda_init"]
 
 KINDS = ("v1", "v2", "grouped", "temperature")
 
 
 def lambda_init(layer_index: int) -> float:
-    """Returns 0.8 - 0.6 exp(-0.3 l), where l = 0 is the first layer."""
+    """Returns 0.8 - 0.6 exp(-0.3 l), where l = 0 is the first layer.
+
+    >>> round(diffattn.nn.lambda_init(0), 3)
+    0.2
+    """
     return 0.8 - 0.6 * math.exp(-0.3 * layer_index)
 
 
-def _one_of(name: str, value: Any, allowed: Tuple[Any, ...]) -> Any:
+def one_of(name: str, value: Any, allowed: Tuple[Any, ...]) -> Any:
     if value not in allowed:
         raise ValueError(f"diffattn: argument '{name}': expected one of {allowed}, got {value!r}")
     return value
@@ -41,6 +44,10 @@ class DiffAttention(nn.Module):
     lambda_kind: "vectors" (exp(q1 k1) - exp(q2 k2) + lambda_init), "token" (a sigmoid per token and head)
     or "fixed" (lambda_init). lambda_init defaults to the paper's value for layer_index.
     causal, window: as in diffattn.attention.
+
+    >>> layer = diffattn.nn.DiffAttention(64, 4, kind="v2", lambda_kind="token", head_norm=None)
+    >>> layer(torch.randn(2, 9, 64)).shape
+    torch.Size([2, 9, 64])
     """
 
     def __init__(self, embed_dim: int, num_heads: int, *, num_kv_heads: Optional[int] = None,
@@ -50,14 +57,14 @@ class DiffAttention(nn.Module):
                  rotary_theta: float = 10000.0, head_norm: Optional[str] = "affine",
                  norm_eps: float = 1e-5, lambda_kind: str = "vectors", layer_index: int = 0,
                  lambda_init: Optional[float] = None, lambda_std: float = 0.1, bias: bool = False,
-                 causal: bool = True, window: Optional[int] = None, out_name: str = "out_proj",
+                 causal: bool = True, window: Optional[Window] = None, out_name: str = "out_proj",
                  device: Any = None, dtype: Optional[torch.dtype] = None):
         super().__init__()
-        self.kind = _one_of("kind", kind, KINDS)
-        self.layout = _one_of("layout", layout, ("stripes", "halves"))
-        self.rotary = _one_of("rotary", rotary, (None, "interleaved", "half"))
-        self.head_norm = _one_of("head_norm", head_norm, ("affine", "plain", None))
-        self.lambda_kind = _one_of("lambda_kind", lambda_kind, ("vectors", "token", "fixed"))
+        self.kind = one_of("kind", kind, KINDS)
+        self.layout = one_of("layout", layout, ("stripes", "halves"))
+        self.rotary = one_of("rotary", rotary, (None, "interleaved", "half"))
+        self.head_norm = one_of("head_norm", head_norm, ("affine", "plain", None))
+        self.lambda_kind = one_of("lambda_kind", lambda_kind, ("vectors", "token", "fixed"))
         if (kind == "grouped") != (noise_heads is not None):
             raise ValueError("diffattn: argument 'noise_heads': expected a number for kind 'grouped' and "
                              f"None for others, got {noise_heads} for '{kind}'")
@@ -81,6 +88,7 @@ class DiffAttention(nn.Module):
         self.value_dim = 2 * d if wide else d
         self.scale = d**-0.5
         self.temperature, self.rotary_theta = temperature, rotary_theta
+        bounds_of(causal, window)  # refuses what contradicts itself
         self.norm_eps, self.causal, self.window = norm_eps, causal, window
         # The argument hides the function of the same name.
         self.lambda_init = globals()["lambda_init"](layer_index) if lambda_init is None \
@@ -107,13 +115,20 @@ class DiffAttention(nn.Module):
         self.reset_lambda()
 
     def reset_lambda(self) -> None:
-        """Initialises the lambda vectors from N(0, lambda_std^2)."""
+        """Initialises the lambda vectors from N(0, lambda_std^2).
+
+        >>> diffattn.nn.DiffAttention(32, 2).reset_lambda()
+        """
         if self.lambda_kind == "vectors":
             for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
                 nn.init.normal_(vector, 0.0, self.lambda_std)
 
     def lambda_value(self, x: Tensor) -> Tensor:
-        """Returns lambda in float32: a scalar, or [B, M, H] for lambda_kind "token"."""
+        """Returns lambda in float32: a scalar, or [B, M, H] for lambda_kind "token".
+
+        >>> diffattn.nn.DiffAttention(32, 2, lambda_kind="fixed").lambda_value(torch.randn(1, 3, 32)).item()
+        0.20000000298023224
+        """
         if self.lambda_kind == "token":
             return torch.sigmoid(self.lambda_proj(x).float())
         if self.lambda_kind == "fixed":
@@ -122,39 +137,85 @@ class DiffAttention(nn.Module):
         second = (self.lambda_q2.float() * self.lambda_k2.float()).sum().exp()
         return first - second + self.lambda_init
 
-    def forward(self, x: Tensor, *, positions: Optional[Tensor] = None,
-                causal: Optional[bool] = None, mask: Optional[Tensor] = None,
-                key_starts: Optional[Tensor] = None,
-                key_lengths: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, *, context: Optional[Tensor] = None, cache: Optional[KvCache] = None,
+                positions: Optional[Tensor] = None, causal: Optional[bool] = None, mask: Optional[Tensor] = None,
+                key_starts: Optional[Tensor] = None, key_lengths: Optional[Tensor] = None) -> Tensor:
         """Computes the layer for x [B, M, embed_dim].
 
-        positions: [M] or [B, M] for the rotary embedding; default 0, 1, .... causal overrides the module's
-        causal. mask, key_starts and key_lengths are as in diffattn.attention and combine with the module's
-        window.
+        context [B, N, embed_dim]: cross-attention. Keys and values come from it; it uses no rotary embedding, and is
+        not causal unless `causal` says so. cache: with a context, the first call fills it and later calls read it
+        (context may then be None). Without one, x is the continuation of the tokens in the cache.
+        positions: [M] or [B, M] for the rotary embedding; the default continues those of the cache. causal overrides
+        the module's causal. mask, key_starts and key_lengths are as in diffattn.attention and combine with the
+        module's window.
+
+        >>> layer = diffattn.nn.DiffAttention(32, 2)
+        >>> x, source = torch.randn(1, 3, 32), torch.randn(1, 7, 32)
+        >>> layer(x).shape, layer(x, context=source).shape
+        (torch.Size([1, 3, 32]), torch.Size([1, 3, 32]))
         """
-        if x.dim() != 3 or x.shape[-1] != self.embed_dim:
-            raise ValueError(f"diffattn: argument 'x': expected shape [B, M, {self.embed_dim}], got "
-                             f"{list(x.shape)}")
-        batch, rows, _ = x.shape
-        q = self.q_proj(x).view(batch, rows, -1, self.head_dim)
-        k = self.k_proj(x).view(batch, rows, -1, self.head_dim)
-        v = self.v_proj(x)
-        if self.rotary is not None:
-            if positions is None:
-                positions = torch.arange(rows, device=x.device)
-            q, k = self._rotate(q, positions), self._rotate(k, positions)
+        self._check("x", x)
+        rows = x.shape[1]
+        crossed = context is not None or (cache is not None and cache.crossed)
+        if context is not None:
+            self._check("context", context)
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
+        if crossed:
+            k, v = self._source(context, cache)
+        else:
+            k, v = self._keys_and_values(x)
+            if self.rotary is not None:
+                if positions is None:
+                    positions = torch.arange(rows, device=x.device) + (0 if cache is None else len(cache))
+                q, k = self._rotate(q, positions), self._rotate(k, positions)
+            if cache is not None:
+                cache.append(k, v)
+                k, v = cache.contents()
+        if causal is None and not crossed:
+            causal = self.causal
+        return self._attend(x, q, k, v, causal, mask, key_starts, key_lengths)
+
+    def _check(self, name: str, tensor: Tensor) -> None:
+        if tensor.dim() != 3 or tensor.shape[-1] != self.embed_dim:
+            raise ValueError(f"diffattn: argument '{name}': expected shape [B, M, {self.embed_dim}], got "
+                             f"{list(tensor.shape)}")
+
+    def _keys_and_values(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+        return self.k_proj(x).unflatten(-1, (-1, self.head_dim)), self._values(self.v_proj(x))
+
+    def _source(self, context: Optional[Tensor], cache: Optional[KvCache]) -> Tuple[Tensor, Tensor]:
+        """Returns keys and values of the context, from the cache if they are there."""
+        if cache is None:
+            assert context is not None
+            return self._keys_and_values(context)
+        if len(cache) == 0:
+            assert context is not None
+            cache.append(*self._keys_and_values(context))
+            cache.crossed = True
+        elif not cache.crossed:
+            raise ValueError("diffattn: argument 'cache': expected an empty one or one of a context, got one of "
+                             f"{len(cache)} tokens of x")
+        return cache.contents()
+
+    def _attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: Optional[bool], mask: Optional[Tensor],
+                key_starts: Optional[Tensor], key_lengths: Optional[Tensor]) -> Tensor:
         q1, q2 = self._split_queries(q)
         k1, k2 = self._split_keys(k)
         scale2 = self.scale / self.temperature if self.kind == "temperature" else None
         normed = self.head_norm is not None
-        out = attention(
-            q1, q2, k1, k2, self._values(v), self.lambda_value(x), scale=self.scale, scale2=scale2,
-            causal=self.causal if causal is None else causal, window=self.window, mask=mask,
-            key_starts=key_starts, key_lengths=key_lengths,
-            norm_weight=self.subln.weight if self.head_norm == "affine" else None,
-            norm_eps=self.norm_eps if normed else None,
-            out_scale=1 - self.lambda_init if normed else 1.0)
-        return getattr(self, self.out_name)(out.flatten(-2))
+        weight = self.subln.weight if self.head_norm == "affine" else None
+        eps, out_scale = (self.norm_eps, 1 - self.lambda_init) if normed else (None, 1.0)
+        lam = self.lambda_value(x)
+        if causal and x.shape[1] == 1 and k.shape[1] > 1 and not torch.is_grad_enabled():
+            out = decode(q1, q2, k1, k2, v, lam, scale=self.scale, scale2=scale2, window=self.window, mask=mask,
+                         key_starts=key_starts, key_lengths=key_lengths, norm_weight=weight, norm_eps=eps,
+                         out_scale=out_scale)
+        else:
+            out = attention(q1, q2, k1, k2, v, lam, scale=self.scale, scale2=scale2, causal=causal,
+                            window=self.window, mask=mask, key_starts=key_starts, key_lengths=key_lengths,
+                            norm_weight=weight, norm_eps=eps, out_scale=out_scale)
+        projected: Tensor = getattr(self, self.out_name)(out.flatten(-2))
+        return projected
 
     def extra_repr(self) -> str:
         return (f"{self.kind}, heads={self.num_heads}, kv_heads={self.num_kv_heads}, "
@@ -202,51 +263,3 @@ class DiffAttention(nn.Module):
             a, b = wide.chunk(2, dim=-1)
             turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
         return turned.to(heads.dtype)
-
-
-def _pairs(name: str, count: int) -> int:
-    if count < 2 or count % 2:
-        raise ValueError(f"diffattn: argument '{name}': expected an even number, since heads come in "
-                         f"pairs, got {count}")
-    return count // 2
-
-
-def _v1(heads: int, kv_heads: int, layer: int) -> Dict[str, Any]:
-    return dict(num_heads=_pairs("num_heads", heads), num_kv_heads=_pairs("num_kv_heads", kv_heads),
-                layer_index=layer)
-
-
-_PRESETS: Dict[str, Callable[[int, int, int], Dict[str, Any]]] = {
-    "microsoft_v1": lambda h, kv, l: dict(_v1(h, kv, l), rotary="interleaved"),
-    "microsoft_v2": lambda h, kv, l: dict(num_heads=h, num_kv_heads=kv, kind="v2", head_norm=None,
-                                          lambda_kind="token", rotary="interleaved",
-                                          out_name="o_proj"),
-    "diffllama": lambda h, kv, l: dict(_v1(h, kv, l), layout="halves", head_norm="plain",
-                                       rotary="half", out_name="o_proj"),
-    "motif_2_6b": lambda h, kv, l: dict(_v1(h, kv, l), rotary="half", out_name="o_proj",
-                                        lambda_init=lambda_init(l - 1)),
-    "motif_2_12_7b": lambda h, kv, l: dict(kind="grouped", num_heads=h - kv // 2,
-                                           num_kv_heads=_pairs("num_kv_heads", kv),
-                                           noise_heads=kv // 2, rotary="half", out_name="o_proj",
-                                           lambda_init=lambda_init(l - 1)),
-    "temperature": lambda h, kv, l: dict(kind="temperature", num_heads=h, num_kv_heads=kv,
-                                         lambda_kind="fixed", head_norm=None, rotary="half",
-                                         layer_index=l, out_name="o_proj"),
-}
-
-
-def preset(name: str, embed_dim: int, num_heads: int, *, num_kv_heads: Optional[int] = None,
-           layer_index: int = 0, **options: Any) -> DiffAttention:
-    """Returns a published variant of attention, with its parameter names.
-
-    Head counts are those of config.json: a pair of sub-heads is one differential head. Other options are
-    those of DiffAttention.
-    """
-    make = _PRESETS[_one_of("name", name, tuple(_PRESETS))]
-    point = make(num_heads, num_kv_heads or num_heads, layer_index)
-    if "head_dim" not in options:
-        if embed_dim % num_heads:
-            raise ValueError("diffattn: argument 'head_dim': expected a number, since embed_dim "
-                             f"{embed_dim} does not divide into {num_heads} heads, got None")
-        point["head_dim"] = embed_dim // num_heads
-    return DiffAttention(embed_dim, **{**point, **options})
