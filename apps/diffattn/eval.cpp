@@ -31,8 +31,6 @@
 namespace diffattn::app {
 namespace {
 
-constexpr int kNonFinite = 3;
-
 struct EvalOptions {
   std::string model, data, device = "cpu", dtype = "float32";
   int64_t seq_len = 0, batch_size = 8, stats_batches = 1;
@@ -165,7 +163,7 @@ int report_overflow(const EvalOptions& options, const train::Evaluation& total) 
       options.model, total.tokens,
       options.dtype == "float32" ? "; train it with a lower learning rate"
                                  : " " + options.dtype + "; try --dtype float32");
-  return kNonFinite;
+  return kNonFiniteLoss;
 }
 
 /// Returns the next batch of the data, and a batch without ids at the end.

@@ -32,8 +32,6 @@
 namespace diffattn::app {
 namespace {
 
-constexpr int kNonFinite = 3;
-
 struct TrainOptions {
   std::string config, out, resume, from;
   std::vector<std::string> set;
@@ -155,7 +153,7 @@ int report_end(train::Outcome outcome, train::Run& run, const TrainingProgress& 
         progress.skipped_in_row,
         intact ? "The checkpoint " + *intact + " is intact" : "No checkpoint passed a check",
         folder);
-    return kNonFinite;
+    return kNonFiniteLoss;
   }
   return 0;
 }
@@ -222,7 +220,7 @@ int run_silently(train::Run& run, train::BatchSource& source, train::BatchSource
   train::RunEvents events;
   events.stop = [&] { return signal.received(); };
   const train::Outcome outcome = run.go(source, valid, events);
-  return outcome == train::Outcome::kNonFinite ? kNonFinite : 0;
+  return outcome == train::Outcome::kNonFinite ? kNonFiniteLoss : 0;
 }
 
 int run_train(const TrainOptions& options) {

@@ -10,6 +10,9 @@ namespace diffattn::app {
 /// and `eval` also return 3 (loss not finite).
 using VerbAction = std::function<int()>;
 
+/// Exit code of `train` and `eval` when the loss is not finite.
+inline constexpr int kNonFiniteLoss = 3;
+
 inline constexpr char kVersionText[] = "diffattn " DIFFATTN_VERSION;
 
 // Each function adds one verb with its options to `app` and returns the action that runs it.
