@@ -42,8 +42,9 @@ def make_model(program, folder, size, context):
 
 
 def measure(program, url, clients, args):
-    return json.loads(run(program, "bench", "serve", "--url", url, "--clients", clients, "--requests",
-                          max(clients, args.requests), "--prompt-tokens", args.prompt, "--new-tokens", args.new, "--json"))
+    words = ["--url", url, "--clients", clients, "--requests", max(clients, args.requests), "--json", "--prompt-tokens",
+             args.prompt, "--new-tokens", args.new]
+    return json.loads(run(program, "bench", "serve", *words))
 
 
 def main():
@@ -62,8 +63,9 @@ def main():
         model = make_model(args.program, pathlib.Path(name), size, args.prompt + args.new)
         most = max(args.clients)
         server = subprocess.Popen(
-            [args.program, "serve", "--model", str(model), "--port", "0", "--device", args.device, "--max-rows", str(most),
-             "--max-queue", "4096", "--cache-tokens", str(most * (args.prompt + args.new + 64))],
+            [args.program, "serve", "--model", str(model), "--port", "0", "--device", args.device,
+             "--max-rows", str(most), "--max-queue", "4096",
+             "--cache-tokens", str(most * (args.prompt + args.new + 64))],
             stdout=subprocess.PIPE, text=True)
         try:
             url = server.stdout.readline().split()[-1]
@@ -76,16 +78,12 @@ def main():
             server.send_signal(signal.SIGTERM)
             server.wait()
     for clients, rounds in results.items():
-        def median(*keys, rounds=rounds):
-            values = []
-            for one in rounds:
-                for key in keys:
-                    one = one[key]  # noqa: PLW2901
-                values.append(one)
-            return statistics.median(values)
+        def median(key, percentile=None, rounds=rounds):
+            return statistics.median(one[key][percentile] if percentile else one[key] for one in rounds)
+
         print(f"{clients:4d} clients: {median('generated_tokens_per_second'):9.1f} tokens/s; first token "
               f"{median('ms_first_token', 'p50'):8.1f} ms, p99 {median('ms_first_token', 'p99'):8.1f}; between tokens "
-              f"{median('ms_between_tokens', 'p50'):7.2f} ms, p99 {median('ms_between_tokens', 'p99'):7.2f}", flush=True)
+              f"{median('ms_between_tokens', 'p50'):7.2f} ms, p99 {median('ms_between_tokens', 'p99'):7.2f}")
     words = ["--hidden", size["hidden"], "--intermediate", size["intermediate"], "--layers", size["layers"], "--heads",
              size["heads"], "--vocab", 257, "--device", args.device, "--batch", most, "--prompt", args.prompt,
              "--new-tokens", args.new, "--attention", "diffllama", "--repeat", args.rounds,

@@ -4,6 +4,25 @@
 #include <utility>
 
 namespace diffattn::serve {
+namespace {
+
+/// Gives an event to an answer. An answer that finds no memory ends with an error.
+bool take(Answer& answer, const Event& event) {
+  try {
+    return answer.take(event);
+  } catch (const std::exception&) {
+  }
+  try {
+    Event failure{.job = event.job, .sequence = event.sequence};
+    failure.end = End::kFailed;
+    failure.message = "the server is out of memory";
+    answer.take(failure);
+  } catch (const std::exception&) {  // its connection ends by the time limit
+  }
+  return true;
+}
+
+}  // namespace
 
 Responder::Responder() : thread_([this] { run(); }) {}
 
@@ -56,7 +75,10 @@ void Responder::run() {
       const std::function<void()> work = std::move(work_.front());
       work_.pop_front();
       lock.unlock();
-      work();
+      try {
+        work();
+      } catch (const std::exception&) {  // no memory: its connection ends by the time limit
+      }
       lock.lock();
     }
     if (events_.empty() && stopping_) return;
@@ -68,7 +90,7 @@ void Responder::run() {
       if (at == answers_.end()) continue;  // its client has gone
       const std::shared_ptr<Answer> answer = at->second;
       lock.unlock();  // an answer may wait for locks of its connection
-      const bool complete = answer->take(event);
+      const bool complete = take(*answer, event);
       lock.lock();
       if (complete) answers_.erase(event.job);
     }

@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 
 constexpr int64_t kCompletionTokens = 16;  // the default of the OpenAI API
 constexpr int64_t kChatTokens = 1024;
-constexpr int64_t kAttentionTokens = 4096;  // of a text whose attention is shown
+constexpr int64_t kAttentionTokens = 2048;  // of a text whose attention is shown
 
 /// Returns true if both are equal, in a time that depends on the length of `given` alone.
 bool equal_in_constant_time(std::string_view given, std::string_view secret) {
@@ -58,6 +58,22 @@ Json names_of(const io::Tokenizer& tokenizer, const Ids& ids) {
   return names;
 }
 
+/// Throws ApiError if a list of tokens is longer than `most`: answers have each of them as text.
+void check_count(const Ids& ids, int64_t most) {
+  if (std::ssize(ids) <= most) return;
+  throw ApiError(
+      400,
+      "tokens: expected at most " + std::to_string(most) + ", got " + std::to_string(ids.size()),
+      "tokens");
+}
+
+/// Returns the Host header without its port.
+std::string host_name(const std::string& host) {
+  if (!host.starts_with('[')) return host.substr(0, host.rfind(':'));
+  const size_t close = host.find(']');
+  return close == host.npos ? host : host.substr(0, close + 1);
+}
+
 /// Returns the paths that metrics may name: a client must not make up new ones.
 std::string known_path(const std::string& path) {
   static constexpr std::array<std::string_view, 9> kPaths{
@@ -73,18 +89,23 @@ Service::Service(ModelCard model, ServiceOptions options)
     : model_(std::move(model)), options_(std::move(options)) {}
 
 void Service::handle(HttpRequest&& request, const std::shared_ptr<Reply>& reply) {
-  try {
-    route(request, reply);
-  } catch (const ApiError& error) {
+  const auto refuse = [&](const ApiError& error) {
     metrics_.count_request(known_path(request.path), error.status());
     Reply::Headers headers = this->headers();
     if (error.status() == 429 || error.status() == 503) headers.emplace_back("Retry-After", "1");
     if (error.status() == 401) headers.emplace_back("WWW-Authenticate", "Bearer");
     reply->send(error.status(), error.json(), "application/json", std::move(headers));
+  };
+  try {
+    route(request, reply);
+  } catch (const ApiError& error) {
+    refuse(error);
+  } catch (const io::Error& error) {  // such as a text that the tokenizer refuses
+    refuse(ApiError(400, error.what()));
   } catch (const std::bad_alloc&) {
-    metrics_.count_request(known_path(request.path), 503);
-    reply->send(503, ApiError(503, "the server is out of memory").json(), "application/json",
-                {{"Retry-After", "1"}});
+    refuse(ApiError(503, "the server is out of memory"));
+  } catch (const std::exception&) {
+    refuse(ApiError(500, "the server could not answer the request"));
   }
 }
 
@@ -109,11 +130,10 @@ void Service::check_origin(const HttpRequest& request) const {
       request.origin != "http://" + request.host && request.origin != "https://" + request.host) {
     throw ApiError(403, "this server answers no pages of other sites; see --cors-origin");
   }
-  const std::string name = request.host.substr(0, request.host.rfind(':'));
-  static constexpr std::array<std::string_view, 3> kLocal{"localhost", "127.0.0.1", "[::1]"};
-  if (options_.local_only && !request.origin.empty() &&
-      std::ranges::find(kLocal, name) == kLocal.end()) {
-    throw ApiError(403, "this server answers pages of this machine only");
+  const std::string name = host_name(request.host);
+  if (options_.local_only && !name.empty() && name != "localhost" && name != "[::1]" &&
+      name != "::1" && !name.starts_with("127.")) {
+    throw ApiError(403, "this server answers under names of this machine only; see --host");
   }
 }
 
@@ -188,6 +208,7 @@ std::string Service::tokenize(const std::string& body) const {
 
 std::string Service::detokenize(const std::string& body) const {
   const Ids ids = parse_detokenize(parse_body(body));
+  check_count(ids, model_.max_context);
   const std::vector<io::TokenId> tokens(ids.begin(), ids.end());
   return text_of({{"prompt", model_.tokenizer.decode(tokens, /*skip_special_tokens=*/false)},
                   {"token_strs", names_of(model_.tokenizer, ids)}});
@@ -197,13 +218,7 @@ std::string Service::detokenize(const std::string& body) const {
 void Service::attend(const HttpRequest& request, const std::shared_ptr<Reply>& reply) {
   const Ids ids = parse_detokenize(parse_body(request.body));
   check_ids("tokens", ids);
-  if (std::ssize(ids) > std::min(model_.max_context, kAttentionTokens)) {
-    throw ApiError(400,
-                   "tokens: expected at most " +
-                       std::to_string(std::min(model_.max_context, kAttentionTokens)) + ", got " +
-                       std::to_string(ids.size()),
-                   "tokens");
-  }
+  check_count(ids, std::min(model_.max_context, kAttentionTokens));
   const auto write = [this, ids, reply, request](const AttentionRow& row) {
     if (!row.error.empty()) {
       return reply->send(500, ApiError(500, row.error).json(), "application/json", headers());

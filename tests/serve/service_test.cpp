@@ -177,6 +177,12 @@ TEST_F(ServiceTest, AnswersNoPagesOfOtherSites) {
   HttpRequest rebound = foreign;  // a name that was made to point to this machine
   rebound.host = "evil.example";
   EXPECT_EQ(ask(closed, rebound), 403);
+  for (const char* host : {"127.0.0.1:8000", "localhost", "[::1]:8000", "[::1]", ""}) {
+    EXPECT_EQ(ask(closed, {.method = "GET", .path = "/v1/models", .body = "", .host = host}), 200);
+  }
+  for (const char* host : {"evil.example:8000", "[::2]", "[", "::", "127"}) {
+    EXPECT_EQ(ask(closed, {.method = "GET", .path = "/v1/models", .body = "", .host = host}), 403);
+  }
   Service open(card(), {.limits = {}, .api_key = "", .cors_origin = "*", .page = ""});
   EXPECT_EQ(ask(open, foreign), 200);
   EXPECT_EQ(reply->headers, (Reply::Headers{{"Access-Control-Allow-Origin", "*"}}));
@@ -210,6 +216,9 @@ TEST_F(ServiceTest, HasTheSmallEndpoints) {
   EXPECT_EQ(reply->json()["tokens"], (Json{97, 98}));
   EXPECT_EQ(post(service, "/detokenize", R"({"tokens": [97, 256]})"), 200);
   EXPECT_EQ(reply->json()["prompt"], "a<|endoftext|>");
+  std::string many = "{\"tokens\": [1";
+  for (int i = 0; i < 32; ++i) many += ", 1";
+  EXPECT_EQ(post(service, "/detokenize", many + "]}"), 400) << "longer than the context";
   EXPECT_EQ(get(service, "/nowhere"), 404);
   EXPECT_EQ(get(service, "/v1/completions"), 405);
   EXPECT_EQ(post(service, "/v1/models", ""), 405);

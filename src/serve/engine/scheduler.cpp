@@ -101,18 +101,27 @@ struct Scheduler::Parts {
 
   void run() {
     torch::set_num_threads(threads);
-    while (take_news()) {
+    bool running = true;
+    while (running) {
       try {
-        end_late_jobs();
-        start_sequences();
-        score_next();
-        look_next();
-        step();
-      } catch (const std::exception& error) {
-        fail_lost(message_of(error));
+        running = take_news();
+        if (running) compute();
+      } catch (const std::exception&) {  // no memory for the lists: go on with what there is
       }
-      send_events();
     }
+  }
+
+  void compute() {
+    try {
+      end_late_jobs();
+      start_sequences();
+      score_next();
+      look_next();
+      step();
+    } catch (const std::exception& error) {
+      fail_lost(message_of(error));
+    }
+    send_events();
   }
 
   /// Takes jobs and cancellations; waits if there is nothing to do. Returns false at the end.
