@@ -164,14 +164,13 @@ bool is_read(const RunConfig& config, const Field& field) {
   const std::string section = parts_of(field.key).section;
   const auto owner = find_task(section);
   if (owner && *owner != config.task) return false;
+  const std::string_view key = field.key;
+  if (key == "model.from") return !config.model.from.empty();
   if (section == "model" && !config.model.from.empty()) {
-    return std::string_view(field.key) == "model.from" ||
-           std::string_view(field.key) == "model.max_position_embeddings";
+    return key == "model.max_position_embeddings";
   }
   if (section == "curriculum") return config.task == Task::kNeedle && config.curriculum.steps > 0;
-  if (std::string_view(field.key) == "train.sample_prompts") {
-    return config.task == Task::kLanguageModel;
-  }
+  if (key == "train.sample_prompts") return config.task == Task::kLanguageModel;
   const bool read = config.task == Task::kLanguageModel || !config.data.train.empty();
   return field.texts == Field::Texts::kAny || (field.texts == Field::Texts::kRead) == read;
 }
