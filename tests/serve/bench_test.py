@@ -56,7 +56,7 @@ class BenchServe(unittest.TestCase):
                 self.assertIn("12 requests in", text)
                 self.assertIn("first token", text)
                 self.assertEqual(bench(running.url, "--requests", 1, "--api-key", "wrong").returncode, 1)
-                result = bench(running.url, *common, "--prompt-tokens", 600, "--json")
+                result = bench(running.url, "--api-key", "k3y", "--requests", 2, "--prompt-tokens", 600, "--json")
                 self.assertEqual(result.returncode, 1)
                 self.assertIn("context length", json.loads(result.stdout)["first_error"])
 
