@@ -167,6 +167,7 @@ bool is_read(const RunConfig& config, const Field& field) {
   if (std::string_view(field.key) == "train.sample_prompts") {
     return config.task == Task::kLanguageModel;
   }
+  if (std::string_view(field.key) == "train.shard") return config.train.shard != "none";
   const bool read = config.task == Task::kLanguageModel || !config.data.train.empty();
   return field.texts == Field::Texts::kAny || (field.texts == Field::Texts::kRead) == read;
 }
