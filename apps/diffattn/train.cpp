@@ -240,7 +240,7 @@ int run_train(const TrainOptions& options) {
   if (const std::string problem = device_problem(config.train.device); !problem.empty()) {
     throw train::ConfigError("train.device: " + problem);
   }
-  if (options.dry_run) return dry_run(config, data, options.json);
+  if (options.dry_run) return speaks ? dry_run(config, data, options.json) : 0;
   // Activation checkpointing saves memory only if freed blocks go back to Linux at once.
   config.train.activation_checkpointing ? return_freed_memory() : keep_freed_memory();
   std::vector<std::pair<std::string, std::string>> extra_files;

@@ -100,11 +100,22 @@ Tensor AdamW::gradient_norm() const {
   const torch::NoGradGuard no_grad;
   const auto grads = gradients();
   TORCH_CHECK(!grads.empty(), "AdamW: no parameter has a gradient");
-  const Tensor norm = torch::linalg_vector_norm(torch::stack(at::_foreach_norm(grads)), 2);
-  if (!sum_over_processes_) return norm;
-  Tensor squares = norm.to(torch::kFloat64).square();
+  if (!sum_over_processes_) {
+    return torch::linalg_vector_norm(torch::stack(at::_foreach_norm(grads)), 2);
+  }
+  // float32 sums of millions of squares lose four digits, so sums of 64 add up in float64.
+  constexpr int64_t kGroup = 64;
+  Tensor squares = torch::zeros({}, grads.front().options().dtype(torch::kFloat64));
+  for (const Tensor& gradient : grads) {
+    const int64_t whole = gradient.numel() / kGroup * kGroup;
+    const Tensor flat = gradient.flatten();
+    const Tensor groups =
+        torch::linalg_vector_norm(flat.narrow(0, 0, whole).view({-1, kGroup}), 2, {1});
+    squares += groups.to(torch::kFloat64).square().sum();
+    squares += flat.slice(0, whole).to(torch::kFloat64).square().sum();
+  }
   sum_over_processes_(squares);
-  return squares.sqrt().to(norm.scalar_type());
+  return squares.sqrt().to(torch::kFloat32);
 }
 
 void AdamW::clip_gradients(const Tensor& norm, double max_norm) {

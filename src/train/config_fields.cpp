@@ -171,6 +171,7 @@ bool is_read(const RunConfig& config, const Field& field) {
   }
   if (section == "curriculum") return config.task == Task::kNeedle && config.curriculum.steps > 0;
   if (key == "train.sample_prompts") return config.task == Task::kLanguageModel;
+  if (key == "train.shard") return config.train.shard != "none";
   const bool read = config.task == Task::kLanguageModel || !config.data.train.empty();
   return field.texts == Field::Texts::kAny || (field.texts == Field::Texts::kRead) == read;
 }

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <deque>
 #include <map>
 
 namespace diffattn::train {
@@ -14,6 +15,9 @@ using torch::Tensor;
 /// Elements of a bucket. Small enough that the first sums start early, large enough for a network.
 constexpr int64_t kBucketElements = 4 << 20;
 constexpr int64_t kPartAlignment = 64;  // elements of a process's part
+/// Sums of sharded buckets, and buckets of parameters, that are on their way at once. Each takes
+/// memory here and in the group.
+constexpr size_t kAtOnce = 2;
 
 int64_t rounded_up(int64_t count, int64_t multiple) {
   return (count + multiple - 1) / multiple * multiple;
@@ -138,6 +142,8 @@ void DataParallel::start(Bucket& bucket) {
     gradient = Tensor();
   }
   if (shard_ == Shard::kGradients) {
+    const auto index = static_cast<size_t>(&bucket - buckets_.data());
+    if (index >= kAtOnce) buckets_[index - kAtOnce].sum.wait();
     bucket.gradients = torch::empty({bucket.size / world_->size()}, whole.options());
     bucket.sum = world_->reduce_scatter(bucket.gradients, whole);
   } else {
@@ -177,8 +183,12 @@ Tensor DataParallel::gathered(const Tensor& part) {
 void DataParallel::gather_parameters() {
   if (!is_sharded()) return;
   const torch::NoGradGuard no_grad;
-  std::vector<parallel::Started> started;
+  std::deque<parallel::Started> started;
   for (Bucket& bucket : buckets_) {
+    if (started.size() == kAtOnce) {
+      started.front().wait();
+      started.pop_front();
+    }
     started.push_back(world_->all_gather(bucket.parameters, bucket.own.clone()));
   }
   for (parallel::Started& one : started) one.wait();

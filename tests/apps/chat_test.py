@@ -159,7 +159,8 @@ class Chat(unittest.TestCase):
     def test_a_template_that_writes_nothing(self):
         result = program("generate", "--model", model("silent", "{# nothing #}"), "--interactive", input=b"ab\n")
         self.assertEqual(result.returncode, 1)
-        self.assertIn(b"tokenizer_config.json: key 'chat_template': expected text for the conversation, got none", result.stderr)
+        expected = b"tokenizer_config.json: key 'chat_template': expected text for the conversation, got none"
+        self.assertIn(expected, result.stderr)
 
 
 if __name__ == "__main__":
