@@ -19,7 +19,8 @@ class Uninitialized {
  public:
   explicit Uninitialized(torch::ScalarType dtype) : before_(at::get_default_dtype()) {
     at::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
-    if (c10::impl::getGlobalPyInterpreter() == nullptr) meta_.emplace(c10::DispatchKey::Meta);
+    if (c10::impl::PyInterpreterHooksRegistry()->Keys().empty())
+      meta_.emplace(c10::DispatchKey::Meta);
   }
   ~Uninitialized() { at::set_default_dtype(before_); }
   Uninitialized(const Uninitialized&) = delete;
