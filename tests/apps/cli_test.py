@@ -9,10 +9,10 @@ import tempfile
 import unittest
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
-VERBS = ("info", "selftest", "bench", "train", "eval", "generate", "convert", "classify", "compare",
+VERBS = ("info", "selftest", "bench", "train", "eval", "generate", "serve", "convert", "classify", "compare",
          "summarize", "analyze", "tokenize", "help", "version", "completion")
 COMPUTING = ("selftest", "train", "eval", "generate", "classify", "summarize", "compare", "analyze", "bench attention",
-             "bench module", "bench step", "bench generate")
+             "bench module", "bench step", "bench generate", "serve")
 
 
 def run(*arguments, **kwargs):
@@ -63,7 +63,7 @@ class Program(unittest.TestCase):
                  "generate: no such option: --max-new-token; did you mean '--max-new-tokens'?"),
                 (["train", "--otu", "x"], "train: no such option: --otu; did you mean '--out'?"),
                 (["bench", "step", "--sqe", "4"], "bench step: no such option: --sqe; did you mean '--seq'?"),
-                (["bench", "stpe"], "bench: expected one of attention, module, step, generate, got 'stpe'; "
+                (["bench", "stpe"], "bench: expected one of attention, module, step, generate, serve, got 'stpe'; "
                                     "did you mean 'step'?"),
                 (["info", "--something-else"], "info: no such option: --something-else"),
                 (["info", "more"], "info: expected no more arguments, got 'more'")):
@@ -290,7 +290,7 @@ class Bench(unittest.TestCase):
         for arguments, came in (([], ""), (["foo", "--seq", "16"], ", got 'foo'"), (["--seq", "16"], ", got '--seq'")):
             result = run("bench", *arguments)
             self.assertEqual(result.returncode, 2, arguments)
-            self.assertEqual(result.stderr, "diffattn: bench: expected one of attention, module, step, generate"
+            self.assertEqual(result.stderr, "diffattn: bench: expected one of attention, module, step, generate, serve"
                              f"{came}\nRun 'diffattn bench --help' for its options.\n")
 
     def test_help_of_generation_does_not_speak_of_training(self):
