@@ -17,7 +17,7 @@
 
 namespace diffattn::serve {
 
-/// What an answer is made of, besides tokens.
+/// Parts of an answer besides its tokens.
 struct AnswerPlan {
   bool chat = false, echo = false;
   Generation request = {};

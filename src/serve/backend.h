@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-// What the HTTP side and the inference thread tell each other. No type of torch passes here.
+// Messages between the HTTP side and the inference thread. No type of torch passes here.
 
 namespace diffattn::serve {
 

@@ -83,7 +83,7 @@ StreamNorm layer_norm_of(const ModelConfig& c) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({c.hidden_size}).eps(c.rms_norm_eps));
 }
 
-/// What the layers of a family have in common.
+/// Options that all layers of a family share.
 struct Family {
   const char* mixer_name;
   const char* norm_name;

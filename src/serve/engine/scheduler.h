@@ -18,7 +18,7 @@ struct SchedulerOptions {
   bool share_prefixes = true;
 };
 
-/// What a model's folder says that the HTTP side needs.
+/// Facts of a model's folder that the HTTP side needs.
 struct ModelFacts {
   int64_t vocab_size = 0, max_positions = 0;
   int64_t parameters = 0;

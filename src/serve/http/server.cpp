@@ -104,7 +104,7 @@ struct HttpServer::Parts {
                "application/json", {{"Connection", "close"}});
   }
 
-  // What libmicrohttpd calls:
+  // libmicrohttpd calls these:
 
   static MHD_Result on_access(void* self, MHD_Connection* connection, const char* url,
                               const char* method, const char*, const char* data, size_t* size,
