@@ -38,6 +38,32 @@ void check_sizes(const Problem& problem) {
   }
 }
 
+/// Checks that the heads of a noise head read one kv head and see the same columns.
+void check_noise_heads(const Problem& problem) {
+  const int64_t noise_heads = problem.noise_heads;
+  if (noise_heads == 0 || noise_heads == problem.heads) return;
+  if (noise_heads < 0 || noise_heads > problem.heads || problem.heads % noise_heads != 0 ||
+      noise_heads % problem.kv_heads != 0) {
+    throw_argument_error("noise_heads",
+                         "a divisor of heads = " + std::to_string(problem.heads) +
+                             " and a multiple of kv_heads = " + std::to_string(problem.kv_heads),
+                         std::to_string(noise_heads));
+  }
+  if (problem.mask.kind != MaskKind::kNone && problem.mask.strides.head != 0) {
+    throw_argument_error("mask",
+                         "one mask for all heads, since " + std::to_string(problem.noise_group()) +
+                             " heads share a noise head",
+                         "a mask per head");
+  }
+}
+
+/// Statistics, maps and kernels of other devices need a noise head for each head.
+void check_own_noise_heads(const Problem& problem) {
+  if (problem.noise_group() == 1) return;
+  throw_argument_error("noise_heads", "heads = " + std::to_string(problem.heads),
+                       std::to_string(problem.noise_heads));
+}
+
 bool has_rows(const Problem& problem) {
   return problem.batch > 0 && problem.heads > 0 && problem.seq_q > 0;
 }
@@ -140,6 +166,8 @@ void check_range(const char* name, int64_t begin, int64_t end, int64_t cells, in
 
 void validate(const Problem& problem, bool host_arrays) {
   check_sizes(problem);
+  check_noise_heads(problem);
+  if (!host_arrays) check_own_noise_heads(problem);
   check_pages(problem);
   check_pointers(problem);
   check_finite("scale", problem.scale);
@@ -169,16 +197,19 @@ void validate(const BackwardParams& params, bool host_arrays) {
 
 void validate(const StatsParams& params, bool host_arrays) {
   validate(static_cast<const Problem&>(params), host_arrays);
+  check_own_noise_heads(params);
   check_pointer("stats", has_rows(params), params.stats.data);
 }
 
 void validate(const StatsBackwardParams& params, bool host_arrays) {
   validate(static_cast<const Problem&>(params), host_arrays);
+  check_own_noise_heads(params);
   check_pointer("dstats", has_rows(params), params.dstats.data);
 }
 
 void validate(const MapParams& params, bool host_arrays) {
   validate(static_cast<const Problem&>(params), host_arrays);
+  check_own_noise_heads(params);
   check_range("rows", params.row_begin, params.row_end, params.rows, params.seq_q);
   check_range("columns", params.col_begin, params.col_end, params.cols, params.seq_k);
   const bool cells = params.batch > 0 && params.heads > 0 && params.rows > 0 && params.cols > 0;

@@ -94,6 +94,30 @@ TEST_F(Validate, HeadsWithoutKeyHeads) {
   expect("heads", "a multiple of kv_heads = 0", "4");
 }
 
+TEST_F(Validate, NoiseHeads) {
+  constexpr const char* kExpected = "a divisor of heads = 4 and a multiple of kv_heads = 2";
+  for (const int64_t wrong : {-2, 1, 3, 8}) {
+    problem_.noise_heads = wrong;
+    expect("noise_heads", kExpected, std::to_string(wrong));
+  }
+  for (const int64_t right : {0, 2, 4}) {
+    problem_.noise_heads = right;
+    EXPECT_EQ(message(), "");
+    const std::string on_devices = message(/*host_arrays=*/false);
+    EXPECT_EQ(on_devices.empty(), right != 2) << on_devices;
+  }
+}
+
+TEST_F(Validate, HeadsOfANoiseHeadShareTheMask) {
+  constexpr uint8_t kVisible = 1;
+  problem_.noise_heads = 2;
+  problem_.mask.kind = MaskKind::kBoolean;
+  problem_.mask.data = &kVisible;
+  EXPECT_EQ(message(), "");
+  problem_.mask.strides.head = 1;
+  expect("mask", "one mask for all heads, since 2 heads share a noise head", "a mask per head");
+}
+
 TEST_F(Validate, Pointers) {
   struct Wrong {
     const char* name;
@@ -212,6 +236,18 @@ TEST_P(ValidateBackend, EveryOperationChecksItsProblem) {
   expect_error([&] { backend.stats(broken(StatsParams{})); });
   expect_error([&] { backend.stats_backward(broken(StatsBackwardParams{})); });
   expect_error([&] { backend.map(broken(MapParams{})); });
+}
+
+TEST_P(ValidateBackend, StatisticsAndMapsNeedOwnNoiseHeads) {
+  Spec spec;
+  spec.heads = 4;
+  spec.noise_heads = 2;
+  const Case c(spec, GetParam().dtype);
+  const std::vector<double> dstats(4 * kStatCount);
+  const Backend& backend = *GetParam().backend;
+  EXPECT_THROW(run_stats(backend, c, 1e-3), Error);
+  EXPECT_THROW(run_stats_backward(backend, c, dstats), Error);
+  EXPECT_THROW(run_map(backend, c, {0, 1, 0, 1, 1, 1}), Error);
 }
 
 TEST_P(ValidateBackend, MissingTensorsAreNamed) {

@@ -46,7 +46,7 @@ Case::Case(const Spec& given, Dtype type)
   draw_indices(rng);
   const int64_t query_count = rows_q() * spec.heads, key_count = rows_k() * spec.kv_heads;
   values.q1 = normals(rng, query_count * spec.head_dim, spec.logit_spread);
-  values.q2 = normals(rng, query_count * spec.head_dim, spec.logit_spread);
+  values.q2 = normals(rng, rows_q() * noise_heads() * spec.head_dim, spec.logit_spread);
   values.k1 = normals(rng, key_count * spec.head_dim);
   values.k2 = normals(rng, key_count * spec.head_dim);
   values.v = normals(rng, key_count * spec.value_dim);
@@ -96,7 +96,7 @@ void Case::build_tensors() {
     return Tensor(dtype, dims, layout, spec.offset);
   };
   q1_ = tensor(query_dims(spec.head_dim), spec.query_layout);
-  if (!spec.shared_q) q2_ = tensor(query_dims(spec.head_dim), spec.query_layout);
+  if (!spec.shared_q) q2_ = tensor(noise_dims(spec.head_dim), spec.query_layout);
   k1_ = tensor(key_dims(spec.head_dim), spec.key_layout);
   if (!spec.shared_k) k2_ = tensor(key_dims(spec.head_dim), spec.key_layout);
   v_ = tensor(key_dims(spec.value_dim), spec.value_layout);
@@ -173,6 +173,7 @@ Problem Case::problem() const {
   p.batch = spec.batch;
   p.heads = spec.heads;
   p.kv_heads = spec.kv_heads;
+  p.noise_heads = spec.noise_heads;
   p.seq_q = spec.seq_q;
   p.seq_k = spec.seq_k;
   p.head_dim = spec.head_dim;
@@ -248,6 +249,12 @@ std::string Case::describe() const { return std::string(name_of(dtype)) + " " + 
 Dims Case::query_dims(int64_t width) const {
   if (spec.varlen) return {1, rows_q(), spec.heads, width};
   return {spec.batch, spec.seq_q, spec.heads, width};
+}
+
+Dims Case::noise_dims(int64_t width) const {
+  Dims dims = query_dims(width);
+  dims.heads = noise_heads();
+  return dims;
 }
 
 Dims Case::key_dims(int64_t width) const {

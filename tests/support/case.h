@@ -13,7 +13,8 @@ namespace diffattn::testing {
 /// The numbers of a case in logical order, rounded to the storage type as the kernel reads them. A
 /// packed case holds its sequences one after the other.
 struct Values {
-  std::vector<double> q1, q2;       // [rows_q, H, D]
+  std::vector<double> q1;           // [rows_q, H, D]
+  std::vector<double> q2;           // [rows_q, noise heads, D]
   std::vector<double> k1, k2;       // [rows_k, Hkv, D]
   std::vector<double> v;            // [rows_k, Hkv, Dv]
   std::vector<double> lambda;       // [1], [H] or [rows_q, H]
@@ -38,7 +39,8 @@ class Case {
   void store();
   std::string describe() const;
 
-  Dims query_dims(int64_t width) const;  // of q, out, lse
+  Dims query_dims(int64_t width) const;  // of q1, out, lse
+  Dims noise_dims(int64_t width) const;  // of q2
   Dims key_dims(int64_t width) const;    // of k, v
   const Dims& lambda_dims() const { return lambda_.dims(); }
   const Dims& mask_dims() const { return mask_dims_; }
@@ -50,6 +52,8 @@ class Case {
   int64_t len_k(int64_t b) const;
   int64_t row_q(int64_t b, int64_t m) const;
   int64_t row_k(int64_t b, int64_t n) const;
+  int64_t noise_heads() const { return spec.noise_heads == 0 ? spec.heads : spec.noise_heads; }
+  int64_t noise_head(int64_t h) const { return h / (spec.heads / noise_heads()); }
   int64_t kv_head(int64_t h) const { return h / (spec.heads / spec.kv_heads); }
   int64_t lambda_index(int64_t b, int64_t m, int64_t h) const;
   int64_t mask_index(int64_t b, int64_t h, int64_t m, int64_t n) const;

@@ -271,7 +271,7 @@ bool check_backward_with(const Target& target, const Case& c, Tally& tally) {
   };
   using N = NaiveBackward;
   check("dq1", result.dq1, truth.dq1, &N::dq1, c.query_dims(s.head_dim), c.dtype);
-  check("dq2", result.dq2, truth.dq2, &N::dq2, c.query_dims(s.head_dim), c.dtype);
+  check("dq2", result.dq2, truth.dq2, &N::dq2, c.noise_dims(s.head_dim), c.dtype);
   check("dk1", result.dk1, truth.dk1, &N::dk1, c.key_dims(s.head_dim), c.dtype);
   check("dk2", result.dk2, truth.dk2, &N::dk2, c.key_dims(s.head_dim), c.dtype);
   check("dv", result.dv, truth.dv, &N::dv, c.key_dims(s.value_dim), c.dtype);

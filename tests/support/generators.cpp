@@ -63,8 +63,9 @@ int64_t work_of(const Spec& spec) {
 
 std::string to_string(const Spec& spec) {
   std::ostringstream out;
-  out << "seed=" << spec.seed << " B=" << spec.batch << " H=" << spec.heads << "/" << spec.kv_heads
-      << " M=" << spec.seq_q << " N=" << spec.seq_k << " D=" << spec.head_dim
+  out << "seed=" << spec.seed << " B=" << spec.batch << " H=" << spec.heads << "/" << spec.kv_heads;
+  if (spec.noise_heads != 0) out << " noise=" << spec.noise_heads;
+  out << " M=" << spec.seq_q << " N=" << spec.seq_k << " D=" << spec.head_dim
       << " Dv=" << spec.value_dim << " scale=" << spec.scale << "," << spec.scale2
       << " lambda=" << name_of(spec.lambda_shape) << "[" << spec.lambda_low << ","
       << spec.lambda_high << "]";
@@ -136,6 +137,16 @@ Spec random_spec(uint64_t seed, const SizeLimits& limits) {
   spec.out_layout = random_layout(rng, false);
   spec.offset = rng.pick<int64_t>({0, 0, 1, 3});
   spec.save_o = rng.chance(0.5);
+  return spec;
+}
+
+Spec with_noise_heads(Spec spec) {
+  Rng rng(spec.seed ^ 0x4015e);
+  const int64_t group = std::max<int64_t>(2, spec.heads / spec.kv_heads);
+  const int64_t noise_group = group % 2 == 0 && rng.chance(0.5) ? group : rng.integer(2, 4);
+  spec.noise_heads = spec.kv_heads * (group >= 4 && noise_group <= 2 ? 2 : 1);
+  spec.heads = spec.noise_heads * noise_group;
+  spec.mask_head = spec.shared_q = false;
   return spec;
 }
 

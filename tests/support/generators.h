@@ -19,6 +19,7 @@ struct Spec {
   uint64_t seed = 1;
 
   int64_t batch = 1, heads = 1, kv_heads = 1;
+  int64_t noise_heads = 0;       // of q2; 0 = heads
   int64_t seq_q = 1, seq_k = 1;  // varlen: upper limits of the drawn lengths
   int64_t head_dim = 8, value_dim = 8;
 
@@ -67,6 +68,10 @@ struct SizeLimits {
 
 /// Returns a random valid combination of shapes and options.
 Spec random_spec(uint64_t seed, const SizeLimits& limits = {});
+
+/// Returns a spec whose heads share noise heads, in groups that the seed determines. Its mask has
+/// no head axis.
+Spec with_noise_heads(Spec spec);
 
 /// Returns the seed of this run's random cases: DIFFATTN_TEST_SEED, or a fresh one. Prints it once.
 uint64_t run_seed();

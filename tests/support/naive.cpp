@@ -195,7 +195,8 @@ struct Naive<T>::HeadGradients {
       }
     }
     store_dq(ds1, k1, static_cast<float>(s.scale), list, &result.dq1[at * s.head_dim]);
-    store_dq(ds2, k2, static_cast<float>(s.scale2), list, &result.dq2[at * s.head_dim]);
+    const int64_t noise = c.row_q(head.b, m) * c.noise_heads() + c.noise_head(head.h);
+    store_dq(ds2, k2, static_cast<float>(s.scale2), list, &result.dq2[noise * s.head_dim]);
     for (size_t i = 0; i < list.size(); ++i) {
       const int64_t n = list[i];
       const size_t next = rows[n].size();
@@ -216,7 +217,7 @@ struct Naive<T>::HeadGradients {
                 const std::vector<int64_t>& list, double* dq) {
     sum.assign(k.columns, 0.0f);
     add_rows(sum.data(), ds.data(), k.row(0), k.columns, list, k.columns);
-    for (int64_t d = 0; d < k.columns; ++d) dq[d] = round(scale * sum[d]);
+    for (int64_t d = 0; d < k.columns; ++d) dq[d] += round(scale * sum[d]);
   }
 
   const Naive& naive;
@@ -239,7 +240,7 @@ template <class T>
 NaiveBackward Naive<T>::backward() const {
   NaiveBackward result;
   result.dq1.assign(c.values.q1.size(), 0.0);
-  result.dq2 = result.dq1;
+  result.dq2.assign(c.values.q2.size(), 0.0);
   result.dk1.assign(c.values.k1.size(), 0.0);
   result.dk2 = result.dk1;
   result.dv.assign(c.values.v.size(), 0.0);
@@ -250,7 +251,7 @@ NaiveBackward Naive<T>::backward() const {
     for (int64_t h = 0; h < s.heads; ++h) HeadGradients(*this, b, h).run(result);
   }
   // Sums over the heads of a group are rounded; dlambda, dnorm_weight and dmask are not.
-  for (std::vector<double>* gradient : {&result.dk1, &result.dk2, &result.dv}) {
+  for (std::vector<double>* gradient : {&result.dq2, &result.dk1, &result.dk2, &result.dv}) {
     for (double& x : *gradient) x = round(static_cast<float>(x));
   }
   return result;

@@ -237,7 +237,8 @@ struct Oracle<R>::HeadGradients {
     times(ds1_size, std::abs(s.scale));
     times(ds2_size, std::abs(s.scale2));
     add_dq(m, ds1, ds1_size, k1, at * s.head_dim, truth.dq1);
-    add_dq(m, ds2, ds2_size, k2, at * s.head_dim, truth.dq2);
+    const int64_t noise = c.row_q(b, m) * c.noise_heads() + c.noise_head(h);
+    add_dq(m, ds2, ds2_size, k2, noise * s.head_dim, truth.dq2);
     const std::vector<int64_t>& list = oracle.columns(b, h, m);
     for (size_t i = 0; i < list.size(); ++i) {
       const int64_t n = list[i];
@@ -306,7 +307,9 @@ struct Oracle<R>::HeadGradients {
     dq.assign(s.head_dim, R(0));
     add_rows(dq.data(), &gradient.magnitude[at], ds.data(), ds_size.data(), k.row(0), s.head_dim,
              oracle.columns(b, h, m), s.head_dim);
-    std::copy(dq.begin(), dq.end(), gradient.value.begin() + at);
+    for (int64_t d = 0; d < s.head_dim; ++d) {  // dq2: the heads of a noise head add up
+      gradient.value[at + d] += static_cast<double>(dq[d]);
+    }
   }
 
   const Oracle& oracle;
@@ -333,7 +336,7 @@ template <class R>
 BackwardTruth Oracle<R>::backward() const {
   BackwardTruth truth;
   truth.dq1.resize(c.values.q1.size());
-  truth.dq2 = truth.dq1;
+  truth.dq2.resize(c.values.q2.size());
   truth.dk1.resize(c.values.k1.size());
   truth.dk2 = truth.dk1;
   truth.dv.resize(c.values.v.size());

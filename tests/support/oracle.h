@@ -30,7 +30,8 @@ struct ForwardTruth {
 };
 
 struct BackwardTruth {
-  Measured dq1, dq2;      // [rows_q, H, D]
+  Measured dq1;           // [rows_q, H, D]
+  Measured dq2;           // [rows_q, noise heads, D]
   Measured dk1, dk2;      // [rows_k, Hkv, D]
   Measured dv;            // [rows_k, Hkv, Dv]
   Measured dlambda;       // shape of lambda before broadcasting
@@ -38,15 +39,18 @@ struct BackwardTruth {
   Measured dmask;         // shape of the mask before broadcasting
 };
 
-/// Returns the rows of batch entry b and head h: [M, width] of a query-shaped tensor, [N, width] of
-/// a key-shaped one.
+/// Returns the rows of batch entry b and head h: [M, width] of q1, q2 or dout, [N, width] of a
+/// key-shaped tensor.
 template <class T>
 Matrix<T> query_rows(const Case& c, const std::vector<double>& values, int64_t b, int64_t h,
                      int64_t width) {
+  const bool noise = &values == &c.values.q2;
+  const int64_t heads = noise ? c.noise_heads() : c.spec.heads;
+  const int64_t head = noise ? c.noise_head(h) : h;
   Matrix<T> rows(c.len_q(b), width);
-  const double* const from = values.data() + (c.row_q(b, 0) * c.spec.heads + h) * width;
+  const double* const from = values.data() + (c.row_q(b, 0) * heads + head) * width;
   for (int64_t m = 0; m < rows.rows; ++m) {
-    const double* const row = from + m * c.spec.heads * width;
+    const double* const row = from + m * heads * width;
     for (int64_t d = 0; d < width; ++d) rows.row(m)[d] = static_cast<T>(row[d]);
   }
   return rows;

@@ -100,7 +100,7 @@ class GradientOutputs {
 
   void give_problem_gradients(ProblemGradients& p) {
     p.dq1 = view(0, c_.query_dims(c_.spec.head_dim));
-    p.dq2 = view(1, c_.query_dims(c_.spec.head_dim));
+    p.dq2 = view(1, c_.noise_dims(c_.spec.head_dim));
     p.dk1 = view(2, c_.key_dims(c_.spec.head_dim));
     p.dk2 = view(3, c_.key_dims(c_.spec.head_dim));
     const Tensor* dlambda = add(5, c_.accumulator, c_.lambda_dims(), Layout::kBmhd);

@@ -14,7 +14,8 @@
 ///   out = out_scale * O                                      without head norm
 ///   out = out_scale * weight * O / sqrt(mean(O^2) + eps)     with head norm
 ///
-/// for each batch entry b and head h; head h reads kv head h / (heads / kv_heads).
+/// for each batch entry b and head h; head h reads kv head h / (heads / kv_heads) and noise head
+/// h / noise_group() of q2.
 /// docs/algorithm.md explains the symbols and the gradients. The "accumulator type" is double for
 /// kFloat64, else float.
 namespace diffattn {
@@ -73,12 +74,17 @@ struct Problem {
   int64_t batch = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;
+  /// Heads of q2: a divisor of `heads` and a multiple of `kv_heads`; 0 means `heads`. Consecutive
+  /// heads share a noise head and its map 2. Only the CPU's forward and backward support fewer
+  /// noise heads than `heads`, and only if the mask is the same for all heads.
+  int64_t noise_heads = 0;
   int64_t seq_q = 0;  // M; packed: the longest sequence
   int64_t seq_k = 0;  // N; packed: the longest sequence
   int64_t head_dim = 0;
   int64_t value_dim = 0;
 
-  View<const void> q1, q2;  // [B, M, H, D]
+  View<const void> q1;      // [B, M, H, D]
+  View<const void> q2;      // [B, M, noise heads, D]
   View<const void> k1, k2;  // [B, N, Hkv, D]; may be the same memory
   View<const void> lambda;  // [B, M, H], accumulator type; stride 0 along broadcast dimensions
 
@@ -105,6 +111,9 @@ struct Problem {
   /// are not used. 80 leaves the sm80 kernels; a lower number also disables the float32 kernels
   /// that use tensor cores.
   int max_capability = kNoCapabilityLimit;
+
+  /// Returns the number of heads that share a noise head.
+  constexpr int64_t noise_group() const { return noise_heads == 0 ? 1 : heads / noise_heads; }
 
   /// Returns the bounds that `causal` and `window` set together.
   constexpr Window bounds() const { return causal ? window.causal() : window; }
@@ -134,7 +143,8 @@ struct ForwardParams : Problem {
 /// Gradients of the inputs in `Problem`. A call overwrites them (it never adds) and skips null
 /// ones. dlambda and dmask are dense: no gaps between their elements, no negative strides.
 struct ProblemGradients {
-  View<void> dq1, dq2;    // [B, M, H, D]
+  View<void> dq1;         // [B, M, H, D]
+  View<void> dq2;         // [B, M, noise heads, D]
   View<void> dk1, dk2;    // [B, N, Hkv, D]
   View<void> dlambda;     // accumulator type, shape of lambda before broadcasting
   void* dmask = nullptr;  // accumulator type, shape of the additive mask before broadcasting

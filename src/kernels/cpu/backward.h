@@ -18,6 +18,9 @@
 // blocks: each block adds to the slab that the caller gives it, and the caller sums the slabs in a
 // fixed order. The gradient of row statistics uses the same code, with StatsGradient in (7) (8) and
 // without dv.
+//
+// Heads that share map 2 run one after the other and keep e2 of the first. The last one computes
+// ds2, dq2 and dk2 for all of them (OutputGradient), so the others take 14 D FLOP.
 #pragma once
 
 #include <cstdint>
@@ -96,9 +99,10 @@ struct Backward {
     for (float*& x : dq) x = carver.template take<float>(maps.rows * rows.q_stride);
   }
 
-  static int64_t scratch(int block_rows, int64_t map_panels, int64_t d, int64_t dv) {
+  static int64_t scratch(int block_rows, int heads, int64_t map_panels, int64_t d, int64_t dv) {
     BackwardBlock sizes{};
     sizes.maps.count = block_rows;
+    sizes.maps.heads = heads;
     sizes.maps.map_panels = map_panels;
     sizes.maps.head_dim = d;
     sizes.value_dim = dv;
@@ -106,30 +110,44 @@ struct Backward {
   }
 
   void run() {
-    const bool together = kTogether && !rows.needs_maps();
-    if (together) {
-      if constexpr (kTogether) compute_together();
-    } else {
-      maps.compute_all();   // (1) (2) (3)
-      rows.prepare();       // (4) (6)
-      gradients.compute();  // (7)
+    const int heads = block.maps.heads;
+    if (heads == 1) return run_head<Turn::kOnly>(0);
+    if constexpr (Source<Isa>::kHasValues) {
+      run_head<Turn::kFirst>(0);
+      for (int h = 1; h + 1 < heads; ++h) run_head<Turn::kMiddle>(h);
+      run_head<Turn::kLast>(heads - 1);
     }
-    for (int m = 0; m < 2; ++m) fill_zero(dq[m], maps.rows * rows.q_stride);
-    const int64_t blocks = (maps.panels + kBlockPanels - 1) / kBlockPanels;
-    for (int64_t b = 0; b < blocks; ++b) {  // start with the key block that is still in L2
-      const int64_t first = (together ? blocks - 1 - b : b) * kBlockPanels;
-      run_key_block(first, maps.end_of_key_block(first));
-    }
-    if (block.products) store_dq();
   }
 
  private:
+  template <Turn kTurn>
+  void run_head(int h) {
+    const bool together = kTogether && !rows.needs_maps();
+    if (together) {
+      if constexpr (kTogether) compute_together(h);
+    } else {
+      maps.compute_all(h);  // (1) (2) (3)
+      rows.prepare();       // (4) (6)
+      gradients.compute();  // (7)
+    }
+    for (int m = 0; m < maps_of(kTurn); ++m) fill_zero(dq[m], maps.rows * rows.q_stride);
+    const int64_t blocks = (maps.panels + kBlockPanels - 1) / kBlockPanels;
+    for (int64_t b = 0; b < blocks; ++b) {  // start with the key block that is still in L2
+      const int64_t first = (together ? blocks - 1 - b : b) * kBlockPanels;
+      run_key_block<kTurn>(first, maps.end_of_key_block(first));
+    }
+    if (block.products) store_dq(maps_of(kTurn));
+  }
+
+  /// Returns the number of maps whose gradients a head adds to dq and dk.
+  static constexpr int maps_of(Turn turn) { return has_ds2(turn) ? 2 : 1; }
+
   /// Memory traffic limits AMX, so there dA is computed together with the maps.
   static constexpr bool kTogether = Isa::kOverlap && Source<Isa>::kHasValues;
 
   /// Computes (1) (2) (3) (6) (7), one key block at a time, so that the e that (7) reads is in L2.
-  void compute_together() {
-    maps.begin();
+  void compute_together(int h) {
+    maps.begin(h);
     rows.prepare();
     gradients.begin();
     int64_t first, end;
@@ -149,6 +167,7 @@ struct Backward {
     for (int64_t i = 0; i < count; i += kLanes) Isa::store(x + i, Isa::zero());
   }
 
+  template <Turn kTurn>
   void run_key_block(int64_t first, int64_t last) {
     product.set_weights(rows.norm, first);
     gradients.begin_key_block(first);
@@ -156,8 +175,8 @@ struct Backward {
       for (int64_t p = first; p < last; ++p) {
         switch (maps.kind(p, s)) {
           case kTileUnseen: clear_tile((p - first) * kCols, s); break;
-          case kTileFull: gradient_tile<false>(p, s, first); break;
-          case kTileMasked: gradient_tile<true>(p, s, first); break;
+          case kTileFull: gradient_tile<kTurn, false>(p, s, first); break;
+          case kTileMasked: gradient_tile<kTurn, true>(p, s, first); break;
         }
       }
       // The last strip of keys may reach beyond the last panel.
@@ -165,10 +184,10 @@ struct Backward {
     }
     rows.add_dmask(gradients, first, last);
     if (!block.products) return;
-    add_key_gradients(first, last);
+    add_key_gradients<kTurn>(first, last);
     if constexpr (Source<Isa>::kHasValues) rows.add_odd_dout(gradients, first, last);
-    add_dq(first, last);
-    rows.add_odd_keys(gradients, dq, first, last);
+    add_dq(maps_of(kTurn), first, last);
+    rows.add_odd_keys(gradients, maps_of(kTurn), dq, first, last);
   }
 
   void clear_tile(int64_t col, int s) {
@@ -179,7 +198,7 @@ struct Backward {
   }
 
   /// Computes (7) (8): stores A, ds1 and ds2 of one tile as operands.
-  template <bool kMasked>
+  template <Turn kTurn, bool kMasked>
   void gradient_tile(int64_t p, int s, int64_t first) {
     const int64_t col = (p - first) * kCols;
     for (int i = 0; i < kRows; i += 2) {
@@ -190,7 +209,9 @@ struct Backward {
         const uint32_t bits = maps.seen_bits[p * maps.rows + r];
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h) {
-          const auto x = gradients.at(r, (p * maps.rows + r) * kCols + h * kLanes);
+          const int64_t entry = (p * maps.rows + r) * kCols + h * kLanes;
+          const auto x = gradients.template at<kTurn>(r, entry);
+          if constexpr (!has_ds2(kTurn)) gradients.template share<kTurn>(r, entry);
           a[k][h] = x.a;
           ds1[k][h] = x.ds1;
           ds2[k][h] = x.ds2;
@@ -205,12 +226,13 @@ struct Backward {
       const int r = s * kRows + i;
       if constexpr (Source<Isa>::kHasValues) operands.store(kA, r, col, a);
       operands.store(kDs1, r, col, ds1);
-      operands.store(kDs2, r, col, ds2);
+      if constexpr (has_ds2(kTurn)) operands.store(kDs2, r, col, ds2);
     }
   }
 
   /// Adds A^T dO to dv and ds^T q to dk, one strip of R keys at a time, over the query strips that
   /// see it.
+  template <Turn kTurn>
   void add_key_gradients(int64_t first, int64_t last) {
     const int64_t keys = (last - first) * kCols;
     for (int64_t key = 0; key < keys; key += kRows) {
@@ -232,7 +254,12 @@ struct Backward {
       if constexpr (Source<Isa>::kHasValues) {
         add_keys(kA, part, rows.dout, block.dv + strip * rows.dout.panels * kTile);
       }
-      for (int m = 0; m < 2; ++m) {
+      if constexpr (!has_ds2(kTurn)) {  // a later head adds to dk2
+        if (!begun) {
+          fill_zero(block.dk[1] + strip * rows.q[1].panels * kTile, rows.q[1].panels * kTile);
+        }
+      }
+      for (int m = 0; m < maps_of(kTurn); ++m) {
         add_keys(kDs1 + m, part, rows.q[m], block.dk[m] + strip * rows.q[m].panels * kTile);
       }
     }
@@ -263,10 +290,11 @@ struct Backward {
     }
   }
 
-  /// Adds ds k to dq. For each strip, multiplies each run of adjacent visible panels at once.
-  void add_dq(int64_t first, int64_t last) {
+  /// Adds ds k to dq for the first `count` maps. For each strip, multiplies each run of adjacent
+  /// visible panels at once.
+  void add_dq(int count, int64_t first, int64_t last) {
     const int64_t padded = block.maps.keys->panels * kCols;
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < count; ++m) {
       const Operand* k = static_cast<const Operand*>(block.maps.keys->k[m]);
       for (int64_t c = 0; c < rows.q[m].panels; ++c) {
         for (int s = 0; s < maps.strips; ++s) {
@@ -292,15 +320,15 @@ struct Backward {
     }
   }
 
-  void store_dq() {
+  void store_dq(int count) {
     const int64_t width = block.maps.head_dim;
     for (int i = 0; i < block.maps.count; ++i) {
-      for (int m = 0; m < 2; ++m) {
-        if (block.rows[i].dq[m] == nullptr) continue;
+      for (int m = 0; m < count; ++m) {
+        if (rows.row(i).dq[m] == nullptr) continue;
         const Vec scale = Isa::set1(block.scale[m]);
         for (int64_t c = 0; c < width; c += kLanes) {
           const Vec x = Isa::load(dq[m] + i * rows.q_stride + c);
-          Isa::store_elements(block.rows[i].dq[m], block.maps.dtype, c, width - c,
+          Isa::store_elements(rows.row(i).dq[m], block.maps.dtype, c, width - c,
                               Isa::mul(x, scale));
         }
       }

@@ -89,12 +89,13 @@ constexpr int64_t sum_entry(int64_t column_panels, int64_t n, int64_t c) {
   return tile * kRows * kCols + entry;
 }
 
-/// Sets x to A, ds1 and ds2 (in the order of GradientMatrix) of row r and column j of a panel.
+/// Sets x to A, ds1 and ds2 (in the order of GradientMatrix) of row r and column j of a panel. ds2
+/// is 0 before the last of the heads that share map 2.
 template <class Isa, class Source>
 void entry_gradients(const Source& source, const Maps<Isa>& maps, int64_t panel, int r, int j,
                      float (&x)[kGradientMatrices]) {
   const int first = j / Isa::kLanes * Isa::kLanes;
-  const auto values = source.at(r, (panel * maps.rows + r) * Isa::kCols + first);
+  const auto values = source.of_entry(r, (panel * maps.rows + r) * Isa::kCols + first);
   float lanes[Isa::kLanes];
   const typename Isa::Vec all[kGradientMatrices] = {values.a, values.ds1, values.ds2};
   for (int m = 0; m < kGradientMatrices; ++m) {
@@ -140,15 +141,18 @@ struct BackwardRows {
     terms = carver.template take<float>(kLanes);
   }
 
+  /// Returns row i of the current head.
+  const BackwardRow& row(int i) const { return block.rows[maps.index(i)]; }
+
   /// True if prepare() needs the maps, to compute O or to find rows whose mask hides all keys.
   bool needs_maps() const {
     return (uses_o() && block.rows[0].o == nullptr) || block.maps.mask_kind != MaskKind::kNone;
   }
 
-  /// Computes (4) and (6) and prepares all operands.
+  /// Computes (4) and (6) of the current head and prepares its operands.
   void prepare() {
     maps.set_norm(norm);
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < maps.fresh; ++m) {
       for (int i = 0; i < maps.rows; i += 2) load_q(m, i);
       q[m].finish(maps.rows);
     }
@@ -167,7 +171,7 @@ struct BackwardRows {
   template <class Source>
   void add_dmask(const Source& gradients, int64_t first, int64_t last) const {
     for (int i = 0; i < block.maps.count; ++i) {
-      float* out = block.rows[i].dmask;
+      float* out = row(i).dmask;
       if (out == nullptr) continue;
       for_each_seen(i, first, last, [&](int64_t p, int j) {
         float x[kGradientMatrices];
@@ -194,11 +198,11 @@ struct BackwardRows {
     }
   }
 
-  /// Adds ds k to dq for odd rows of k.
+  /// Adds ds k to dq for odd rows of k, for the first `count` maps.
   template <class Source>
-  void add_odd_keys(const Source& gradients, float* const dq[2], int64_t first,
+  void add_odd_keys(const Source& gradients, int count, float* const dq[2], int64_t first,
                     int64_t last) const {
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < count; ++m) {
       const Matrix& k = block.maps.keys->k_rows[m];
       for (int64_t p = first; p < last; ++p) {
         const uint32_t bits = block.maps.keys->odd_k[m][maps.origin + p];
@@ -250,7 +254,7 @@ struct BackwardRows {
     const int64_t width = block.maps.head_dim, padded = q[m].panels * kCols;
     const void* rows[2];
     for (int k = 0; k < 2; ++k) {
-      rows[k] = i + k < block.maps.count ? block.maps.rows[i + k].q[m] : nullptr;
+      rows[k] = i + k < block.maps.count ? maps.row(i + k).q[m] : nullptr;
       Vec check = Isa::zero();
       for (int64_t c = 0; rows[k] != nullptr && c < width; c += kLanes) {
         const Vec x = Isa::load_elements(rows[k], block.maps.dtype, c, width - c);
@@ -291,7 +295,7 @@ struct BackwardRows {
     const bool saved = block.rows[0].o != nullptr;
     for (int i = 0; i < maps.rows; ++i) {
       float* to = o + i * product.acc_stride;
-      const void* from = saved && i < block.maps.count ? block.rows[i].o : nullptr;
+      const void* from = saved && i < block.maps.count ? row(i).o : nullptr;
       copy(from, block.maps.dtype, block.value_dim, product.acc_stride, to);
     }
     if (!saved) product.template add<Weights::kDifference>(norm, o);  // (4)
@@ -303,7 +307,7 @@ struct BackwardRows {
     float* to = true_dout + i * product.acc_stride;
     const bool sees = needs_maps() ? maps.softmax[0].seen(i) : maps.row(i).begin < maps.row(i).end;
     const bool used = i < block.maps.count && sees;
-    copy(used ? block.rows[i].dout : nullptr, block.maps.dtype, width, padded, to);
+    copy(used ? row(i).dout : nullptr, block.maps.dtype, width, padded, to);
     const float* row_o = o + i * product.acc_stride;
     const float rstd = used ? row_rstd<Isa>(block.epilogue, row_o, width) : 0.0f;
     Vec inner = Isa::zero();  // sum of gain * dout * O

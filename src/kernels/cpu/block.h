@@ -11,7 +11,8 @@
 //   panel      W consecutive columns, usually keys: the width of a tile
 //   key block  kKeyBlock consecutive keys
 //   stretch    the key blocks whose maps scratch memory holds at once; usually all keys
-//   block      the query rows of one task, a whole number of strips after padding
+//   block      the query rows of one task, a whole number of strips after padding; once per head
+//              if several heads share map 2
 //   map        p1 or p2 [rows][keys], stored unnormalised as e = exp2(s - ref)
 //   ref        the offset subtracted from a row's scores before exp2 (online_softmax.h)
 //   operand    4 bytes of a packed matrix: one fp32, or two bf16 adjacent in the summed dimension
@@ -59,10 +60,12 @@ struct Row {
   float ref[2];  // first ref in log2 units: a saved lse, or 0
 };
 
-/// The inputs of both maps of a block. All rows read the same kv head.
+/// The inputs of both maps of a block. All rows read the same kv head. With several heads, row i
+/// of all heads reads the same q2, sees the same columns and has the same mask.
 struct MapsBlock {
-  const Row* rows;
+  const Row* rows;  // [heads][count]
   int count;
+  int heads;  // heads that share map 2
   Dtype dtype;
   int64_t head_dim;
   const PackedKeys* keys;
@@ -87,7 +90,7 @@ struct ForwardRow {
 
 struct ForwardBlock {
   MapsBlock maps;
-  const ForwardRow* rows;
+  const ForwardRow* rows;  // [heads][count]
   int64_t value_dim;
   EpilogueBlock epilogue;
   bool stretches;  // true if the maps of all keys do not fit into scratch memory at once
@@ -105,7 +108,7 @@ struct DecodeGroup {
 struct BackwardRow {
   const void* dout;     // [Dv]
   const void* o;        // [Dv], or null
-  void* dq[2];          // [D], or null
+  void* dq[2];          // [D], or null; dq[1] is stored with the last head
   float* dlambda;       // this row's part, 0 on entry; or null
   float* dmask;         // this row of dmask, or null
   const float* dstats;  // [kStatCount] for StatsGradient, else null
@@ -113,7 +116,7 @@ struct BackwardRow {
 
 struct BackwardBlock {
   MapsBlock maps;
-  const BackwardRow* rows;
+  const BackwardRow* rows;  // [heads][count]
   int64_t value_dim;
   EpilogueBlock epilogue;
   float scale[2];        // without log2(e)
@@ -158,7 +161,7 @@ struct TileCode {
   int pair;                         // elements of an operand: 1 fp32 or 2 bf16
   int64_t (*depth)(int64_t width);  // operands that `width` elements take along a summed dimension
   int64_t (*forward_scratch)(int block_rows, int64_t map_panels, int64_t d, int64_t dv);
-  int64_t (*backward_scratch)(int block_rows, int64_t map_panels, int64_t d, int64_t dv);
+  int64_t (*backward_scratch)(int block_rows, int heads, int64_t map_panels, int64_t d, int64_t dv);
   /// Packs one panel of the rows of `in` as columns: out [width][W]. Rows outside [first, end)
   /// become zeros.
   void (*pack_transposed)(const Matrix* in, int64_t first, int64_t end, int64_t panel, void* out);
@@ -170,7 +173,8 @@ struct TileCode {
   void (*backward)(const BackwardBlock* block, void* scratch);
   /// Row statistics, their gradients, and downsampled maps.
   int64_t (*stats_scratch)(int block_rows, int64_t map_panels, int64_t d);
-  int64_t (*stats_backward_scratch)(int block_rows, int64_t map_panels, int64_t d, int64_t dv);
+  int64_t (*stats_backward_scratch)(int block_rows, int heads, int64_t map_panels, int64_t d,
+                                    int64_t dv);
   int64_t (*map_scratch)(int block_rows, int64_t map_panels, int64_t d);
   void (*stats)(const StatsBlock* block, void* scratch);
   void (*stats_backward)(const BackwardBlock* block, void* scratch);

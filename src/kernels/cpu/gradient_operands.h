@@ -17,6 +17,11 @@ namespace diffattn::cpu {
 
 enum GradientMatrix : int { kA, kDs1, kDs2, kGradientMatrices };
 
+/// The turn of a head among those that share map 2. Only the last computes ds2, from the sum of
+/// lambda dA over all of them.
+enum class Turn { kOnly, kFirst, kMiddle, kLast };
+constexpr bool has_ds2(Turn turn) { return turn == Turn::kOnly || turn == Turn::kLast; }
+
 /// The matrices as left operands in fp32. One copy serves both kinds of products, because FmaTile
 /// broadcasts single elements of its left operand.
 template <class Isa>

@@ -15,6 +15,9 @@
 // If the check finds a row sum out of range, it changes the row's ref and recomputes. So ref (the
 // approximate row maximum, online_softmax.h) may differ from one key block to the next; block_ref
 // stores the one that each key block used.
+//
+// Heads that share map 2 take turns, in order: begin(h) starts head h. The first computes both
+// maps, the others replace map 1 and keep map 2.
 #pragma once
 
 #include <cstdint>
@@ -72,6 +75,8 @@ struct Maps {
   uint8_t* far[2];       // [strips]: 1 if any |ref| exceeds kNearRef
   OnlineSoftmax<Isa> softmax[2];
 
+  int head = 0;   // the current head
+  int fresh = 2;  // maps that the current head computes: 2 for the first head, then 1
   // The most recently computed stretch.
   int64_t origin = 0;  // its first panel
   int64_t panels = 0;
@@ -99,7 +104,9 @@ struct Maps {
   }
 
   int64_t strip_operands() const { return Isa::Pack::strip_operands(block.head_dim); }
-  const Row& row(int i) const { return block.rows[i < block.count ? i : block.count - 1]; }
+  /// Returns the index of row i < count of the current head in the rows of all heads.
+  int index(int i) const { return head * block.count + i; }
+  const Row& row(int i) const { return block.rows[index(i < block.count ? i : block.count - 1)]; }
 
   /// Finds the panels that any row may see, ignoring the mask. Rounds first_panel down to the start
   /// of a key block.
@@ -114,14 +121,16 @@ struct Maps {
     end_panel = begin >= end ? 0 : (end + kCols - 1) / kCols;
   }
 
-  /// Packs q and resets the softmax state.
-  void begin() {
-    for (int m = 0; m < 2; ++m) {
+  /// Starts head h: packs q and resets the softmax state of the maps that it computes.
+  void begin(int h = 0) {
+    head = h;
+    fresh = h == 0 ? 2 : 1;
+    for (int m = 0; m < fresh; ++m) {
       for (int s = 0; s < strips; ++s) {
         const void* pointers[kRows];
         for (int i = 0; i < kRows; ++i) {
           const int r = s * kRows + i;
-          pointers[i] = r < block.count ? block.rows[r].q[m] : nullptr;
+          pointers[i] = r < block.count ? row(r).q[m] : nullptr;
         }
         Isa::Pack::strip(pointers, block.dtype, block.head_dim, q[m] + s * strip_operands());
       }
@@ -133,11 +142,11 @@ struct Maps {
   void compute(int64_t first, int64_t end) {
     begin_stretch(first, end);
     if constexpr (Isa::kOverlap) {
-      for (int m = 0; m < 2; ++m) score(m, 0, panels);
+      for (int m = 0; m < fresh; ++m) score(m, 0, panels);
       check_at_once();
     } else {
       for (int64_t p = 0; p < panels; p += kBlockPanels) {
-        for (int m = 0; m < 2; ++m) compute_key_block(m, p, end_of_key_block(p));
+        for (int m = 0; m < fresh; ++m) compute_key_block(m, p, end_of_key_block(p));
       }
     }
   }
@@ -149,7 +158,7 @@ struct Maps {
   void compute(int64_t first, int64_t end, const Body& body) {
     begin_stretch(first, end);
     for (int64_t p = 0; p < panels; p += kBlockPanels) {
-      for (int m = 0; m < 2; ++m) {
+      for (int m = 0; m < fresh; ++m) {
         score(m, p, end_of_key_block(p));
         for (int s = 0; s < strips; ++s) set_block_ref(m, s, p);
       }
@@ -161,9 +170,9 @@ struct Maps {
     return first + kBlockPanels < panels ? first + kBlockPanels : panels;
   }
 
-  /// Calls begin() and computes the maps of all keys.
-  void compute_all() {
-    begin();
+  /// Starts head h and computes its maps of all keys.
+  void compute_all(int h = 0) {
+    begin(h);
     int64_t first, end;
     range(first, end);
     compute(first, end);
@@ -309,7 +318,7 @@ struct Maps {
     panels = end - first;
     moved = false;
     classify();
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < fresh; ++m) {
       softmax[m].save(0, rows);
       for (int s = 0; s < strips; ++s) set_far(m, s);
     }
@@ -345,7 +354,7 @@ struct Maps {
   /// AMX only: checks the row sums once, after all key blocks, because a check after each key block
   /// would stall the tile products. A row whose sum is in range keeps its first ref.
   void check_at_once() {
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < fresh; ++m) {
       for (int s = 0; s < strips; ++s) check_at_once(m, s);
     }
   }

@@ -6,7 +6,10 @@
 //            delta = sum_n p dA of both maps,  dlambda = -delta2
 //   (7) (8)  A = p1 - lambda p2,  ds1 = p1 (dA - delta1),  ds2 = -lambda p2 (dA - delta2)
 //
-// compute() makes dA and delta for all keys; at() then forms A, ds1 and ds2 of a few entries.
+// compute() makes dA and delta for all keys; at() then forms A, ds1 and ds2 of a few entries. Heads
+// that share map 2 sum their gradients of p2 first:
+//
+//   (8)      ds2 = -p2 (sum_h lambda_h dA_h - sum_h lambda_h delta2_h)
 #pragma once
 
 #include <cstdint>
@@ -36,15 +39,22 @@ struct OutputGradient {
   const BackwardRows<Isa>& rows;
 
   // Scratch.
-  float* da;        // [panels][rows][W]
-  float* delta[2];  // [rows]
-  float* part[2];   // [rows][lanes]: sum of e dA over one key block
-  float* whole[2];  // [rows][lanes]: sum of e dA over all key blocks, at the current ref
+  float* da;            // [panels][rows][W]
+  float* shared;        // [panels][rows][W]: sum of lambda dA over earlier heads; only with several
+  float* shared_delta;  // [rows]: sum of lambda delta2 over the heads so far
+  float* weight2;       // [rows]: factors of e2 in the current key block, without lambda
+  float* delta[2];      // [rows]
+  float* part[2];       // [rows][lanes]: sum of e dA over one key block
+  float* whole[2];      // [rows][lanes]: sum of e dA over all key blocks, at the current ref
 
   OutputGradient(const BackwardBlock& in, const Maps<Isa>& of, const ValueProduct<Isa>& with,
                  const BackwardRows<Isa>& beside, Carver<Isa>& carver)
       : block(in), maps(of), product(with), rows(beside) {
-    da = carver.template take<float>(in.maps.map_panels * maps.rows * kCols);
+    const int64_t entries = in.maps.map_panels * maps.rows * kCols;
+    da = carver.template take<float>(entries);
+    shared = carver.template take<float>(in.maps.heads > 1 ? entries : 0);
+    shared_delta = carver.template take<float>(maps.rows);
+    weight2 = carver.template take<float>(maps.rows);
     for (int m = 0; m < 2; ++m) {
       delta[m] = carver.template take<float>(maps.rows);
       part[m] = carver.template take<float>(maps.rows * kLanes);
@@ -87,24 +97,58 @@ struct OutputGradient {
         const float sum = Isa::sum(Isa::load(whole[m] + i * kLanes));
         delta[m][i] = only >= 0 ? da[only] : sum * maps.softmax[m].inverse(i);
       }
-      if (i < block.maps.count && block.rows[i].dlambda != nullptr) {
-        *block.rows[i].dlambda = -delta[1][i];
+      // In the steps of sum_of(), so that the difference is exactly 0 for a row that sees one key.
+      const float before = maps.head == 0 ? 0.0f : shared_delta[i];
+      shared_delta[i] = __builtin_fmaf(maps.row(i).lambda, delta[1][i], before);
+      if (i < block.maps.count && rows.row(i).dlambda != nullptr) {
+        *rows.row(i).dlambda = -delta[1][i];
       }
     }
   }
 
-  void begin_key_block(int64_t) {}
+  void begin_key_block(int64_t first) {
+    if (block.maps.heads == 1) return;
+    for (int i = 0; i < maps.rows; ++i) {
+      weight2[i] = maps.softmax[1].inverse(i) * maps.catch_up(1, first, i);
+    }
+  }
 
-  /// Returns A, ds1 and ds2 of one vector of row r, at offset `entry` of the maps.
-  Values at(int r, int64_t entry) const {
+  /// Returns A, ds1 and ds2 of one vector of row r, at offset `entry` of the maps. ds2 is 0 before
+  /// the last of several heads.
+  template <Turn kTurn>
+  DIFFATTN_INLINE Values at(int r, int64_t entry) const {
+    const Vec e2 = Isa::load(maps.e[1] + entry);
     const Vec p1 = Isa::mul(Isa::load(maps.e[0] + entry), Isa::set1(product.weight[0][r]));
-    const Vec p2 = Isa::mul(Isa::load(maps.e[1] + entry), Isa::set1(product.weight[1][r]));
-    const Vec g = Isa::load(da + entry);  // dA; p2 above includes lambda
-    return {Isa::sub(p1, p2), Isa::mul(p1, Isa::sub(g, Isa::set1(delta[0][r]))),
-            Isa::mul(p2, Isa::sub(Isa::set1(delta[1][r]), g))};
+    const Vec p2 = Isa::mul(e2, Isa::set1(product.weight[1][r]));  // includes lambda
+    const Vec g = Isa::load(da + entry);                           // dA
+    Vec ds2 = Isa::zero();
+    if constexpr (kTurn == Turn::kOnly) {
+      ds2 = Isa::mul(p2, Isa::sub(Isa::set1(delta[1][r]), g));
+    } else if constexpr (kTurn == Turn::kLast) {
+      ds2 = Isa::mul(Isa::mul(e2, Isa::set1(weight2[r])),
+                     Isa::sub(Isa::set1(shared_delta[r]), sum_of<kTurn>(r, entry)));
+    }
+    return {Isa::sub(p1, p2), Isa::mul(p1, Isa::sub(g, Isa::set1(delta[0][r]))), ds2};
+  }
+  Values of_entry(int r, int64_t entry) const {
+    if (block.maps.heads == 1) return at<Turn::kOnly>(r, entry);
+    return maps.head + 1 < block.maps.heads ? at<Turn::kMiddle>(r, entry)
+                                            : at<Turn::kLast>(r, entry);
+  }
+  /// Adds lambda dA of the current head, which is not the last, to the sum over the heads.
+  template <Turn kTurn>
+  DIFFATTN_INLINE void share(int r, int64_t entry) {
+    Isa::store(shared + entry, sum_of<kTurn>(r, entry));
   }
 
  private:
+  /// Returns the sum of lambda dA over the heads up to the current one.
+  template <Turn kTurn>
+  DIFFATTN_INLINE Vec sum_of(int r, int64_t entry) const {
+    const Vec before = kTurn == Turn::kFirst ? Isa::zero() : Isa::load(shared + entry);
+    return Isa::fma(Isa::set1(maps.row(r).lambda), Isa::load(da + entry), before);
+  }
+
   static void fill_zero(float* x, int64_t count) {
     for (int64_t i = 0; i < count; i += kLanes) Isa::store(x + i, Isa::zero());
   }

@@ -72,7 +72,11 @@ struct StatsGradient {
   void begin_key_block(int64_t first) { stats.begin_key_block(first); }
 
   /// Returns ds1 and ds2 of one vector of row r, at offset `entry` of the maps.
+  template <Turn>
   Values at(int r, int64_t entry) const {
+    return of_entry(r, entry);
+  }
+  Values of_entry(int r, int64_t entry) const {
     const Entries x = stats.at(r, entry);
     const Gradients g = gradients(r, entry, x);
     return {Isa::zero(), Isa::mul(x.p1, Isa::sub(g.dp1, Isa::set1(terms[r].delta[0]))),

@@ -6,9 +6,12 @@
 //   (8)  ds = p (dp - sum_n p[n] dp[n])                      for both maps
 //   (9)  dq = scale ds k,   dk += scale ds^T q,   dmask += ds1 + ds2
 //
+// dq2 of a noise head is the sum over the heads that share it.
+//
 // All sums are in double; each gradient is rounded once, when it is stored.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <utility>
@@ -52,6 +55,7 @@ class InputGradients {
     const Sequence seq = sequence_of(problem_, b);
     dk1_.assign(seq.seq_k * problem_.head_dim, 0.0);
     dk2_.assign(seq.seq_k * problem_.head_dim, 0.0);
+    dq2_.assign(seq.seq_q * problem_.head_dim, 0.0);
   }
 
   /// dp1, dp2 [N]: gradients of row m of p1 and p2, read at visible columns only. dlambda: gradient
@@ -61,13 +65,16 @@ class InputGradients {
     const int64_t dim = problem_.head_dim;
     const double mean1 = weighted_sum(maps, maps.p1, dp1);
     const double mean2 = weighted_sum(maps, maps.p2, dp2);
-    std::vector<double> dq1(dim, 0.0), dq2(dim, 0.0);
+    std::vector<double> dq1(dim, 0.0);
+    double* const dq2 = &dq2_[m * dim];
+    const int64_t group = problem_.noise_group();
+    if (h % group == 0) std::fill_n(dq2, dim, 0.0);
     for (int64_t n = maps.columns.begin; n < maps.columns.end; ++n) {
       if (!maps.visible[n]) continue;
       const double ds1 = maps.p1[n] * (dp1[n] - mean1);  // (8)
       const double ds2 = maps.p2[n] * (dp2[n] - mean2);
       add_scaled(dq1.data(), problem_.scale * ds1, &maps.k1[n * dim], dim);  // (9)
-      add_scaled(dq2.data(), problem_.scale2 * ds2, &maps.k2[n * dim], dim);
+      add_scaled(dq2, problem_.scale2 * ds2, &maps.k2[n * dim], dim);
       add_scaled(&dk1_[n * dim], problem_.scale * ds1, &maps.q1[m * dim], dim);
       add_scaled(&dk2_[n * dim], problem_.scale2 * ds2, &maps.q2[m * dim], dim);
       if (gradients_.dmask != nullptr) {
@@ -78,7 +85,9 @@ class InputGradients {
     }
     const int64_t row = maps.seq.q_begin + m;
     if (gradients_.dq1) store_row<T>(gradients_.dq1, b, row, h, dq1.data(), dim);
-    if (gradients_.dq2) store_row<T>(gradients_.dq2, b, row, h, dq2.data(), dim);
+    if (gradients_.dq2 && (h + 1) % group == 0) {
+      store_row<T>(gradients_.dq2, b, row, h / group, dq2, dim);
+    }
     if (gradients_.dlambda) {
       const View<void>& view = gradients_.dlambda;
       dlambda_.add(b * view.batch_stride + row * view.seq_stride + h * view.head_stride, dlambda);
@@ -140,6 +149,7 @@ class InputGradients {
   const ProblemGradients& gradients_;
   BroadcastSum dlambda_, dmask_;
   std::vector<double> dk1_, dk2_;  // [N, D] of the current kv head
+  std::vector<double> dq2_;        // [M, D] of the current noise head
 };
 
 }  // namespace diffattn::reference

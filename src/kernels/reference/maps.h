@@ -26,7 +26,7 @@ class HeadMaps {
     const int64_t g = h / (problem.heads / problem.kv_heads);
     const int64_t dim = problem.head_dim;
     q1 = load_rows<T>(problem.q1, b, seq.q_begin, seq.seq_q, h, dim);
-    q2 = load_rows<T>(problem.q2, b, seq.q_begin, seq.seq_q, h, dim);
+    q2 = load_rows<T>(problem.q2, b, seq.q_begin, seq.seq_q, h / problem.noise_group(), dim);
     k1 = load_rows<T>(problem.k1, b, seq.k_begin, seq.seq_k, g, dim);
     k2 = load_rows<T>(problem.k2, b, seq.k_begin, seq.seq_k, g, dim);
     visible.resize(seq.seq_k);

@@ -7,6 +7,8 @@
 //   (7) dA = dO v^T;  dv += A^T dO;  dlambda = -sum dA p2
 //   (8) ds = p (dp - sum p dp)        (9) dq = ds k,  dk += ds^T q
 //
+// Heads that share map 2 run one after the other and sum their dp2; the last computes ds2.
+//
 // The blocks of a kv head are dealt to slabs: private sums of dk and dv. Their number depends on
 // the sizes of one sequence alone, so the sums have the same bits for any number of threads.
 
@@ -39,6 +41,7 @@ struct Scratch {
   double* d_rows;      // dO with zeros instead of odd rows (PackedHead)
   double* d_strips;    // dO, packed
   double* dq;          // [kBlockRows][padded(D)]
+  double* shared;      // like a map: sum of lambda dA over the heads that share map 2
   uint32_t odd_d = 0;  // a bit per odd row of dO
 
   Scratch(const Problem& problem, Carver<double>& carver)
@@ -48,6 +51,8 @@ struct Scratch {
     d_rows = carver.take<double>(kBlockRows * padded(problem.value_dim));
     d_strips = carver.take<double>(kBlockRows * problem.value_dim);
     dq = carver.take<double>(kBlockRows * padded(problem.head_dim));
+    const int64_t map = most_panels(problem) * kBlockRows * kLanes;
+    shared = carver.take<double>(problem.noise_group() > 1 ? map : 0);
   }
 };
 
@@ -87,7 +92,8 @@ class Backward {
     for (int64_t i = slab; i < group_ * blocks_; i += slabs_) {
       const int64_t m = i / group_ * kBlockRows;
       if (m >= head.seq.seq_q) break;
-      run_block(head, head.kv_head * group_ + i % group_, m, scratch, to);
+      const int64_t first = (head.kv_head * group_ + i % group_) * share_;
+      for (int64_t h = first; h < first + share_; ++h) run_block(head, h, m, scratch, to);
     }
   }
 
@@ -109,21 +115,33 @@ class Backward {
     }
     load_output_gradient(head, h, m, scratch, to.dweight);  // (6)
     multiply_panels(block.panels, scratch.d_strips, head.vt, params_.value_dim, 1.0, block.third);
-    block.fill_hidden(block.third, 0.0);    // v may be NaN there
+    block.fill_hidden(block.third, 0.0);  // v may be NaN there
+    const bool last = (h + 1) % share_ == 0;
     for (int i = 0; i < kBlockRows; ++i) {  // (7) (8)
-      const double sum =
-          differentiate_row(block.panels, i, block.lambda[i], block.p[0], block.p[1], block.third);
+      const double sum = differentiate(block, i, scratch.shared, last);
       if (i >= block.count) continue;
       dlambda_[static_cast<size_t>((head.b * params_.seq_q + m + i) * params_.heads + h)] =
           block.sees_any[i] ? -sum : 0.0;
     }
-    for (double* map : {block.p[0], block.p[1], block.third}) block.fill_hidden(map, 0.0);
+    const int maps = last ? 2 : 1;  // whose ds is known
+    for (int map = 0; map < maps; ++map) block.fill_hidden(block.p[map], 0.0);
+    block.fill_hidden(block.third, 0.0);
     add_key_sums(block.panels, block.third, scratch.d_rows, width, to.dv);
     const double* rows[kBlockRows];
     for (int i = 0; i < kBlockRows; ++i) rows[i] = scratch.d_o + i * width;
     block.add_odd_rows(block.third, scratch.odd_d, rows, params_.value_dim, to.dv);
-    for (int map = 0; map < 2; ++map) add_input_gradients(head, h, m, map, scratch, to);  // (9)
-    add_dmask(head, h, m, block);
+    for (int map = 0; map < maps; ++map) add_input_gradients(head, h, m, map, scratch, to);  // (9)
+    add_dmask(head, h, m, maps, block);
+  }
+
+  /// Step (8) for row i. Returns sum p2 dA.
+  double differentiate(RowBlock& block, int i, double* shared, bool last) const {
+    double *p1 = block.p[0], *p2 = block.p[1], *da = block.third;
+    if (share_ == 1) return differentiate_row(block.panels, i, block.lambda[i], p1, p2, da);
+    const double sum = differentiate_shared_row(block.panels, i, block.lambda[i], block.fresh == 2,
+                                                p1, p2, da, shared);
+    if (last) differentiate_noise_row(block.panels, i, p2, shared);
+    return sum;
   }
 
   /// Loads dout and turns it into dO.
@@ -158,8 +176,9 @@ class Backward {
     const int64_t width = padded(params_.head_dim);
     add_key_sums(block.panels, block.p[map], block.q_rows[map], width, to.dk[map]);
     const View<const double> q = (map == 0 ? params_.q1 : params_.q2).as<const double>();
+    const int64_t query = map == 0 ? h : h / share_;
     const double* rows[kBlockRows];
-    for (int i = 0; i < block.count; ++i) rows[i] = q.at(head.b, head.seq.q_begin + m + i, h);
+    for (int i = 0; i < block.count; ++i) rows[i] = q.at(head.b, head.seq.q_begin + m + i, query);
     block.add_odd_rows(block.p[map], block.odd_q[map], rows, params_.head_dim, to.dk[map]);
 
     const View<void>& dq = map == 0 ? params_.dq1 : params_.dq2;
@@ -169,7 +188,7 @@ class Backward {
     block.add_odd_keys(head, block.p[map], head.odd_k[map], map == 0 ? params_.k1 : params_.k2,
                        params_.head_dim, scratch.dq);
     for (int i = 0; i < block.count; ++i) {
-      double* out = dq.as<double>().at(head.b, head.seq.q_begin + m + i, h);
+      double* out = dq.as<double>().at(head.b, head.seq.q_begin + m + i, query);
       for (int64_t c = 0; c < params_.head_dim; ++c) {
         out[c] = scratch.dq[i * width + c] * scale_[map];
       }
@@ -192,8 +211,9 @@ class Backward {
                 0.0);
   }
 
-  /// Adds ds1 + ds2.
-  void add_dmask(const PackedHead& head, int64_t h, int64_t m, const RowBlock& block) const {
+  /// Adds ds of the first `maps` maps.
+  void add_dmask(const PackedHead& head, int64_t h, int64_t m, int maps,
+                 const RowBlock& block) const {
     if (params_.dmask == nullptr) return;
     const MaskStrides& stride = params_.dmask_strides;
     for (int i = 0; i < block.count; ++i) {
@@ -203,7 +223,7 @@ class Backward {
         const int64_t entry = n / kLanes * kBlockRows + i;
         if ((block.seen[entry] >> n % kLanes & 1) == 0) continue;
         const int64_t at = entry * kLanes + n % kLanes;
-        out[n * stride.column] += block.p[0][at] + block.p[1][at];
+        out[n * stride.column] += maps == 2 ? block.p[0][at] + block.p[1][at] : block.p[0][at];
       }
     }
   }
@@ -275,7 +295,9 @@ class Backward {
   const reference::HeadEpilogue<double> epilogue_;
   const double scale_[2] = {params_.scale, params_.scale2};
   const bool needs_output_ = params_.epilogue.norm || params_.dnorm_weight != nullptr;
-  const int64_t group_ = params_.kv_heads == 0 ? 1 : params_.heads / params_.kv_heads;
+  const int64_t share_ = params_.noise_group();
+  /// Noise heads of a kv head.
+  const int64_t group_ = params_.kv_heads == 0 ? 1 : params_.heads / share_ / params_.kv_heads;
   const int64_t blocks_ = (params_.seq_q + kBlockRows - 1) / kBlockRows;  // of one head
   const int64_t keys_ = padded(params_.seq_k);
   const int64_t slab_doubles_ = keys_ * (2 * padded(params_.head_dim) + padded(params_.value_dim));

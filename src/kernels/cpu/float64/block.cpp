@@ -84,6 +84,7 @@ RowBlock::RowBlock(const Problem& problem, int64_t most_panels, bool backward,
 
 void RowBlock::compute(const PackedHead& head, int64_t h, int64_t m) {
   count = static_cast<int>(std::min<int64_t>(kBlockRows, head.seq.seq_q - m));
+  fresh = h % problem.noise_group() == 0 ? 2 : 1;
   for (int i = 0; i < kBlockRows; ++i) {
     const int64_t row = head.seq.q_begin + m + i;
     lambda[i] = i < count ? *problem.lambda.as<const double>().at(head.b, row, h) : 0.0;
@@ -91,11 +92,11 @@ void RowBlock::compute(const PackedHead& head, int64_t h, int64_t m) {
   pack_queries(head, h, m);
   find_visible(head, h, m);
   const double scale[2] = {problem.scale, problem.scale2};
-  for (int map = 0; map < 2; ++map) {
+  for (int map = 0; map < fresh; ++map) {
     multiply_panels(panels, q[map], head.kt[map], problem.head_dim, scale[map], p[map]);  // (1)
   }
   if (problem.mask.kind == MaskKind::kAdditive) add_biases(head, h, m);
-  for (int map = 0; map < 2; ++map) {  // (2) (3)
+  for (int map = 0; map < fresh; ++map) {  // (2) (3)
     fill_hidden(p[map], -kInfinity);
     for (int i = 0; i < kBlockRows; ++i) {
       const double sum = softmax_row(panels, i, p[map]);
@@ -107,10 +108,11 @@ void RowBlock::compute(const PackedHead& head, int64_t h, int64_t m) {
 
 void RowBlock::pack_queries(const PackedHead& head, int64_t h, int64_t m) {
   const int64_t width = problem.head_dim;
-  for (int map = 0; map < 2; ++map) {
+  for (int map = 0; map < fresh; ++map) {
     const auto view = (map == 0 ? problem.q1 : problem.q2).as<const double>();
+    const int64_t query = map == 0 ? h : h / problem.noise_group();
     const double* rows[kBlockRows];
-    for (int i = 0; i < count; ++i) rows[i] = view.at(head.b, head.seq.q_begin + m + i, h);
+    for (int i = 0; i < count; ++i) rows[i] = view.at(head.b, head.seq.q_begin + m + i, query);
     pack_strips(rows, count, width, q[map]);
     if (head.vt == nullptr) continue;  // only the backward reads q by rows
     odd_q[map] = 0;
@@ -164,8 +166,7 @@ void RowBlock::add_biases(const PackedHead& head, int64_t h, int64_t m) {
       for (int w = 0; w < kLanes; ++w) {
         if ((seen[entry] >> w & 1) == 0) continue;
         const double bias = mask_entry(problem.mask, head.b, h, m + i, panel * kLanes + w).bias;
-        p[0][entry * kLanes + w] += bias;
-        p[1][entry * kLanes + w] += bias;
+        for (int map = 0; map < fresh; ++map) p[map][entry * kLanes + w] += bias;
       }
     }
   }

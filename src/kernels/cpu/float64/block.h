@@ -33,7 +33,8 @@ PackedHead place_head(const Problem& problem, int64_t b, int64_t kv_head, bool b
 void pack_panel(const Problem& problem, const View<const void>& v, const PackedHead& head,
                 int64_t panel);
 
-/// Both maps of up to kBlockRows rows of one head.
+/// Both maps of up to kBlockRows rows of one head. Heads that share map 2 compute their blocks one
+/// after the other.
 struct RowBlock {
   const Problem& problem;
 
@@ -47,6 +48,7 @@ struct RowBlock {
 
   // The rows computed last. `panels` holds the keys that any of them sees.
   int count = 0;
+  int fresh = 2;  // maps that compute() computed: 1 if an earlier head did map 2
   PanelRange panels{0, 0};
   double lambda[kBlockRows], lse[2][kBlockRows];
   bool sees_any[kBlockRows];
@@ -54,7 +56,8 @@ struct RowBlock {
 
   RowBlock(const Problem& problem, int64_t most_panels, bool backward, Carver<double>& carver);
 
-  /// Computes p1, p2 and lse of rows [m, m + kBlockRows) of head h.
+  /// Computes p1, p2 and lse of rows [m, m + kBlockRows) of head h. The first of the heads that
+  /// share map 2 computes p2; the others keep it.
   void compute(const PackedHead& head, int64_t h, int64_t m);
   /// Sets the hidden entries of a map to `value`.
   void fill_hidden(double* map, double value) const;

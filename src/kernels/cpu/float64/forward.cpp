@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward in float64. Tasks are blocks of kBlockRows query rows of one head; each computes both
-// maps over all keys that its rows see, then O = (p1 - lambda p2) v in one product. Kv heads are
+// Forward in float64. Tasks are blocks of kBlockRows query rows of one noise head; each computes
+// map 2 over all keys that its rows see, then map 1 and O = (p1 - lambda p2) v in one product for
+// each head that shares it. Kv heads are
 // packed in waves, so that packed copies exist for a few heads at a time.
 
 #include <algorithm>
@@ -24,7 +25,8 @@ class Forward {
 
   void run() const {
     const Waves waves(params_, params_.v, /*backward=*/false);
-    const int64_t group = params_.heads / std::max<int64_t>(1, params_.kv_heads);
+    const int64_t share = params_.noise_group();
+    const int64_t group = params_.heads / share / std::max<int64_t>(1, params_.kv_heads);
     const int64_t blocks = (params_.seq_q + kBlockRows - 1) / kBlockRows;
     const int64_t width = padded(params_.value_dim);
     waves.run(
@@ -36,7 +38,8 @@ class Forward {
           Carver<double> carver{memory, 0};
           RowBlock block(params_, most_panels(params_), false, carver);
           double* o = carver.take<double>(kBlockRows * width);
-          run_block(head, head.kv_head * group + task % group, m, block, o);
+          const int64_t first = (head.kv_head * group + task % group) * share;
+          for (int64_t h = first; h < first + share; ++h) run_block(head, h, m, block, o);
         },
         [](const std::vector<PackedHead>&) {});
   }

@@ -170,6 +170,41 @@ DIFFATTN_EACH_ISA double differentiate_row(PanelRange panels, int i, double lamb
   return mean2;
 }
 
+DIFFATTN_EACH_ISA double differentiate_shared_row(PanelRange panels, int i, double lambda,
+                                                  bool first, double* p1, const double* p2,
+                                                  double* da, double* shared) {
+  constexpr int64_t kStep = kBlockRows * kLanes;
+  const int64_t begin = panels.first * kStep + i * kLanes, end = panels.end * kStep;
+  Vec sums1 = {}, sums2 = {};
+  for (int64_t at_entry = begin; at_entry < end; at_entry += kStep) {
+    sums1 += at(p1 + at_entry) * at(da + at_entry);
+    sums2 += at(p2 + at_entry) * at(da + at_entry);
+  }
+  const double mean1 = sum_of(sums1);
+  for (int64_t at_entry = begin; at_entry < end; at_entry += kStep) {
+    Vec &x1 = at(p1 + at_entry), &d = at(da + at_entry), &sum = at(shared + at_entry);
+    const Vec difference = x1 - lambda * at(p2 + at_entry);
+    sum = first ? lambda * d : sum + lambda * d;
+    x1 *= d - mean1;
+    d = difference;
+  }
+  return sum_of(sums2);
+}
+
+DIFFATTN_EACH_ISA void differentiate_noise_row(PanelRange panels, int i, double* p2,
+                                               const double* shared) {
+  constexpr int64_t kStep = kBlockRows * kLanes;
+  const int64_t begin = panels.first * kStep + i * kLanes, end = panels.end * kStep;
+  Vec sums = {};
+  for (int64_t at_entry = begin; at_entry < end; at_entry += kStep) {
+    sums += at(p2 + at_entry) * at(shared + at_entry);
+  }
+  const double mean = sum_of(sums);
+  for (int64_t at_entry = begin; at_entry < end; at_entry += kStep) {
+    at(p2 + at_entry) *= mean - at(shared + at_entry);
+  }
+}
+
 DIFFATTN_EACH_ISA bool all_finite(const double* x, int64_t count) {
   double zero = 0.0;
   for (int64_t i = 0; i < count; ++i) zero += x[i] * 0.0;

@@ -44,6 +44,14 @@ void subtract_maps(PanelRange panels, const double* p1, const double* p2, const 
 double differentiate_row(PanelRange panels, int i, double lambda, double* p1, double* p2,
                          double* da);
 
+/// Step (8) for row i of one of the heads that share map 2: da becomes A and p1 becomes ds1. Adds
+/// lambda da to `shared`, or sets it for the first head. Returns sum p2 da, which is -dlambda.
+double differentiate_shared_row(PanelRange panels, int i, double lambda, bool first, double* p1,
+                                const double* p2, double* da, double* shared);
+
+/// Step (8) for row i of map 2 of those heads: p2 becomes ds2, given the sum of lambda da.
+void differentiate_noise_row(PanelRange panels, int i, double* p2, const double* shared);
+
 /// True if no number is infinite or NaN.
 bool all_finite(const double* x, int64_t count);
 

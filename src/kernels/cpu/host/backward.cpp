@@ -3,7 +3,8 @@
 // The backward over all heads. The blocks of query rows of one kv head add to the same dk and dv.
 // To run them in parallel, the code gives each block to one of several slabs, private copies of dk
 // and dv. The number of slabs depends on the shape alone. The blocks of a slab run in order, and at
-// the end the slabs are added in order. So results do not depend on the number of threads.
+// the end the slabs are added in order. So results do not depend on the number of threads. A block
+// holds the rows of all heads that share a noise head.
 
 #include <algorithm>
 #include <cstring>
@@ -41,8 +42,13 @@ struct BackwardRun {
       ceil_div(has_tiles && !is_long ? kBackwardRowsOfTiles : kBackwardRows, code.rows) *
       code.rows * (is_wide ? 2 : 1);
   const int64_t map_panels = panels_in_key_blocks(params.seq_k, code);
-  const int64_t scratch = (dstats == nullptr ? code.backward_scratch : code.stats_backward_scratch)(
-      block_rows, map_panels, params.head_dim, params.value_dim);
+  using Rows = BlockRows<BackwardRow>;
+  const int64_t share = params.noise_group();
+  const int64_t row_bytes = Rows::bytes(share * block_rows);
+  const int64_t scratch =
+      row_bytes +
+      (dstats == nullptr ? code.backward_scratch : code.stats_backward_scratch)(
+          block_rows, static_cast<int>(share), map_panels, params.head_dim, params.value_dim);
   const bool dmask_alone = params.dmask != nullptr && rows_own_dmask();
   DlambdaSum dlambda{params};
   std::vector<double> dgain{};  // [kv heads of all sequences][kMaxSlabs][Dv]
@@ -72,11 +78,11 @@ struct BackwardRun {
     double* dgain;  // [Dv], or null
   };
 
-  int64_t blocks(const Head& head) const { return ceil_div(head.rows, block_rows); }
+  int64_t blocks(const Head& head) const { return ceil_div(head.noise_rows(), block_rows); }
   int64_t slabs(const Head& head) const {
     const int64_t blocks_of =
         params.kv_heads < kFewHeads ? kBlocksPerSlabOfFewHeads : kBlocksPerSlab;
-    const int64_t least = is_wide ? ceil_div(blocks_of, 2) : blocks_of;
+    const int64_t least = ceil_div(is_wide ? ceil_div(blocks_of, 2) : blocks_of, share);
     const int64_t most =
         is_long ? std::clamp<int64_t>(kSlabsOfLong / params.kv_heads, 2, kMaxSlabs) : kMaxSlabs;
     return std::clamp<int64_t>(ceil_div(blocks(head), least), 1, most);
@@ -150,21 +156,24 @@ struct BackwardRun {
     }
   }
 
-  /// Runs rows [first, end) of the head. If `into` is null, computes dmask only.
+  /// Runs noise rows [first, end) of the head. If `into` is null, computes dmask only.
   void run_block(const Head& head, const PackedKeys& keys, int64_t first, int64_t end,
-                 const Sums* into, void* memory) {
-    Row rows[kMaxBlockRows];
-    BackwardRow outputs[kMaxBlockRows];
-    const int count = static_cast<int>(std::min(end, head.rows) - first);
-    for (int i = 0; i < count; ++i) {
-      rows[i] = row_of(params, head, first + i);
-      outputs[i] = outputs_of(head, first + i, rows[i], into != nullptr);
+                 const Sums* into, char* memory) {
+    const Rows rows(share * block_rows, memory);
+    const int count = static_cast<int>(std::min(end, head.noise_rows()) - first);
+    for (int64_t h = 0; h < share; ++h) {
+      for (int i = 0; i < count; ++i) {
+        const int64_t r = head.row(first + i, h);
+        Row& row = rows.rows[h * count + i] = row_of(params, head, r);
+        rows.outputs[h * count + i] = outputs_of(head, r, row, into != nullptr);
+      }
     }
     BackwardBlock block{};
     block.maps = maps_of(params, keys, map_panels);
-    block.maps.rows = rows;
+    block.maps.rows = rows.rows;
     block.maps.count = count;
-    block.rows = outputs;
+    block.maps.heads = static_cast<int>(share);
+    block.rows = rows.outputs;
     block.value_dim = params.value_dim;
     block.epilogue = {.norm = params.epilogue.norm,
                       .eps = static_cast<float>(params.epilogue.norm_eps),
@@ -180,7 +189,7 @@ struct BackwardRun {
       block.begun = flags(head, into->slab);
       block.dgain = into->dgain;
     }
-    (dstats == nullptr ? code.backward : code.stats_backward)(&block, memory);
+    (dstats == nullptr ? code.backward : code.stats_backward)(&block, memory + row_bytes);
   }
 
   BackwardRow outputs_of(const Head& head, int64_t r, Row& row, bool products) {
@@ -198,7 +207,7 @@ struct BackwardRun {
     }
     if (products) {
       if (params.dq1) out.dq[0] = at(params.dq1, params.dtype, head.b, l, h);
-      if (params.dq2) out.dq[1] = at(params.dq2, params.dtype, head.b, l, h);
+      if (params.dq2) out.dq[1] = at(params.dq2, params.dtype, head.b, l, h / share);
       out.dlambda = dlambda.row(head.b, l, h);
     }
     if (params.dmask != nullptr && products == dmask_alone) {
@@ -259,7 +268,7 @@ struct BackwardRun {
     const int64_t workers = params.dmask_strides.row != 0 ? worker_count(tasks) : 1;
     char* scratches = CallMemory::take(CallMemory::kScratch, workers * scratch);
     const auto run_rows = [&](int64_t task, int64_t worker) {
-      for (int64_t head_row = 0; head_row < head.rows; head_row += seq_q) {
+      for (int64_t head_row = 0; head_row < head.noise_rows(); head_row += seq_q) {
         const int64_t first = head_row + task * block_rows;
         run_block(head, keys, first, std::min(first + block_rows, head_row + seq_q), nullptr,
                   scratches + worker * scratch);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The forward over all heads. It packs a few kv heads at a time (a wave) and then runs blocks of
-// their query rows as independent tasks. Heads with few rows are decoded instead: nothing is
+// their query rows as independent tasks. A block holds the rows of all heads that share a noise
+// head, so that map 2 is computed once. Heads with few rows are decoded instead: nothing is
 // packed, and chunks of keys are the tasks. Only decoding reads pages.
 
 #include <algorithm>
@@ -35,15 +36,16 @@ struct ForwardRun {
     run_decode({few, heads.end()});
     const int64_t scratch =
         code.forward_scratch(block_rows, map_panels, params.head_dim, params.value_dim);
-    Waves(plan, scratch)
+    using Rows = BlockRows<ForwardRow>;
+    const int64_t count = params.noise_group() * block_rows;
+    Waves(plan, Rows::bytes(count) + scratch)
         .run(
             {heads.begin(), few},
-            [&](const Head& head) { return (head.rows + block_rows - 1) / block_rows; },
-            [&](const Head& head, const PackedKeys& keys, int64_t index, void* memory) {
-              Row rows[kMaxBlockRows];
-              ForwardRow outputs[kMaxBlockRows];
-              const ForwardBlock block = make_block(head, keys, index * block_rows, rows, outputs);
-              code.forward(&block, memory);
+            [&](const Head& head) { return (head.noise_rows() + block_rows - 1) / block_rows; },
+            [&](const Head& head, const PackedKeys& keys, int64_t index, char* memory) {
+              const Rows rows(count, memory);
+              const ForwardBlock block = make_block(head, keys, index * block_rows, rows);
+              code.forward(&block, memory + Rows::bytes(count));
             });
   }
 
@@ -75,8 +77,7 @@ struct ForwardRun {
     std::vector<float*> parts(count * chunks);  // [chunks][heads]
     for (int64_t i = 0; i < count; ++i) {
       keys[i] = plan.rows_only(heads[i]);
-      blocks[i] =
-          make_block(heads[i], keys[i], 0, &rows[i * kDecodeRows], &outputs[i * kDecodeRows]);
+      blocks[i] = make_rows(heads[i], keys[i], &rows[i * kDecodeRows], &outputs[i * kDecodeRows]);
       const int64_t part = code.decode_part_floats(blocks[i].maps.count, params.value_dim);
       for (int64_t c = 0; c < chunks; ++c) {
         parts[c * count + i] = memory + i * chunks * floats + c * part;
@@ -129,22 +130,46 @@ struct ForwardRun {
     } while (first < end);
   }
 
-  /// Returns the block of rows from `first` on, at most block_rows of them.
-  ForwardBlock make_block(const Head& head, const PackedKeys& keys, int64_t first, Row* rows,
-                          ForwardRow* outputs) const {
-    const int count = static_cast<int>(std::min<int64_t>(block_rows, head.rows - first));
-    const auto optional = [&](const View<void>& view, int64_t l, int64_t h) {
+  /// Returns the block of noise rows from `first` on, at most block_rows of them.
+  ForwardBlock make_block(const Head& head, const PackedKeys& keys, int64_t first,
+                          const BlockRows<ForwardRow>& rows) const {
+    const int count = static_cast<int>(std::min<int64_t>(block_rows, head.noise_rows() - first));
+    for (int64_t h = 0; h < head.share; ++h) {
+      for (int i = 0; i < count; ++i) {
+        const int64_t r = head.row(first + i, h);
+        rows.rows[h * count + i] = row_of(params, head, r);
+        rows.outputs[h * count + i] = outputs_of(head, r);
+      }
+    }
+    ForwardBlock block = block_of(keys, rows.rows, rows.outputs, count);
+    block.maps.heads = static_cast<int>(head.share);
+    return block;
+  }
+
+  /// Returns all rows of the head for decoding, each with its own map 2.
+  ForwardBlock make_rows(const Head& head, const PackedKeys& keys, Row* rows,
+                         ForwardRow* outputs) const {
+    for (int64_t r = 0; r < head.rows; ++r) {
+      rows[r] = row_of(params, head, r);
+      outputs[r] = outputs_of(head, r);
+    }
+    return block_of(keys, rows, outputs, static_cast<int>(head.rows));
+  }
+
+  ForwardRow outputs_of(const Head& head, int64_t r) const {
+    const int64_t h = head.head(r), l = head.seq.q_begin + head.query(r);
+    const auto optional = [&](const View<void>& view) {
       return view ? at(view, params.dtype, head.b, l, h) : nullptr;
     };
-    for (int i = 0; i < count; ++i) {
-      const int64_t h = head.head(first + i), l = head.seq.q_begin + head.query(first + i);
-      rows[i] = row_of(params, head, first + i);
-      outputs[i].out = at(params.out, params.dtype, head.b, l, h);
-      outputs[i].o = optional(params.o, l, h);
-      outputs[i].o2 = optional(params.o2, l, h);
-      outputs[i].lse[0] = params.lse1 ? params.lse1.as<float>().at(head.b, l, h) : nullptr;
-      outputs[i].lse[1] = params.lse2 ? params.lse2.as<float>().at(head.b, l, h) : nullptr;
-    }
+    return {.out = at(params.out, params.dtype, head.b, l, h),
+            .o = optional(params.o),
+            .o2 = optional(params.o2),
+            .lse = {params.lse1 ? params.lse1.as<float>().at(head.b, l, h) : nullptr,
+                    params.lse2 ? params.lse2.as<float>().at(head.b, l, h) : nullptr}};
+  }
+
+  ForwardBlock block_of(const PackedKeys& keys, const Row* rows, const ForwardRow* outputs,
+                        int count) const {
     ForwardBlock block{};
     block.maps = maps_of(params, keys, map_panels);
     block.maps.rows = rows;

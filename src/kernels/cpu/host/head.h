@@ -10,13 +10,20 @@
 namespace diffattn::cpu {
 
 /// One kv head of one sequence, with all query rows that read it. Row r is query r % M of head
-/// first_head + r / M.
+/// first_head + r / M. A noise row is a row of q2, which `share` rows read, one of each head that
+/// shares its noise head.
 struct Head {
   int64_t b = 0, g = 0;
   Sequence seq;
   int64_t first_head = 0;  // of the group
   int64_t rows = 0;        // group size * M
+  int64_t share = 1;       // heads per noise head
 
+  int64_t noise_rows() const { return rows / share; }
+  /// Returns the row of head i < share among the heads that read this noise row.
+  int64_t row(int64_t noise_row, int64_t i) const {
+    return (noise_row / seq.seq_q * share + i) * seq.seq_q + noise_row % seq.seq_q;
+  }
   int64_t head(int64_t r) const { return first_head + r / seq.seq_q; }
   int64_t query(int64_t r) const { return r % seq.seq_q; }
 };
@@ -46,10 +53,27 @@ struct PackPlan {
   int64_t panels(const Head& head) const;
 };
 
+/// Memory for the rows of a block and for the outputs of each row, at the start of a task's memory.
+template <class Output>
+struct BlockRows {
+  Row* rows;
+  Output* outputs;
+
+  BlockRows(int64_t count, char* memory)
+      : rows(reinterpret_cast<Row*>(memory)), outputs(reinterpret_cast<Output*>(rows + count)) {}
+
+  /// Returns the bytes of `count` rows, in whole cache lines.
+  static int64_t bytes(int64_t count) {
+    constexpr auto kRow = static_cast<int64_t>(sizeof(Row) + sizeof(Output));
+    return (count * kRow + 63) / 64 * 64;
+  }
+};
+
 /// Returns row r of the head as the maps read it.
 Row row_of(const Problem& problem, const Head& head, int64_t r);
 
-/// Returns the inputs that all blocks of this head share. The caller sets `rows` and `count`.
+/// Returns the inputs that all blocks of this head share, for rows of one head. The caller sets
+/// `rows` and `count`, and `heads` if several share map 2.
 MapsBlock maps_of(const Problem& problem, const PackedKeys& keys, int64_t map_panels);
 
 /// Returns out_scale * weight, [Dv].

@@ -4,8 +4,9 @@
 // number of 16 channels, so that no sum crosses lanes. Tokens come in chunks: a chunk's rows of B
 // and C stay in the cache for all blocks of 16 channels of a task.
 //
-// `ivdep` says that the arrays of a loop do not overlap: checking that for every state would take
-// as long as the loop.
+// A block first computes the step sizes dt of a chunk. The states of a token would otherwise wait
+// for the long chain of operations of softplus, which the processor cannot begin a token ahead.
+// Tasks hold A log2(e), so that exp(dt A) is a power of two.
 //
 // The backward pass keeps the states before each chunk, then takes the chunks from the last to the
 // first and recomputes the states within one. Tasks split the channels and never depend on the
@@ -18,176 +19,159 @@
 #include <vector>
 
 #include "kernels/cpu/host/each_isa.h"
+#include "kernels/cpu/host/lane_math.h"
 #include "kernels/cpu/parallel.h"
 
 namespace diffattn::cpu {
 namespace {
 
-constexpr int kLanes = 16;          // channels of a block: the floats of the widest vector
 constexpr int64_t kTokens = 64;     // of a chunk: 64 * 16 states * 16 lanes * 4 B = 64 KB of states
 constexpr int64_t kTaskBlocks = 8;  // blocks of a forward task: a line of 512 B of u in each token
 /// Tokens ahead whose rows are prefetched: rows lie in different pages, which no hardware
 /// prefetches.
-constexpr int64_t kAhead = 8;
+constexpr int64_t kAhead = 24;
 constexpr int64_t kBackwardTasks = 16;
+constexpr int kUsualStates = 16;  // of published models; their states stay in registers
 
-using Lanes = float[kLanes];
 using Inputs = ScanInputs<float>;
-
-/// Returns log(1 + exp(x)). log(1 + z) is 2 atanh(w) with w = z / (2 + z) <= 1/3.
-[[gnu::always_inline]] inline float softplus(float x) {
-  const float z = fast_exp(x < 0.0f ? x : -x);
-  const float w = z / (2.0f + z), q = w * w;
-  float p = 1.0f / 15.0f;
-  p = p * q + 1.0f / 13.0f;
-  p = p * q + 1.0f / 11.0f;
-  p = p * q + 1.0f / 9.0f;
-  p = p * q + 1.0f / 7.0f;
-  p = p * q + 1.0f / 5.0f;
-  p = p * q + 1.0f / 3.0f;
-  p = p * q + 1.0f;
-  return (x > 0.0f ? x : 0.0f) + 2.0f * w * p;
-}
 
 /// A block of up to 16 channels of one sequence, and tokens [begin, end) of it.
 struct Block {
   const Inputs* in = nullptr;
-  const Lanes* a = nullptr;  // [states], transposed
+  const Vector* a = nullptr;  // [states]: A log2(e)
   int64_t batch = 0, channel = 0, count = kLanes;
   int64_t begin = 0, end = 0;
 
   int64_t row(int64_t t) const { return batch * in->length + t; }
   bool starts_at(int64_t t) const { return in->starts != nullptr && in->starts[row(t)] != 0; }
+  [[gnu::always_inline]] inline Vector u(int64_t t) const {
+    return lanes_of(in->u + row(t) * in->u_stride + channel, count);
+  }
+  [[gnu::always_inline]] inline Vector delta(int64_t t) const {
+    return lanes_of(in->delta + row(t) * in->delta_stride + channel, count);
+  }
+  const float* b(int64_t t) const { return in->b + row(t) * in->b_stride; }
+  const float* c(int64_t t) const { return in->c + row(t) * in->c_stride; }
 };
 
-[[gnu::always_inline]] inline void load(const float* from, int64_t count, Lanes& to) {
-  if (count == kLanes) {
-    std::memcpy(to, from, sizeof(Lanes));
-    return;
+/// True if exp(dt A) never exceeds 1; false with NaN.
+bool falls(const Block& k) {
+  bool all = true;
+  for (int64_t n = 0; n < k.in->states; ++n) {
+    for (int j = 0; j < kLanes; ++j) all &= k.a[n][j] <= 0.0f;
   }
-  for (int j = 0; j < kLanes; ++j) to[j] = j < count ? from[j] : 0.0f;
+  return all;
 }
 
-[[gnu::always_inline]] inline void store(const Lanes& from, int64_t count, float* to) {
-  std::memcpy(to, from, sizeof(float) * static_cast<size_t>(count));
-}
-
-/// u, dt and delta of one token.
-struct Token {
-  Lanes u, delta, dt;
-
-  [[gnu::always_inline]] inline void read(const Block& k, int64_t t) {
-    const Inputs& in = *k.in;
-    load(in.u + k.row(t) * in.u_stride + k.channel, k.count, u);
-    load(in.delta + k.row(t) * in.delta_stride + k.channel, k.count, delta);
-    for (int j = 0; j < kLanes; ++j) dt[j] = softplus(delta[j]);  // (1)
-  }
-};
-
-/// Runs tokens [begin, end), with `s` [states] before the first and after the last one.
-DIFFATTN_EACH_ISA void scan_tokens(const Block& k, Lanes* s, float* y) {
+/// (1) dt of tokens [begin, end).
+[[gnu::always_inline]] inline void step_sizes(const Block& k, Vector* dt) {
   const Inputs& in = *k.in;
-  Lanes d;
-  load(in.d + k.channel, k.count, d);
   for (int64_t t = k.begin; t < k.end; ++t) {
     const int64_t ahead = k.row(std::min(t + kAhead, in.length - 1));
     __builtin_prefetch(in.u + ahead * in.u_stride + k.channel);
     __builtin_prefetch(in.delta + ahead * in.delta_stride + k.channel);
-    __builtin_prefetch(y + ahead * in.channels + k.channel, 1);
-    Token token;
-    token.read(k, t);
-    if (k.starts_at(t)) std::memset(s, 0, sizeof(Lanes) * static_cast<size_t>(in.states));
-    const float *b = in.b + k.row(t) * in.b_stride, *c = in.c + k.row(t) * in.c_stride;
-    Lanes sum, step;
-#pragma GCC ivdep
-    for (int j = 0; j < kLanes; ++j) {
-      sum[j] = d[j] * token.u[j];
-      step[j] = token.dt[j] * token.u[j];
+    __builtin_prefetch(in.u + k.row(t) * in.u_stride + k.channel + kLanes);  // of the next block
+    __builtin_prefetch(in.delta + k.row(t) * in.delta_stride + k.channel + kLanes);
+    dt[t - k.begin] = softplus(k.delta(t));
+  }
+}
+
+/// Computes scan_tokens() for S states, or any number if S is 0.
+template <int S, bool kFalling>
+[[gnu::always_inline]] inline void scan_states(const Block& k, Vector* states, float* y) {
+  const Inputs& in = *k.in;
+  const int64_t count = S > 0 ? S : in.states;
+  Vector dt[kTokens], held[S > 0 ? S : 1];
+  step_sizes(k, dt);
+  Vector* const s = S > 0 ? held : states;
+  for (int64_t n = 0; n < S; ++n) held[n] = states[n];
+  const Vector d = lanes_of(in.d + k.channel, k.count);
+  for (int64_t t = k.begin; t < k.end; ++t) {
+    if (k.starts_at(t)) {
+      for (int64_t n = 0; n < count; ++n) s[n] = Vector{};
     }
-    for (int64_t n = 0; n < in.states; ++n) {
-      const float bn = b[n], cn = c[n];
-#pragma GCC ivdep
-      for (int j = 0; j < kLanes; ++j) {
-        const float x = fast_exp(token.dt[j] * k.a[n][j]) * s[n][j] + step[j] * bn;  // (2)
-        s[n][j] = x;
-        sum[j] += cn * x;  // (3)
-      }
+    const float *b = k.b(t), *c = k.c(t);
+    const Vector u = k.u(t), step = dt[t - k.begin], input = step * u;
+    Vector sum{};
+#pragma GCC unroll 16
+    for (int64_t n = 0; n < count; ++n) {
+      s[n] = power_of_two<kFalling>(step * k.a[n]) * s[n] + input * b[n];  // (2)
+      sum += c[n] * s[n];                                                  // (3)
     }
-    store(sum, k.count, y + k.row(t) * in.channels + k.channel);
+    store_lanes(sum + d * u, k.count, y + k.row(t) * in.channels + k.channel);
+  }
+  for (int64_t n = 0; n < S; ++n) states[n] = held[n];
+}
+
+/// Runs tokens [begin, end), with `s` [states] before the first and after the last one.
+DIFFATTN_EACH_ISA void scan_tokens(const Block& k, Vector* s, float* y) {
+  if (k.in->states == kUsualStates && k.count == kLanes && falls(k)) {
+    Block full = k;
+    full.count = kLanes;  // tells the compiler
+    scan_states<kUsualStates, true>(full, s, y);
+  } else {
+    scan_states<0, false>(k, s, y);
   }
 }
 
 /// As scan_tokens, without y. Writes the states before each token and the decays to `before` and
 /// `decay` [tokens, states], or neither if they are null.
-DIFFATTN_EACH_ISA void replay_tokens(const Block& k, Lanes* s, Lanes* before, Lanes* decay) {
-  const Inputs& in = *k.in;
-  const auto bytes = sizeof(Lanes) * static_cast<size_t>(in.states);
+DIFFATTN_EACH_ISA void replay_tokens(const Block& k, Vector* s, Vector* before, Vector* decay) {
+  const int64_t states = k.in->states;
+  Vector dt[kTokens];
+  step_sizes(k, dt);
   for (int64_t t = k.begin; t < k.end; ++t) {
-    Token token;
-    token.read(k, t);
-    if (k.starts_at(t)) std::memset(s, 0, bytes);
-    const int64_t at = (t - k.begin) * in.states;
-    if (before != nullptr) std::memcpy(before + at, s, bytes);
-    const float* b = in.b + k.row(t) * in.b_stride;
-    for (int64_t n = 0; n < in.states; ++n) {
-      const float bn = b[n];
-      Lanes e;
-#pragma GCC ivdep
-      for (int j = 0; j < kLanes; ++j) {
-        e[j] = fast_exp(token.dt[j] * k.a[n][j]);
-        s[n][j] = e[j] * s[n][j] + token.dt[j] * token.u[j] * bn;
-      }
-      if (decay != nullptr) std::memcpy(decay + at + n, e, sizeof(Lanes));
+    const int64_t at = (t - k.begin) * states;
+    const Vector step = dt[t - k.begin], input = step * k.u(t);
+    const float* const b = k.b(t);
+    const bool starts = k.starts_at(t);
+    for (int64_t n = 0; n < states; ++n) {
+      const Vector e = power_of_two<false>(step * k.a[n]), old = starts ? Vector{} : s[n];
+      s[n] = e * old + input * b[n];
+      if (before == nullptr) continue;
+      before[at + n] = old;
+      decay[at + n] = e;
     }
   }
 }
 
 /// Sums over the tokens and channels of a task.
 struct Sums {
-  Lanes* da = nullptr;                 // [states] of this block
-  Lanes* dd = nullptr;                 // of this block
-  Lanes *db = nullptr, *dc = nullptr;  // [tokens of the chunk, states]
+  Vector* da = nullptr;                 // [states] of this block
+  Vector* dd = nullptr;                 // of this block
+  Vector *db = nullptr, *dc = nullptr;  // [tokens of the chunk, states]
 };
 
 /// Takes tokens [begin, end) backwards; `g` [states] carries exp(dt A) g of the token after them.
 DIFFATTN_EACH_ISA void unscan_tokens(const Block& k, const ScanBackward<float>& p,
-                                     const Lanes* before, const Lanes* decay, Lanes* g,
+                                     const Vector* before, const Vector* decay, Vector* g,
                                      const Sums& sums) {
   const Inputs& in = *k.in;
-  Lanes d;
-  load(in.d + k.channel, k.count, d);
+  Vector dt[kTokens];
+  step_sizes(k, dt);
+  const Vector d = lanes_of(in.d + k.channel, k.count);
   for (int64_t t = k.end - 1; t >= k.begin; --t) {
-    Token token;
-    token.read(k, t);
     const int64_t dense = k.row(t) * in.channels + k.channel, at = (t - k.begin) * in.states;
-    const float *b = in.b + k.row(t) * in.b_stride, *c = in.c + k.row(t) * in.c_stride;
+    const float *b = k.b(t), *c = k.c(t);
     const float kept = k.starts_at(t) ? 0.0f : 1.0f;
-    Lanes dy, to_input{}, to_step{};
-    load(p.dy + dense, k.count, dy);
+    const Vector u = k.u(t), step = dt[t - k.begin], input = step * u;
+    const Vector dy = lanes_of(p.dy + dense, k.count);
+    Vector to_input{}, to_decay{};
     for (int64_t n = 0; n < in.states; ++n) {
-      const float bn = b[n], cn = c[n];
-#pragma GCC ivdep
-      for (int j = 0; j < kLanes; ++j) {
-        const float old = decay[at + n][j] * before[at + n][j];
-        const float input = token.dt[j] * token.u[j];
-        const float x = g[n][j] + dy[j] * cn;              // (4)
-        sums.dc[at + n][j] += dy[j] * (old + input * bn);  // (5)
-        sums.db[at + n][j] += input * x;
-        to_input[j] += x * bn;                                  // (6)
-        to_step[j] += x * (k.a[n][j] * old + token.u[j] * bn);  // (7)
-        sums.da[n][j] += token.dt[j] * x * old;                 // (8)
-        g[n][j] = kept * x * decay[at + n][j];
-      }
+      const Vector old = decay[at + n] * before[at + n];
+      const Vector x = g[n] + dy * c[n];  // (4)
+      const Vector x_old = x * old;
+      sums.dc[at + n] += dy * (old + input * b[n]);  // (5)
+      sums.db[at + n] += input * x;
+      to_input += x * b[n];        // (6)
+      to_decay += x_old * k.a[n];  // (7)
+      sums.da[n] += step * x_old;  // (8)
+      g[n] = kept * x * decay[at + n];
     }
-    Lanes du, ddelta;
-#pragma GCC ivdep
-    for (int j = 0; j < kLanes; ++j) {
-      du[j] = d[j] * dy[j] + token.dt[j] * to_input[j];
-      ddelta[j] = to_step[j] / (1.0f + fast_exp(-token.delta[j]));
-      (*sums.dd)[j] += dy[j] * token.u[j];
-    }
-    store(du, k.count, p.du + dense);
-    store(ddelta, k.count, p.ddelta + dense);
+    const Vector to_step = to_decay * kLn2 + u * to_input;
+    store_lanes(d * dy + step * to_input, k.count, p.du + dense);
+    store_lanes(to_step * sigmoid(k.delta(t)), k.count, p.ddelta + dense);
+    *sums.dd += dy * u;
   }
 }
 
@@ -196,22 +180,25 @@ int64_t blocks_of(const Inputs& in) { return (in.channels + kLanes - 1) / kLanes
 /// Memory for `count` vectors, aligned to cache lines.
 struct Memory {
   explicit Memory(int64_t count) : floats(static_cast<size_t>((count + 1) * kLanes)) {}
-  Lanes* data() {
+  Vector* data() {
     const auto at = reinterpret_cast<uintptr_t>(floats.data());
-    return reinterpret_cast<Lanes*>((at + 63) / 64 * 64);
+    return reinterpret_cast<Vector*>((at + 63) / 64 * 64);
   }
   std::vector<float> floats;
 };
 
-void transpose_a(const Inputs& in, int64_t channel, int64_t count, Lanes* to) {
+/// Puts A log2(e) of the channels of a block into lanes.
+void transpose_a(const Inputs& in, int64_t channel, int64_t count, Vector* to) {
   for (int64_t n = 0; n < in.states; ++n) {
-    for (int j = 0; j < kLanes; ++j) to[n][j] = j < count ? in.a[(channel + j) * in.states + n] : 0;
+    for (int j = 0; j < kLanes; ++j) {
+      to[n][j] = j < count ? in.a[(channel + j) * in.states + n] * kLog2E : 0;
+    }
   }
 }
 
 /// Reads or writes the states [batch, channels, states] of a block.
-void load_states(const Inputs& in, const Block& k, const float* from, Lanes* to) {
-  std::memset(to, 0, sizeof(Lanes) * static_cast<size_t>(in.states));
+void load_states(const Inputs& in, const Block& k, const float* from, Vector* to) {
+  std::memset(to, 0, sizeof(Vector) * static_cast<size_t>(in.states));
   if (from == nullptr) return;
   const float* rows = from + (k.batch * in.channels + k.channel) * in.states;
   for (int64_t j = 0; j < k.count; ++j) {
@@ -219,7 +206,7 @@ void load_states(const Inputs& in, const Block& k, const float* from, Lanes* to)
   }
 }
 
-void store_states(const Inputs& in, const Block& k, const Lanes* from, float* to) {
+void store_states(const Inputs& in, const Block& k, const Vector* from, float* to) {
   float* rows = to + (k.batch * in.channels + k.channel) * in.states;
   for (int64_t j = 0; j < k.count; ++j) {
     for (int64_t n = 0; n < in.states; ++n) rows[j * in.states + n] = from[n][j];
@@ -232,7 +219,7 @@ struct Task {
   int64_t first, last;
 
   int64_t count() const { return last - first; }
-  Block block(int64_t index, int64_t batch, const Lanes* a) const {
+  Block block(int64_t index, int64_t batch, const Vector* a) const {
     const int64_t channel = (first + index) * kLanes;
     return {&in,
             a + index * in.states,
@@ -242,7 +229,7 @@ struct Task {
             0,
             0};
   }
-  void read_a(Lanes* a) const {
+  void read_a(Vector* a) const {
     for (int64_t i = 0; i < count(); ++i) {
       const Block k = block(i, 0, a);
       transpose_a(in, k.channel, k.count, a + i * in.states);
@@ -253,7 +240,7 @@ struct Task {
 void forward_task(const ScanForward<float>& p, const Task& task, int64_t batch) {
   const Inputs& in = p.in;
   Memory memory(2 * task.count() * in.states);
-  Lanes *a = memory.data(), *s = a + task.count() * in.states;
+  Vector *a = memory.data(), *s = a + task.count() * in.states;
   task.read_a(a);
   for (int64_t i = 0; i < task.count(); ++i) {
     load_states(in, task.block(i, batch, a), in.initial, s + i * in.states);
@@ -272,10 +259,10 @@ void forward_task(const ScanForward<float>& p, const Task& task, int64_t batch) 
 }
 
 /// Adds the lanes of sums [tokens, states] to rows of db or dc.
-void add_lanes(const Lanes* sums, int64_t count, float* to) {
+void add_lanes(const Vector* sums, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) {
     float sum = 0.0f;
-    for (const float lane : sums[i]) sum += lane;
+    for (int j = 0; j < kLanes; ++j) sum += sums[i][j];
     to[i] = sum;
   }
 }
@@ -287,10 +274,10 @@ void backward_task(const ScanBackward<float>& p, const Task& task, float* db, fl
   const int64_t states = in.states, all = task.count() * states, inside = kTokens * states;
   const int64_t chunks = (in.length + kTokens - 1) / kTokens;
   Memory memory(4 * all + task.count() + chunks * all + 4 * inside);
-  Lanes *a = memory.data(), *s = a + all, *g = s + all, *da = g + all, *dd = da + all;
-  Lanes *kept = dd + task.count(), *before = kept + chunks * all, *decay = before + inside;
-  Lanes *db_sums = decay + inside, *dc_sums = db_sums + inside;
-  std::memset(da, 0, sizeof(Lanes) * static_cast<size_t>(all + task.count()));
+  Vector *a = memory.data(), *s = a + all, *g = s + all, *da = g + all, *dd = da + all;
+  Vector *kept = dd + task.count(), *before = kept + chunks * all, *decay = before + inside;
+  Vector *db_sums = decay + inside, *dc_sums = db_sums + inside;
+  std::memset(da, 0, sizeof(Vector) * static_cast<size_t>(all + task.count()));
   task.read_a(a);
   for (int64_t batch = 0; batch < in.batch; ++batch) {
     const auto chunk_of = [&](int64_t i, int64_t chunk) {
@@ -303,14 +290,14 @@ void backward_task(const ScanBackward<float>& p, const Task& task, float* db, fl
       load_states(in, task.block(i, batch, a), in.initial, s + i * states);
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         std::memcpy(kept + (chunk * task.count() + i) * states, s + i * states,
-                    sizeof(Lanes) * static_cast<size_t>(states));
+                    sizeof(Vector) * static_cast<size_t>(states));
         if (chunk + 1 < chunks) replay_tokens(chunk_of(i, chunk), s + i * states, nullptr, nullptr);
       }
     }
-    std::memset(g, 0, sizeof(Lanes) * static_cast<size_t>(all));
+    std::memset(g, 0, sizeof(Vector) * static_cast<size_t>(all));
     for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
       const int64_t tokens = std::min(in.length - chunk * kTokens, kTokens);
-      std::memset(db_sums, 0, sizeof(Lanes) * static_cast<size_t>(2 * inside));
+      std::memset(db_sums, 0, sizeof(Vector) * static_cast<size_t>(2 * inside));
       for (int64_t i = 0; i < task.count(); ++i) {
         const Block k = chunk_of(i, chunk);
         replay_tokens(k, kept + (chunk * task.count() + i) * states, before, decay);
@@ -325,7 +312,7 @@ void backward_task(const ScanBackward<float>& p, const Task& task, float* db, fl
   for (int64_t i = 0; i < task.count(); ++i) {
     Block k = task.block(i, 0, a);
     store_states(in, k, da + i * states, p.da);
-    store(dd[i], k.count, p.dd + k.channel);
+    store_lanes(dd[i], k.count, p.dd + k.channel);
   }
 }
 

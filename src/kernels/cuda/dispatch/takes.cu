@@ -35,8 +35,8 @@ bool takes(const Problem& problem, int capability) {
   const bool width_fits = problem.head_dim >= 1 && problem.head_dim <= kMaxWidth &&
                           problem.value_dim >= 1 && problem.value_dim <= kMaxWidth;
   const bool length_fits = problem.seq_q <= kMaxLength && problem.seq_k <= kMaxLength;
-  return capability >= kOldest && problem.dtype != Dtype::kFloat64 && width_fits && length_fits &&
-         problem.batch * problem.heads * problem.seq_q < kMaxRows &&
+  return capability >= kOldest && problem.noise_group() == 1 && problem.dtype != Dtype::kFloat64 &&
+         width_fits && length_fits && problem.batch * problem.heads * problem.seq_q < kMaxRows &&
          problem.batch * problem.kv_heads * problem.seq_k < kMaxRows;
 }
 

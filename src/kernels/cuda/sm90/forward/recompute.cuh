@@ -32,7 +32,7 @@ struct RecomputeConsumer : ConsumerItem<T, Config, kLower> {
 
   float o[kDv / 2], s1[kN / 2], s2[kN / 2];
   uint32_t p[kN / 4];
-  // Of this thread's rows: lse1 and lse2 - log |lambda|, both times log2(e), and -sign(lambda).
+  // For this thread's rows: lse1 and lse2 - log |lambda|, both times log2(e), and -sign(lambda).
   float offset1[2], offset2[2], sign[2];
 
   __device__ __forceinline__ void run() {

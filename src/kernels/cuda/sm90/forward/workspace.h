@@ -13,7 +13,7 @@
 
 namespace diffattn::cuda::sm90 {
 
-/// What the forward kernels share in global memory. `clear` sets it to 0 before the main kernel.
+/// The global memory that the forward kernels share. `clear` sets it to 0 before the main kernel.
 struct ForwardState {
   int* next_item;         // counter of the work items taken
   uint8_t* repair_marks;  // [heads, marks_per_head], 1 for each 64-row tile to be repaired

@@ -11,7 +11,7 @@ namespace diffattn::cuda::sm90 {
 struct WideConfig {
   static constexpr int kHeadDim = 128, kValueDim = 256;
   static constexpr int kHalf = kValueDim / 2;  // columns of O that a block finishes
-  // Of 232 registers O takes 128, S 40 and P 20. Tiles of 96 keys leave shared memory for one
+  // O takes 128 of 232 registers, S 40 and P 20. Tiles of 96 keys leave shared memory for one
   // buffer of q only and reached 643 instead of 728 TFLOP/s (4k causal, H200).
   static constexpr int kBlockN = 80;
   static constexpr int kStages = 2;
