@@ -69,13 +69,15 @@ struct AttentionOptions {
 /// out = (softmax(scale q1 k1^T) - lambda softmax(scale2 q2 k2^T)) v, with gradients for every
 /// floating-point argument. Second derivatives (double backward) throw.
 ///
-/// q1, q2 [B, M, H, D]; k1, k2 [B, N, Hkv, D] (may be one tensor); v [B, N, Hkv, Dv]; H is a
-/// multiple of Hkv. The last stride must be 1, the others are free; no tensor is copied. All five
-/// have one type: float32, float64, bfloat16 or float16. Sums, softmax and the subtraction are in
-/// float32 (float64 for float64), with one rounding at the end. lambda: one number, [H] or
-/// [B, M, H] (packed: [total, H]), any floating type, any sign. Returns [B, M, H, Dv]. A row that
-/// sees no column gives 0 and zero gradients. Throws `diffattn::Error` naming the argument, the
-/// expected value and the actual one.
+/// q1 [B, M, H, D]; q2 [B, M, H2, D]; k1, k2 [B, N, Hkv, D] (may be one tensor); v [B, N, Hkv, Dv];
+/// H is a multiple of Hkv. H2 is H, or a divisor of H and a multiple of Hkv: then H / H2
+/// consecutive heads share a noise head (grouped attention), as if q2 were repeated for each. The
+/// five tensors have one type, float32, float64, bfloat16 or float16, and any strides whose last is
+/// 1. The operator copies none of them, except a shared q2 on a GPU or if the mask differs between
+/// heads. Sums, softmax and the subtraction are in float32 (float64 for float64), with one rounding
+/// at the end. lambda: one number, [H] or [B, M, H] (packed: [total, H]), any floating type, any
+/// sign. Returns [B, M, H, Dv]. A row that sees no column gives 0 and zero gradients. Throws
+/// `diffattn::Error` naming the argument, the expected value and the actual one.
 torch::Tensor attention(const torch::Tensor& q1, const torch::Tensor& q2, const torch::Tensor& k1,
                         const torch::Tensor& k2, const torch::Tensor& v,
                         const torch::Tensor& lambda, const AttentionOptions& options = {});

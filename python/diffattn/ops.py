@@ -92,6 +92,7 @@ def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: La
     """Computes (softmax(scale q1 k1^T) - lam softmax(scale2 q2 k2^T)) v, with gradients.
 
     q1, q2: [B, M, H, D]. k1, k2: [B, N, Hkv, D]. v: [B, N, Hkv, Dv]. lam: one number, [H] or [B, M, H].
+    q2 may have fewer heads than q1 (a divisor of H, a multiple of Hkv): consecutive heads then share a noise head.
     Returns [B, M, H, Dv]. With cu_seqlens_*, the tensors are packed: [total, H, D].
     scale defaults to D**-0.5, scale2 to scale.
     The token of row m is in column m' = m + N - M.

@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 
 
 class GenerationOptions(TypedDict, total=False):
-    """What `Model.generate` and `Generator.generate` take by name.
+    """The keyword arguments of `Model.generate` and `Generator.generate`.
 
     temperature 0 takes the likeliest token. top_k 0 and top_p 1 keep all tokens. stop_tokens default to the model's
     end of text.

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <map>
+
 #include "diffattn/error.h"
 #include "diffattn/nn/latent_attention.h"
 #include "tests/ops/golden.h"
@@ -104,6 +106,32 @@ TEST(LatentDiffAttention, CachedStepsEqualTheFullPassInBothForms) {
       EXPECT_EQ(cache.filled(0).size(2) + cache.filled(1).size(2), 24 + 8);
     }
   }
+}
+
+TEST(LatentDiffAttention, TheLayersOfMotif3HaveItsPublishedSizes) {
+  const torch::NoGradGuard no_grad;
+  for (int64_t i = 0; i < 8; ++i) {
+    const nn::LatentAttentionOptions options = nn::motif_3_options(i);
+    EXPECT_EQ(options.sliding_window(), i % 4 == 0 ? std::nullopt : std::optional<int64_t>(128));
+    EXPECT_EQ(options.yarn().has_value(), i % 4 == 0);
+    EXPECT_NEAR(options.scale_factor(), i % 4 == 0 ? 2.00474 : 1.0, 1e-5);
+  }
+  EXPECT_THROW(nn::motif_3_options(-1), Error);
+  nn::LatentDiffAttention layer(nn::motif_3_options(4));
+  const std::map<std::string, std::vector<int64_t>> published{
+      {"wq_a", {1024, 4096}},   {"q_norm", {1024}},          {"wq_b", {80 * 192, 1024}},
+      {"wkv_a", {576, 4096}},   {"kv_norm", {512}},          {"wkv_b", {16 * 256, 512}},
+      {"wo", {4096, 64 * 128}}, {"lambda_proj", {64, 4096}}, {"wq_b_gate", {64 * 128, 1024}}};
+  ASSERT_EQ(layer->named_parameters().size(), published.size());
+  for (const auto& item : layer->named_parameters()) {
+    const std::string name = item.key().substr(0, item.key().rfind(".weight"));
+    EXPECT_EQ(item.value().sizes(), published.at(name)) << name;
+  }
+  nn::KvCache cache;
+  nn::AttentionInput input{.x = torch::randn({1, 3, 4096})};
+  input.cache = &cache;
+  EXPECT_TRUE(layer->forward(input).isfinite().all().item<bool>());
+  EXPECT_EQ(cache.filled(0).size(2) + cache.filled(1).size(2), 576);
 }
 
 TEST(LatentDiffAttention, RefusesSizesThatContradictEachOther) {

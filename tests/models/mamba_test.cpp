@@ -6,9 +6,9 @@
 #include <torch/torch.h>
 
 #include "diffattn/error.h"
-#include "diffattn/nn/feed_forward.h"
-#include "diffattn/nn/mamba.h"
-#include "diffattn/ops_scan.h"
+#include "nn/parts/feed_forward.h"
+#include "nn/parts/mamba.h"
+#include "ops/layers/selective_scan.h"
 
 namespace diffattn::mamba_test {
 namespace {
@@ -84,6 +84,46 @@ TEST(SelectiveScan, FloatsAgreeWithThePlainLoopInDouble) {
   }
 }
 
+TEST(SelectiveScan, StatesMayGrowAndVanish) {
+  torch::manual_seed(9);
+  for (const bool grows : {false, true}) {  // two ways to compute
+    Inputs narrow(1, 20, 16, 16);
+    if (grows) narrow.a.select(0, 3).fill_(0.5);
+    narrow.a.select(0, 4).fill_(-1e4);  // is 0 after one token
+    narrow.a.select(0, 9).fill_(0.0);   // forgets nothing
+    narrow.delta.select(2, 5).fill_(60.0);
+    narrow.delta.select(2, 6).fill_(-60.0);
+    narrow.delta.select(2, 7).fill_(1e6);
+    narrow.delta.select(2, 8).fill_(-1e6);
+    Inputs wide = narrow.in(torch::kFloat64);
+    const ScanResult actual = narrow.run(), expected = wide.run();
+    for (int64_t channel = 0; channel < 16; ++channel) {
+      expect_near(actual.y.select(2, channel), expected.y.select(2, channel), 2e-6,
+                  c10::str("channel ", channel, grows ? ", one grows" : ""));
+    }
+  }
+}
+
+TEST(SelectiveScan, NotANumberStays) {
+  constexpr int64_t kChannels = 32, kBroken = 5;
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double sign : {1.0, -1.0}) {
+    for (size_t i = 0; i < 6; ++i) {  // each input in turn
+      torch::manual_seed(10);
+      Inputs inputs(1, 70, kChannels, 16);
+      Tensor& x = *inputs.all()[i];
+      const bool of_all = i == 3 || i == 4;  // b and c belong to every channel
+      if (of_all)
+        x.select(1, 0).fill_(std::copysign(nan, sign));
+      else
+        x.select(x.dim() == 3 ? 2 : 0, kBroken).fill_(std::copysign(nan, sign));
+      const Tensor broken = inputs.run().y[0][0].isnan();
+      EXPECT_EQ(broken.sum().item<int64_t>(), of_all ? kChannels : 1) << i;
+      EXPECT_TRUE(broken[kBroken].item<bool>()) << i;
+    }
+  }
+}
+
 TEST(SelectiveScan, GradientsAgreeWithDifferences) {
   torch::manual_seed(2);
   Inputs inputs(2, 5, 3, 4, torch::kFloat64);
@@ -111,6 +151,8 @@ TEST(SelectiveScan, GradientsAgreeWithDifferences) {
 TEST(SelectiveScan, PartsOfASequenceAndOfABatchEqualTheWhole) {
   torch::manual_seed(3);
   Inputs whole(3, 150, 40, 16);
+  // Some tokens of some channels forget everything.
+  whole.delta.masked_fill_(torch::rand_like(whole.delta) < 0.001, 300.0);
   const ScanResult expected = whole.run();
   Tensor state;
   for (int64_t begin = 0; begin < 150;) {

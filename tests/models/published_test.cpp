@@ -7,14 +7,20 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
+#include <sstream>
 
+#include "diffattn/infer/batcher.h"
 #include "diffattn/infer/generator.h"
 #include "diffattn/models/model_folder.h"
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/generate.h"
-#include "diffattn/nn/layer_kinds.h"
-#include "diffattn/nn/pre_norm_layer.h"
+#include "io/safetensors/sharded.h"
+#include "models/tensor_file.h"
+#include "nn/models/layer_kinds.h"
+#include "nn/parts/pre_norm_layer.h"
 #include "tests/io/test_files.h"
 #include "tests/ops/backends.h"
 #include "tests/ops/golden.h"
@@ -127,37 +133,57 @@ TEST_P(Published, GreedyTokensAsRecorded) {
   EXPECT_EQ(nn::generate(*model, {prompts[1]}, options)[0], expected[1]);
 }
 
+TEST_P(Published, RowsOfABatchHaveTheRecordedTokensWhateverThePartsOfTheirPrompts) {
+  const Recording recorded(GetParam().model);
+  nn::CausalLM model = models::load_causal_lm(recorded.folder);
+  const auto prompts = rows_of(recorded.at("greedy.prompt"));
+  const auto expected = rows_of(recorded.at("greedy.tokens"));
+  const auto count = static_cast<int64_t>(expected[0].size());
+  for (const int64_t part : {0, 1, 3}) {  // tokens of prompts in a step; 0 is all
+    infer::Batcher batcher(model, infer::GeneratorOptions().prefill_tokens(part));
+    std::vector<std::vector<int64_t>> tokens(prompts.size());
+    for (const auto& prompt : prompts) {
+      batcher.submit({prompt, nn::SamplingOptions().max_new_tokens(count)});
+    }
+    while (!batcher.idle()) {
+      for (const infer::NewToken& token : batcher.step()) {
+        tokens[token.request].push_back(token.token);
+      }
+    }
+    EXPECT_EQ(tokens, expected) << part;
+  }
+}
+
+TEST_P(Published, DecodingFromPromptsOfEveryLengthEqualsTheFullPass) {
+  const torch::NoGradGuard no_grad;
+  nn::CausalLM model = models::load_causal_lm(folder_of(GetParam().model));
+  // The window of phi4flash_a has 8 keys: prompts are shorter, equal and up to three windows, and
+  // more than a window of tokens follows.
+  const int64_t tokens = 34, after = 10;
+  const Tensor ids = torch::randint(model->config.vocab_size, {2, tokens}, torch::kLong);
+  const Tensor full = model->logits(nn::DecoderInput{.ids = ids});
+  for (const int64_t prompt : {1, 2, 5, 7, 8, 9, 15, 16, 17, 24}) {
+    for (const bool last_only : {false, true}) {
+      nn::KvCaches caches(model->model->layers.size());
+      nn::DecoderInput input{.ids = ids.narrow(1, 0, prompt), .caches = &caches};
+      input.last_only = last_only;
+      for (int64_t t = prompt; t <= prompt + after; ++t) {
+        const Tensor logits = model->logits(model->forward(input).last);
+        ASSERT_EQ(logits.size(1), last_only || t > prompt ? 1 : prompt);
+        EXPECT_LE(distance(logits.select(1, -1), full.select(1, t - 1)), kDecoding)
+            << "prompt " << prompt << ", token " << t;
+        if (t < tokens) input.ids = ids.narrow(1, t, 1);
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(EveryBackend, Published, ::testing::ValuesIn(every_case()),
                          [](const auto& info) {
                            return info.param.model + "_" + info.param.backend;
                          });
 
 const std::vector<std::string> kModels{"motif2_a", "motif2_b", "phi4flash_a"};
-
-TEST(PublishedModels, DecodingFromPromptsOfEveryLengthEqualsTheFullPass) {
-  const torch::NoGradGuard no_grad;
-  for (const std::string& name : kModels) {
-    nn::CausalLM model = models::load_causal_lm(folder_of(name));
-    // The window of phi4flash_a has 8 keys: prompts are shorter, equal and up to three windows.
-    const int64_t tokens = 30;
-    const Tensor ids = torch::randint(model->config.vocab_size, {2, tokens}, torch::kLong);
-    const Tensor full = model->logits(nn::DecoderInput{.ids = ids});
-    for (const int64_t prompt : {1, 2, 5, 7, 8, 9, 15, 16, 17, 24}) {
-      for (const bool last_only : {false, true}) {
-        nn::KvCaches caches(model->model->layers.size());
-        nn::DecoderInput input{.ids = ids.narrow(1, 0, prompt), .caches = &caches};
-        input.last_only = last_only;
-        for (int64_t t = prompt; t <= tokens; ++t) {
-          const Tensor logits = model->logits(model->forward(input).last);
-          ASSERT_EQ(logits.size(1), last_only || t > prompt ? 1 : prompt);
-          EXPECT_LE(distance(logits.select(1, -1), full.select(1, t - 1)), kDecoding)
-              << name << ", prompt " << prompt << ", token " << t;
-          if (t < tokens) input.ids = ids.narrow(1, t, 1);
-        }
-      }
-    }
-  }
-}
 
 TEST(PublishedModels, TheGpuComputesTheRecordings) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: needs a GPU";
@@ -292,6 +318,37 @@ TEST(PublishedModels, FoldersRoundTripBitForBit) {
     const torch::NoGradGuard no_grad;
     EXPECT_TRUE(torch::equal(model->logits({.ids = ids}), again->logits({.ids = ids})));
   }
+}
+
+/// Returns Linux's flags of the memory at an address, such as "rd wr hg".
+std::string flags_of_memory(const void* address) {
+  std::ifstream maps("/proc/self/smaps");
+  const auto wanted = reinterpret_cast<uintptr_t>(address);
+  bool here = false;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    if (std::istringstream range(line); range >> std::hex >> begin >> dash >> end && dash == '-') {
+      here = begin <= wanted && wanted < end;
+    } else if (here && line.starts_with("VmFlags:")) {
+      return line;
+    }
+  }
+  return "";
+}
+
+TEST(PublishedModels, LargeWeightsAskForHugePages) {
+  if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) {
+    GTEST_SKIP() << "skipped: this Linux has no huge pages";
+  }
+  const TempFolder folder;
+  const Tensor weights = torch::rand({1 << 12, 1 << 11});  // 32 MB
+  models::write_tensor_file(folder / "model.safetensors", {{"x", weights}});
+  const auto file = io::ShardedReader::open(folder / "model.safetensors");
+  const Tensor read = models::read_tensor(file, "x");
+  EXPECT_TRUE(torch::equal(read, weights));
+  const auto* middle = static_cast<const char*>(read.const_data_ptr()) + read.nbytes() / 2;
+  EXPECT_NE(flags_of_memory(middle).find(" hg"), std::string::npos) << flags_of_memory(middle);
 }
 
 TEST(PublishedModels, BFloat16IsReadAsItIs) {

@@ -48,6 +48,17 @@ const std::vector<Wrong>& wrong_calls() {
       {"q2 shape",
        [](Call& c) { c.q2 = c.q2.slice(1, 0, 2); },
        {"'q2'", "[2, 3, 4, 8]", "[2, 2, 4, 8]"}},
+      {"q2 heads that do not divide q1's",
+       [](Call& c) { c.q2 = c.q2.slice(2, 0, 3); },
+       {"'q2'", "divides q1's 4 and is a multiple of k1's 2", "3 heads"}},
+      {"q2 heads that share values of two kv heads",
+       [](Call& c) { c.q2 = c.q2.slice(2, 0, 1); },
+       {"'q2'", "divides q1's 4 and is a multiple of k1's 2", "1 heads"}},
+      {"more heads of q2 than of q1",
+       [](Call& c) {
+         c.q2 = torch::randn({2, 3, 8, 8});
+       },
+       {"'q2'", "divides q1's 4", "8 heads"}},
       {"k2 shape",
        [](Call& c) { c.k2 = c.k2.slice(1, 0, 2); },
        {"'k2'", "[2, 5, 2, 8]", "[2, 2, 2, 8]"}},

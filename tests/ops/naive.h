@@ -12,8 +12,8 @@
 /// errors of kernels with its errors.
 namespace diffattn::testing {
 
-/// Computes one sequence: q [M, H, D], k [N, Hkv, D], v [N, Hkv, Dv], lambda [M, H] or broadcast to
-/// it, bias [H, M, N] (-inf = hidden). Returns [M, H, Dv].
+/// Computes one sequence: q1 [M, H, D], q2 [M, H2, D], k [N, Hkv, D], v [N, Hkv, Dv], lambda [M, H]
+/// or broadcast to it, bias [H, M, N] (-inf = hidden). Returns [M, H, Dv].
 inline torch::Tensor naive_sequence(const std::vector<torch::Tensor>& qkv,
                                     const torch::Tensor& lambda, const torch::Tensor& bias,
                                     const AttentionOptions& options) {
@@ -25,8 +25,10 @@ inline torch::Tensor naive_sequence(const std::vector<torch::Tensor>& qkv,
   const double scale = options.scale().value_or(1.0 / std::sqrt(q1.size(2)));
   const Tensor blind = (bias == -INFINITY).all(-1, /*keepdim=*/true);
   const auto map = [&](const Tensor& q, const Tensor& k, double factor) {
+    const Tensor queries = q.repeat_interleave(q1.size(1) / q.size(1), 1);  // shared noise heads
     const Tensor s =
-        torch::einsum("mhd,nhd->hmn", {q, k.repeat_interleave(group, 1)}) * factor + bias.to(type);
+        torch::einsum("mhd,nhd->hmn", {queries, k.repeat_interleave(group, 1)}) * factor +
+        bias.to(type);
     return torch::softmax(s.masked_fill(blind, 0.0).to(wide), -1).masked_fill(blind, 0.0).to(type);
   };
   const Tensor a =

@@ -37,6 +37,8 @@ inline RandomCase make_random_case(uint64_t seed, torch::ScalarType dtype) {
   RandomCase c;
   c.text = "seed " + std::to_string(seed);
   const int64_t kv_heads = pick(1, 3), heads = kv_heads * pick(1, 3);
+  const int64_t noise_heads = coin(2) ? heads : kv_heads;
+  if (noise_heads != heads) c.text += " shared noise heads";
   const int64_t width = pick(1, 20), value_width = coin(2) ? 2 * width : pick(1, 24);
   const bool packed = coin(3);
   std::vector<int64_t> lengths_q, lengths_k;
@@ -70,7 +72,7 @@ inline RandomCase make_random_case(uint64_t seed, torch::ScalarType dtype) {
     return packed ? torch::randn({length, head_count, size}, options)
                   : torch::randn({batch, length, head_count, size}, options);
   };
-  c.tensors = {activation(rows, heads, width), activation(rows, heads, width),
+  c.tensors = {activation(rows, heads, width), activation(rows, noise_heads, width),
                activation(columns, kv_heads, width), activation(columns, kv_heads, width),
                activation(columns, kv_heads, value_width)};
   if (coin(4)) c.tensors[3] = c.tensors[2];

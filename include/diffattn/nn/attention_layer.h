@@ -64,7 +64,7 @@ struct AttentionInput {
 /// The arguments of one `attention` call. Passed to `attention_stats` or `attention_map`, they
 /// describe the map that the layer used.
 struct HeadTensors {
-  torch::Tensor q1 = {}, q2 = {};  // [B, M, H, D]; packed [total, H, D]
+  torch::Tensor q1 = {}, q2 = {};  // [B, M, H, D]; packed [total, H, D]; q2 may have fewer heads
   torch::Tensor k1 = {}, k2 = {};  // [B, N, Hkv, D]
   torch::Tensor v = {};            // [B, N, Hkv, Dv]
   torch::Tensor lambda = {};       // one number, [H] or [B, M, H]

@@ -58,6 +58,11 @@ struct LatentAttentionOptions {
 /// Returns Motif-3's scale factor for contexts beyond the trained length.
 double yarn_scale_factor(double mscale, double factor);
 
+/// Returns the published options of a layer of Motif-3. Layers 0, 4, 8, ... attend to all earlier
+/// tokens, with positions that YaRN scales; the others attend to 128 tokens. Throws diffattn::Error
+/// for a negative layer.
+LatentAttentionOptions motif_3_options(int64_t layer);
+
 /// Grouped differential latent attention (Motif-3). The cache holds a normed latent c and one
 /// rotated key part per token; wkv_b makes the keys and values of all heads from c. In a group of
 /// heads the last one is the noise head of the others: y = O_signal - sigmoid(lambda_proj x)

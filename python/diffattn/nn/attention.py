@@ -227,8 +227,7 @@ class DiffAttention(nn.Module):
         if self.kind == "grouped":
             signals = self.num_heads // self.noise_heads
             groups = q.unflatten(2, (self.noise_heads, signals + 1))
-            noise = groups[:, :, :, signals:].expand(-1, -1, -1, signals, -1)
-            return groups[:, :, :, :signals].flatten(2, 3), noise.flatten(2, 3)
+            return groups[:, :, :, :signals].flatten(2, 3), groups[:, :, :, signals]
         return self._pair(q)
 
     def _split_keys(self, k: Tensor) -> Tuple[Tensor, Tensor]:

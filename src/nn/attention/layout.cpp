@@ -17,14 +17,11 @@ Pair split(const Tensor& x, HeadLayout layout) {
 }
 
 /// Splits q [..., G (signal + 1), D], with the noise head last in its group, into the signal heads
-/// and a copy of the noise head for each of them.
+/// and the G noise heads.
 Pair split_groups(const Tensor& q, int64_t noise_heads) {
   const Tensor groups = q.unflatten(-2, {noise_heads, -1});
   const int64_t signal = groups.size(-2) - 1;
-  const Tensor noise = groups.narrow(-2, signal, 1);
-  auto repeated = noise.sizes().vec();
-  repeated[repeated.size() - 2] = signal;
-  return {groups.narrow(-2, 0, signal).flatten(-3, -2), noise.expand(repeated).flatten(-3, -2)};
+  return {groups.narrow(-2, 0, signal).flatten(-3, -2), groups.select(-2, signal)};
 }
 
 bool is_legacy(const MultiheadDiffAttentionOptions& options) {

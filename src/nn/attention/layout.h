@@ -13,7 +13,7 @@ struct Pair {
   torch::Tensor first, second;
 };
 
-/// Splits q [..., query_heads, D] into q1, q2 [..., H, D].
+/// Splits q [..., query_heads, D] into q1, q2 [..., H, D]; grouped: q2 [..., noise heads, D].
 Pair split_queries(const torch::Tensor& q, const MultiheadDiffAttentionOptions& options);
 
 /// Splits k [..., key_heads, D] into views k1, k2 [..., Hkv, D] (legacy pairing: copies [..., H,

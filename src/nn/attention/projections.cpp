@@ -5,6 +5,7 @@
 #include "diffattn/nn/multihead_diff_attention.h"
 #include "diffattn/ops_layers.h"
 #include "nn/attention/layout.h"
+#include "ops/layers/linears.h"
 #include "ops/layers/projected_heads.h"
 
 namespace diffattn::nn {
@@ -16,15 +17,12 @@ torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
   return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
 }
 
-Tensor all_rows_of(const torch::nn::Linear& linear, const Tensor& x) {
-  return diffattn::linear(x, linear->weight, linear->bias);
-}
+LinearMap map_through(const torch::nn::Linear& linear) { return {linear->weight, linear->bias}; }
 
-/// Computes rows [begin, begin + count) of a linear map's output.
-Tensor rows_of(const torch::nn::Linear& linear, const Tensor& x, int64_t begin, int64_t count) {
-  const Tensor weight = linear->weight.narrow(0, begin, count);
-  return diffattn::linear(x, weight,
-                          linear->bias.defined() ? linear->bias.narrow(0, begin, count) : Tensor());
+/// Returns the map to outputs [begin, begin + count) of a linear map.
+LinearMap rows_of(const torch::nn::Linear& linear, int64_t begin, int64_t count) {
+  return {linear->weight.narrow(0, begin, count),
+          linear->bias.defined() ? linear->bias.narrow(0, begin, count) : Tensor()};
 }
 
 /// Reorders the rows of a matrix or bias from (half, head, d) to (head, half, d).
@@ -57,20 +55,20 @@ void MultiheadDiffAttentionImpl::register_projections() {
 
 Tensor MultiheadDiffAttentionImpl::query(const Tensor& x) {
   const int64_t rows = sizes.query_heads * sizes.head_dim;
-  const Tensor q = qkv_proj_ ? rows_of(qkv_proj_, x, 0, rows) : all_rows_of(q_proj_, x);
+  const LinearMap map = qkv_proj_ ? rows_of(qkv_proj_, 0, rows) : map_through(q_proj_);
+  const Tensor q = diffattn::linear(x, map.weight, map.bias);
   return q.unflatten(-1, {sizes.query_heads, sizes.head_dim});
 }
 
 MultiheadDiffAttentionImpl::KeysAndValues MultiheadDiffAttentionImpl::project_keys_and_values(
     const Tensor& source) {
-  Tensor k, v;
+  std::vector<Tensor> kv;
   if (qkv_proj_) {
     const int64_t k_begin = sizes.query_heads * sizes.head_dim;
     const int64_t k_rows = sizes.key_heads * sizes.head_dim;
-    k = rows_of(qkv_proj_, source, k_begin, k_rows);
-    v = rows_of(qkv_proj_, source, k_begin + k_rows, sizes.kv_heads * sizes.value_dim);
+    kv = linears(source, {rows_of(qkv_proj_, k_begin, k_rows),
+                          rows_of(qkv_proj_, k_begin + k_rows, sizes.kv_heads * sizes.value_dim)});
   } else {
-    k = all_rows_of(k_proj_, source);
     const bool halves =
         options.layout() == HeadLayout::kHalves && sizes.value_dim == 2 * sizes.head_dim;
     const int64_t rows = source.numel() / std::max<int64_t>(1, source.size(-1));
@@ -80,13 +78,14 @@ MultiheadDiffAttentionImpl::KeysAndValues MultiheadDiffAttentionImpl::project_ke
       const Tensor weight = with_adjacent_halves(v_proj_->weight, sizes.head_dim);
       const Tensor bias =
           v_proj_->bias.defined() ? with_adjacent_halves(v_proj_->bias, sizes.head_dim) : Tensor();
-      v = torch::linear(source, weight, bias);
-      return {k.unflatten(-1, {sizes.key_heads, sizes.head_dim}),
-              v.unflatten(-1, {sizes.kv_heads, sizes.value_dim})};
+      kv = linears(source, {map_through(k_proj_), {weight, bias}});
+      return {kv[0].unflatten(-1, {sizes.key_heads, sizes.head_dim}),
+              kv[1].unflatten(-1, {sizes.kv_heads, sizes.value_dim})};
     }
-    v = all_rows_of(v_proj_, source);
+    kv = linears(source, {map_through(k_proj_), map_through(v_proj_)});
   }
-  return {k.unflatten(-1, {sizes.key_heads, sizes.head_dim}), join_values(v, options, sizes)};
+  return {kv[0].unflatten(-1, {sizes.key_heads, sizes.head_dim}),
+          join_values(kv[1], options, sizes)};
 }
 
 std::optional<HeadTensors> MultiheadDiffAttentionImpl::merged_heads(const AttentionInput& input,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/nn/attention_penalty.h"
+#include "nn/models/attention_penalty.h"
 
 #include "nn/attention/text_rows.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/nn/layer_kinds.h"
+#include "nn/models/layer_kinds.h"
 
 namespace diffattn::nn {
 namespace {

@@ -5,12 +5,12 @@
 
 #include <functional>
 
-#include "diffattn/nn/layer_kinds.h"
-#include "diffattn/nn/mamba.h"
 #include "diffattn/nn/multihead_diff_attention.h"
-#include "diffattn/nn/pre_norm_layer.h"
 #include "diffattn/nn/presets.h"
+#include "nn/models/layer_kinds.h"
 #include "nn/models/stack_parts.h"
+#include "nn/parts/mamba.h"
+#include "nn/parts/pre_norm_layer.h"
 
 namespace diffattn::nn {
 namespace {

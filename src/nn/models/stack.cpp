@@ -5,6 +5,7 @@
 #include "nn/models/stack_parts.h"
 #include "nn/models/token_ids.h"
 #include "nn/parts/residual_stream.h"
+#include "nn/routes/shared_rows.h"
 
 namespace diffattn::nn {
 namespace {
@@ -26,6 +27,15 @@ void keep_last_token(ResidualStream& stream, AttentionInput& rows, SharedTensors
     rows.mask.mask(mask->slice(-2, -1));
   }
   if (shared.memory.defined()) shared.memory = shared.memory.slice(1, -1);
+}
+
+/// Calls after_forward(), and registers a hook that calls before_backward().
+void end_forward(const ResidualStream& stream, const std::shared_ptr<LayerWatcher>& watcher) {
+  watcher->after_forward();
+  for (const Tensor& result : {stream.sum(), stream.pending()}) {
+    if (!result.defined() || !result.requires_grad()) continue;
+    result.register_hook([watcher](const Tensor&) { watcher->before_backward(); });
+  }
 }
 
 }  // namespace
@@ -108,10 +118,15 @@ ModelOutput StackImpl::forward(const ModelInput& input) {
     cross.cache = entry(input.cross_caches, i);
     AttentionTrace *trace = entry(input.traces, i), *cross_trace = entry(input.cross_traces, i);
     // The graph owns a checkpointed run, so its captures stay constant: it changes copies of them.
+    // The backward may run it again in another thread, which needs the same SharedRows.
+    SharedRows* const shared_rows = SharedRows::current();
     const auto run = [=, layer = layers[i]](ResidualStream& terms, const Tensor& context) {
+      const SharedRows::Scope scope(shared_rows);
       AttentionInput cross_rows = cross;
       if (context.defined()) cross_rows.context = context;
+      if (layer->watcher) layer->watcher->before_forward();
       layer->run(terms, self, layer->cross_attn ? &cross_rows : nullptr, trace, cross_trace);
+      if (layer->watcher) end_forward(terms, layer->watcher);
     };
     const Tensor context = input.context.value_or(Tensor());
     // A second run could not give shared tensors to other layers, so those layers are not

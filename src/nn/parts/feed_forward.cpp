@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/nn/feed_forward.h"
+#include "nn/parts/feed_forward.h"
 
 #include "diffattn/ops.h"
 #include "diffattn/ops_layers.h"
+#include "ops/layers/linears.h"
 
 namespace diffattn::nn {
 namespace {
@@ -53,7 +54,9 @@ PolyGLUImpl::PolyGLUImpl(int64_t dim, int64_t hidden, bool bias) {
 }
 
 Tensor PolyGLUImpl::forward(const Tensor& x) {
-  return through(down_proj, act_fn(through(gate_proj, x)) * through(up_proj, x));
+  const auto both =
+      linears(x, {{gate_proj->weight, gate_proj->bias}, {up_proj->weight, up_proj->bias}});
+  return through(down_proj, act_fn(both[0]) * both[1]);
 }
 
 MergedSwiGLUImpl::MergedSwiGLUImpl(int64_t dim, int64_t hidden, bool bias) {

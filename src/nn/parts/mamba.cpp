@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/nn/mamba.h"
+#include "nn/parts/mamba.h"
 
 #include <cmath>
 
 #include "diffattn/ops_layers.h"
-#include "diffattn/ops_scan.h"
+#include "ops/layers/selective_scan.h"
 
 namespace diffattn::nn {
 namespace {

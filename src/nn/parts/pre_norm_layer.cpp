@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/nn/pre_norm_layer.h"
+#include "nn/parts/pre_norm_layer.h"
 
 #include "nn/parts/residual_stream.h"
 

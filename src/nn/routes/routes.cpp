@@ -10,6 +10,7 @@
 
 #include "diffattn/nn/route.h"
 #include "nn/routes/checkpointed_calls.h"
+#include "nn/routes/shared_rows.h"
 #include "nn/routes/visible.h"
 
 namespace diffattn::nn {
@@ -47,6 +48,8 @@ SdpaProblem sdpa_problem(Route route, const HeadTensors& heads) {
   const double scale2 = heads.options.scale2().value_or(p.scale);
   p.q1 = heads.q1.transpose(1, 2);
   p.q2 = heads.q2.transpose(1, 2);
+  const int64_t noise_heads = heads.q2.size(2);
+  if (noise_heads != count) p.q2 = p.q2.repeat_interleave(count / noise_heads, 1);
   if (scale2 != p.scale) p.q2 = p.q2 * (scale2 / p.scale);
   p.k1 = shared(heads.k1);
   p.k2 = shared(heads.k2);
@@ -175,13 +178,13 @@ Tensor finish(const Tensor& o, const AttentionOptions& options) {
   return (out * options.out_scale()).to(o.scalar_type());
 }
 
-/// Runs `attend` for each packed sequence, one after another.
+/// Runs `attend_here` for each packed sequence, one after another.
 Tensor over_sequences(Route route, const HeadTensors& heads) {
   const Tensor offsets_q = heads.options.cu_seqlens_q()->to(torch::kCPU, torch::kLong);
   const Tensor offsets_k = heads.options.cu_seqlens_k()->to(torch::kCPU, torch::kLong);
   std::vector<Tensor> outs;
   for (int64_t b = 0; b + 1 < offsets_q.numel(); ++b) {
-    outs.push_back(attend(route, sequence(heads, offsets_q, offsets_k, b)).squeeze(0));
+    outs.push_back(attend_here(route, sequence(heads, offsets_q, offsets_k, b)).squeeze(0));
   }
   if (outs.empty()) return heads.q1.new_empty({0, heads.q1.size(1), heads.v.size(-1)});
   return torch::cat(outs, 0);
@@ -249,7 +252,17 @@ Route route_from_name(const std::string& name) {
   throw_argument_error("route", "one of " + known, "'" + name + "'");
 }
 
+SharedRows*& SharedRows::innermost() {
+  thread_local SharedRows* rows = nullptr;
+  return rows;
+}
+
 Tensor attend(Route route, const HeadTensors& heads) {
+  if (SharedRows* rows = SharedRows::current()) return rows->attend(route, heads);
+  return attend_here(route, heads);
+}
+
+Tensor attend_here(Route route, const HeadTensors& heads) {
   if (route == Route::kFused && !heads.single_map) return fused(heads);
   if (heads.options.cu_seqlens_q()) return over_sequences(route, heads);
   const SdpaProblem p = sdpa_problem(route, heads);

@@ -60,6 +60,17 @@ double yarn_scale_factor(double mscale, double factor) {
   return magnitude * magnitude;
 }
 
+LatentAttentionOptions motif_3_options(int64_t layer) {
+  if (layer < 0) throw_argument_error("layer", "0 or more", std::to_string(layer));
+  constexpr int64_t kPeriod = 4, kTrainedTokens = 4096;
+  constexpr double kStretch = 64.0;
+  auto options = LatentAttentionOptions(4096, 80).num_key_value_heads(16).num_noise_heads(16);
+  if (layer % kPeriod != 0) return options.sliding_window(128);
+  return options
+      .yarn(YarnOptions().factor(kStretch).original_max_position_embeddings(kTrainedTokens))
+      .scale_factor(yarn_scale_factor(1.0, kStretch));
+}
+
 LatentDiffAttentionImpl::LatentDiffAttentionImpl(const LatentAttentionOptions& given)
     : options(given) {
   check_latent_options(options);
@@ -183,7 +194,7 @@ Tensor LatentDiffAttentionImpl::forward(const AttentionInput& input, AttentionTr
   HeadTensors call = absorbs ? absorbed(q, latents) : expanded(q, latents);
   const Tensor groups = call.q1.unflatten(-2, {noise, group});  // [B, M, noise, group, D]
   call.q1 = groups.narrow(-2, 0, group - 1).flatten(-3, -2);
-  call.q2 = groups.narrow(-2, group - 1, 1).expand({-1, -1, -1, group - 1, -1}).flatten(-3, -2);
+  call.q2 = groups.select(-2, group - 1);
   const auto wide = input.x.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
   call.lambda = times(lambda_proj, input.x).to(wide).sigmoid() * lambda_factor_;  // [B, M, Hs]
   const auto window = options.sliding_window() ? std::optional(*options.sliding_window() + 1)

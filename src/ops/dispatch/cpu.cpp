@@ -10,6 +10,7 @@
 #include "ops/glue/allocate.h"
 #include "ops/glue/checks.h"
 #include "ops/glue/gradient_views.h"
+#include "ops/glue/noise_heads.h"
 #include "ops/glue/problem_views.h"
 #include "ops/glue/view_of.h"
 
@@ -117,7 +118,10 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(diffattn, CPU, m) {
-  entry::implement<forward, recompute, backward, decode, stats, stats_backward, map>(m);
+  constexpr auto kMasks = masks_noise_heads;
+  entry::implement<repeating<forward, kMasks>, repeating<recompute, kMasks>,
+                   repeating_gradients<backward, kMasks>, repeating<decode, kMasks>,
+                   repeating<stats>, repeating_gradients<stats_backward>, repeating<map>>(m);
 }
 
 }  // namespace diffattn::ops::on_cpu

@@ -7,6 +7,7 @@
 #include "ops/dispatch/cuda_fused.h"
 #include "ops/dispatch/entry.h"
 #include "ops/glue/checks.h"
+#include "ops/glue/noise_heads.h"
 #include "ops/glue/problem_views.h"
 
 namespace diffattn::ops::on_cuda {
@@ -83,7 +84,9 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(diffattn, CUDA, m) {
-  entry::implement<forward, recompute, backward, decode, stats, stats_backward, map>(m);
+  entry::implement<repeating<forward>, repeating<recompute>, repeating_gradients<backward>,
+                   repeating<decode>, repeating<stats>, repeating_gradients<stats_backward>,
+                   repeating<map>>(m);
 }
 
 }  // namespace diffattn::ops::on_cuda

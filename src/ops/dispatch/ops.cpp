@@ -10,6 +10,7 @@
 #include "ops/dispatch/entry.h"
 #include "ops/glue/allocate.h"
 #include "ops/glue/checks.h"
+#include "ops/glue/noise_heads.h"
 
 namespace diffattn {
 namespace {
@@ -45,7 +46,8 @@ ops::AttentionArguments attention_arguments(const torch::Tensor& q1, const torch
 }
 
 /// True if a kernel restores the forward from lse1 and lse2 with less work.
-bool takes_recompute(const ops::AttentionArguments& a) {
+bool takes_recompute(ops::AttentionArguments a) {
+  if (ops::shares_noise_heads(a)) a.q2 = a.q1;  // the kernel gets as many noise heads
   return a.q1.is_cuda() && ops::cuda_fused_takes(a, a.v.size(-1)) &&
          ops::cuda_fused()->takes_recompute(a);
 }

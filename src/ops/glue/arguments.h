@@ -18,7 +18,7 @@ using OptionalTensor = std::optional<Tensor>;
 /// The arguments that all operators share, in the order of their schemas. window_left and
 /// window_right are a schema's last arguments.
 struct ProblemArguments {
-  Tensor q1, q2, k1, k2;
+  Tensor q1, q2, k1, k2;  // q2 may have fewer heads than q1 (noise_heads.h)
   Tensor lambda;
   std::optional<double> scale, scale2;
   bool causal = false;

@@ -85,6 +85,21 @@ void check_index(const char* name, const OptionalTensor& index, const Tensor& q1
   check_shape(name, *index, {length}, meaning);
 }
 
+/// Consecutive heads may share a noise head if they read the same kv head.
+void check_noise_heads(const ProblemArguments& a) {
+  const c10::SymInt heads = a.q1.sym_size(-2), noise_heads = a.q2.sym_size(-2),
+                    kv_heads = a.k1.sym_size(-2);
+  if (noise_heads == heads) return;
+  if (noise_heads > 0 && noise_heads < heads && heads % noise_heads == 0 &&
+      noise_heads % kv_heads == 0) {
+    return;
+  }
+  throw_argument_error("q2",
+                       "a number of heads that divides q1's " + text(heads) +
+                           " and is a multiple of k1's " + text(kv_heads),
+                       text(noise_heads) + " heads, shape " + shape(a.q2));
+}
+
 void check_lambda(const ProblemArguments& a) {
   check_defined("lambda", a.lambda);
   check_floating("lambda", a.lambda);
@@ -182,7 +197,9 @@ void check(const ProblemArguments& a) {
                                      std::pair{"k1", a.k1}, std::pair{"k2", a.k2}}) {
     check_activation(name, tensor, a.q1, a.packed());
   }
-  check_shape("q2", a.q2, a.q1.sym_sizes(), "like q1");
+  auto q2_sizes = a.q1.sym_sizes().vec();
+  q2_sizes[q2_sizes.size() - 2] = a.q2.sym_size(-2);
+  if (!same(a.q2.sym_sizes(), q2_sizes)) check_shape("q2", a.q2, a.q1.sym_sizes(), "like q1");
   check_shape("k2", a.k2, a.k1.sym_sizes(), "like k1");
 
   const c10::SymInt batch =
@@ -203,6 +220,7 @@ void check(const ProblemArguments& a) {
     throw_argument_error("q1", "a number of heads that is a multiple of k1's " + text(kv_heads),
                          text(heads));
   }
+  check_noise_heads(a);
 
   check_lambda(a);
   check_block_table(a, batch);

@@ -49,6 +49,7 @@ void set_sizes(const ProblemArguments& a, Problem& problem) {
   problem.dtype = dtype_of(a.q1);
   problem.heads = a.q1.size(-2);
   problem.kv_heads = a.k1.size(-2);
+  problem.noise_heads = a.q2.size(-2);
   problem.head_dim = a.q1.size(-1);
   problem.batch = a.packed() ? a.cu_seqlens_q->numel() - 1 : a.q1.size(0);
   problem.seq_q = a.packed() ? longest_possible(a.q1.size(0), a.mask, -2) : a.q1.size(1);

@@ -1,15 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/autocast_mode.h>
 
+#include <algorithm>
+
 #include "diffattn/ops_layers.h"
 #include "kernels/few_rows.h"
 #include "ops/glue/view_of.h"
 #include "ops/layers/layers.h"
+#include "ops/layers/linears.h"
+#include "ops/layers/rounded_inputs.h"
 
 namespace diffattn {
 namespace {
 
 using torch::Tensor;
+
+thread_local int64_t input_bits = 0;  // 0: no rounding
+
+/// Rounds each row to integers of input_bits bits times a scale of its own.
+Tensor rounded(const Tensor& x) {
+  const auto most = static_cast<double>((int64_t{1} << (input_bits - 1)) - 1);
+  const Tensor wide = x.to(torch::kFloat32);
+  const Tensor largest = wide.abs().amax(-1, /*keepdim=*/true);
+  // A row of zeros stays zero with any scale.
+  const Tensor scale = torch::where(largest > 0, largest / most, 1.0);
+  return ((wide / scale).round_() * scale).to(x.scalar_type());
+}
 
 bool makes_graph(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   return torch::GradMode::is_enabled() &&
@@ -33,22 +49,41 @@ bool takes_few_rows(const Tensor& x, const Tensor& weight, const Tensor& bias) {
 
 }  // namespace
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  if (!takes_few_rows(x, weight, bias)) return torch::linear(x, weight, bias);
+RoundedInputs::RoundedInputs(int64_t bits) : before_(input_bits) { input_bits = bits; }
+RoundedInputs::~RoundedInputs() { input_bits = before_; }
+
+std::vector<Tensor> linears(const Tensor& given, std::initializer_list<LinearMap> maps) {
+  const Tensor x = input_bits > 0 && given.numel() > 0 ? rounded(given) : given;
+  std::vector<Tensor> results;
+  const auto few = [&](const LinearMap& map) { return takes_few_rows(x, map.weight, map.bias); };
+  if (!std::ranges::all_of(maps, few)) {
+    for (const LinearMap& map : maps) {
+      results.push_back(torch::linear(x, map.weight, map.bias));
+    }
+    return results;
+  }
   const Tensor wide = x.to(torch::kFloat32).contiguous();
-  auto sizes = x.sizes().vec();
-  sizes.back() = weight.size(0);
-  const Tensor y = torch::empty(sizes, wide.options());
-  const cpu::FewRowsMatrix matrix{.weight = weight.const_data_ptr(),
-                                  .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
-                                  .y = y.mutable_data_ptr<float>(),
-                                  .outputs = weight.size(0)};
+  std::vector<cpu::FewRowsMatrix> matrices;
+  for (const LinearMap& map : maps) {
+    auto sizes = x.sizes().vec();
+    sizes.back() = map.weight.size(0);
+    results.push_back(torch::empty(sizes, wide.options()));
+    matrices.push_back({.weight = map.weight.const_data_ptr(),
+                        .bias = map.bias.defined() ? map.bias.const_data_ptr() : nullptr,
+                        .y = results.back().mutable_data_ptr<float>(),
+                        .outputs = map.weight.size(0)});
+  }
   cpu::few_rows({.x = wide.const_data_ptr<float>(),
                  .rows = x.numel() / x.size(-1),
                  .width = x.size(-1),
-                 .dtype = ops::dtype_of(weight),
-                 .matrices = {&matrix, 1}});
-  return y.to(x.scalar_type());
+                 .dtype = ops::dtype_of(x),
+                 .matrices = matrices});
+  for (Tensor& y : results) y = y.to(x.scalar_type());
+  return results;
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  return linears(x, {{weight, bias}}).front();
 }
 
 }  // namespace diffattn

@@ -6,10 +6,10 @@
 #include <array>
 #include <utility>
 
-#include "diffattn/ops_scan.h"
 #include "ops/glue/view_of.h"
 #include "ops/layers/cuda_scan.h"
 #include "ops/layers/layers.h"
+#include "ops/layers/selective_scan.h"
 
 namespace diffattn {
 namespace {

@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
-#include "diffattn/nn/feed_forward.h"
 #include "diffattn/nn/stack_layer.h"
 #include "diffattn/nn/stream_norm.h"
+#include "nn/parts/feed_forward.h"
 
 namespace diffattn::nn {
 
