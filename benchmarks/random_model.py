@@ -20,7 +20,7 @@ BLOCK = 1 << 22  # random numbers that repeat; a prime offset per tensor keeps t
 
 
 def motif(layers, hidden, inner, heads, kv_heads, noise_heads, head_dim, vocabulary, tied, theta, positions):
-    config = {"model_type": "motif", "architectures": ["MotifForCausalLM"], "hidden_act": "poly_norm",
+    config = {"model_type": "Motif", "architectures": ["MotifForCausalLM"], "hidden_act": "poly_norm",
               "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
               "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
               "vocab_size": vocabulary, "tie_word_embeddings": tied, "rope_theta": theta,

@@ -208,7 +208,7 @@ VerbAction add_convert(CLI::App& app) {
                    "layout of the source (default: the one that config.json names)")
       ->check(CLI::IsMember(convert::format_names()));
   verb->add_option("--to", arguments->to,
-                   "layout of the target; motif and phi4_flash are source layouts only")
+                   "layout of the target; motif and phi4_flash copy models of that layout")
       ->required()
       ->check(CLI::IsMember(convert::format_names()));
   verb->add_option("--gqa", arguments->pairing,

@@ -27,6 +27,8 @@ constexpr Conversion kConversions[] = {
     {Format::kDiffLlama, Format::kLlama, plan_diffllama_to_llama},
     {Format::kMotif, Format::kDiffattn, plan_motif},
     {Format::kPhi4Flash, Format::kDiffattn, plan_phi4_flash},
+    {Format::kMotif, Format::kMotif, plan_whole_motif},
+    {Format::kPhi4Flash, Format::kPhi4Flash, plan_whole_phi4_flash},
 };
 
 Planner planner_for(const Model& model, const Options& options) {
@@ -47,10 +49,11 @@ void check_options(const Model& model, const Options& options) {
     throw io::Error(model.path, "expected a microsoft model for legacy_naive pairing, got " +
                                     std::string(format_name(model.format)));
   }
-  if (!legacy && model.format == options.to) {
-    throw io::Error(model.path,
-                    "expected two formats, got " + std::string(format_name(options.to)) +
-                        " twice; only a model with legacy_naive pairing keeps its format");
+  if (!legacy && model.format == options.to && !copies_whole_models(options.to)) {
+    throw io::Error(
+        model.path,
+        "expected two formats, got " + std::string(format_name(options.to)) +
+            " twice; only motif, phi4_flash and legacy_naive pairing keep their format");
   }
   if (model.mlp_bias && options.to == Format::kDiffLlama) {
     throw io::Error(model.path,

@@ -53,12 +53,12 @@ void refuse_unsupported(const JsonValue& root, Format format) {
   if (const auto share = root.find("partial_rotary_factor"); share && share->to_double() != 1.0) {
     share->fail("1, a rotary embedding of the whole head");
   }
-  const bool other_activation = format == Format::kMotif || format == Format::kPhi4Flash;
   if (const auto act = root.find("hidden_act");
-      act && !other_activation && act->to_string() != "silu") {
+      act && !copies_whole_models(format) && act->to_string() != "silu") {
     act->fail("\"silu\"");
   }
-  if (const auto bias = root.find("use_bias"); bias && bias->to_bool()) bias->fail("false");
+  const auto bias = root.find("use_bias");
+  if (bias && format != Format::kMotif && bias->to_bool()) bias->fail("false");
 }
 
 void check_heads(const Model& m) {
@@ -75,10 +75,12 @@ void check_heads(const Model& m) {
     fail("expected num_attention_heads to be a multiple of " + text(shared) + " " +
          (m.noise_heads > 0 ? "noise" : "kv") + " heads, got " + text(m.heads));
   }
-  if (m.noise_heads > 0 && (m.kv_heads != 2 * m.noise_heads || m.heads == m.noise_heads)) {
-    fail("expected a pair of kv heads for each of the " + text(m.noise_heads) +
-         " noise heads and more heads than noise heads, got " + text(m.kv_heads) +
-         " kv heads and " + text(m.heads) + " heads");
+  const int64_t signals = m.heads - m.noise_heads;
+  if (m.noise_heads > 0 &&
+      (signals == 0 || m.noise_heads % m.kv_pairs() != 0 || signals % m.kv_pairs() != 0)) {
+    fail("expected as many noise heads and as many other heads for each pair of kv heads, got " +
+         text(m.noise_heads) + " noise heads of " + text(m.heads) + " heads and " +
+         text(m.kv_heads) + " kv heads");
   }
   if (m.head_dim % 2 != 0) {
     fail("expected an even head_dim, since rotary embeddings rotate pairs of features, got " +
@@ -122,8 +124,16 @@ Model read_model(const std::string& folder, std::optional<Format> from) {
   return m;
 }
 
+bool copies_whole_models(Format format) {
+  return format == Format::kMotif || format == Format::kPhi4Flash;
+}
+
 std::string target_config(const Model& model, Format to, const nlohmann::json& changes) {
   nlohmann::json config = model.config;
+  if (copies_whole_models(to)) {
+    config.erase("auto_map");
+    return config.dump(2) + "\n";
+  }
   for (const char* key : {"auto_map", "architectures", "attention", "model_type", "_name_or_path",
                           "lambda_std_dev", "attn_rms_norm_eps", "num_noise_heads", "k_ratio"}) {
     config.erase(key);

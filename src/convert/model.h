@@ -34,6 +34,9 @@ Model read_model(const std::string& folder, std::optional<Format> from);
 /// drops keys that make programs run code (`auto_map`) or that describe the source's class.
 std::string target_config(const Model& model, Format to, const nlohmann::json& changes);
 
+/// True for published layouts whose models are copied whole, with the same tensor names.
+bool copies_whole_models(Format format);
+
 /// Returns 0.8 - 0.6 exp(-0.3 layer).
 double lambda_init(int64_t layer);
 

@@ -78,7 +78,9 @@ void plan_llama_to_v2(Plan& plan);
 void plan_v2_to_llama(Plan& plan);
 void plan_llama_to_diffllama(Plan& plan);
 void plan_diffllama_to_llama(Plan& plan);
-void plan_motif(Plan& plan);
-void plan_phi4_flash(Plan& plan);
+void plan_motif(Plan& plan);             // into attentions of the family
+void plan_phi4_flash(Plan& plan);        // the same
+void plan_whole_motif(Plan& plan);       // all layers, under their names
+void plan_whole_phi4_flash(Plan& plan);  // the same
 
 }  // namespace diffattn::convert

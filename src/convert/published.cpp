@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Renames the attention layers of Motif and Phi-4-mini-flash to our names (presets motif_2_6b,
-// motif_2_12_7b, phi4_flash). The program reads whole folders of these models as they are.
+// motif_2_12_7b, phi4_flash). published_whole.cpp copies whole models.
 
 #include "convert/plan.h"
 #include "diffattn/io/error.h"
@@ -25,9 +25,12 @@ void leave_rest(Plan& plan) {
 
 void need_attention_only(const Plan& plan, const std::string& why) {
   if (plan.options().attention_only) return;
-  throw io::Error(plan.model().path,
-                  why + ", so the model needs its own layout, which every verb reads as it is; " +
-                      "--attention-only makes a folder with its attention layers");
+  throw io::Error(
+      plan.model().path,
+      why + ", so the model needs its own layout, which every verb reads as it is; --to " +
+          std::string(format_name(plan.model().format)) +
+          " copies the whole model, --attention-only makes a folder with its " +
+          "attention layers");
 }
 
 /// Returns the columns of o_proj. With noise heads, each signal head has values of width 2d;
@@ -47,6 +50,12 @@ void plan_motif(Plan& plan) {
   const double eps = head_eps ? head_eps->to_double(0.0, 1.0) : kHeadNormEps;
   if (act != "silu") need_attention_only(plan, "the feed-forward layers use PolyNorm");
   if (eps != m.rms_norm_eps) need_attention_only(plan, "the head norms have a separate eps");
+  if (const auto bias = config.find("use_bias"); bias && bias->to_bool()) bias->fail("false");
+  if (m.noise_heads > 0 && m.kv_heads != 2 * m.noise_heads) {
+    throw io::Error(m.path, "expected a pair of kv heads for each of the " +
+                                std::to_string(m.noise_heads) + " noise heads, got " +
+                                std::to_string(m.kv_heads) + " kv heads");
+  }
   for (int64_t layer = 0; layer < m.layers; ++layer) {
     const std::string prefix = attention_prefix(layer);
     plan.copy(prefix + "q_proj.weight", {m.heads * m.head_dim, m.hidden});

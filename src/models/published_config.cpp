@@ -95,7 +95,7 @@ bool set_published_family(const JsonValue& root, ModelConfig& config) {
   if (name != "motif") return false;
   if (const auto attention = root.find("attention_cls");
       attention && attention->to_string(64) == "gdla") {
-    attention->fail("a Motif-2 model; of Motif-3 this library has the attention alone");
+    attention->fail("a Motif-2 model; this library has only the attention of Motif-3");
   }
   config.family = ModelFamily::kMotif;
   return true;
@@ -126,7 +126,7 @@ void write_published_keys(nlohmann::json& json, const ModelConfig& c) {
   json["rope_theta"] = c.rope_parameters.rope_theta();
   json["lambda_std_dev"] = c.lambda_std_dev;
   if (c.family == ModelFamily::kMotif) {
-    json["model_type"] = "motif";
+    json["model_type"] = "Motif";  // as the vendor spells it
     json["architectures"] = {"MotifForCausalLM"};
     json["hidden_act"] = "poly_norm";
     json["use_bias"] = c.attention_bias;

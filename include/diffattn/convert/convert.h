@@ -21,9 +21,9 @@ enum class Format {
   kMicrosoftV2,  // "microsoft_v2": the same with "microsoft_v2"
   kDiffLlama,    // "diffllama": Hugging Face DiffLlama
   kLlama,        // "llama": Hugging Face Llama
-  kMotif,        // "motif": Motif 2.6B and 12.7B; source only
-  kPhi4Flash,    // "phi4_flash": Phi-4-mini-flash; source only
-  kDiffattn,     // "diffattn": our layout for Motif and Phi-4-flash; target only
+  kMotif,        // "motif": Motif 2.6B and 12.7B
+  kPhi4Flash,    // "phi4_flash": Phi-4-mini-flash
+  kDiffattn,     // "diffattn": attention layers of Motif and Phi-4-flash; target only
 };
 
 const std::vector<std::string>& format_names();
@@ -61,7 +61,7 @@ struct Options {
   /// The rule that a Microsoft source with shared kv heads was trained with. kLegacyNaive gives a
   /// model with one kv head per head.
   GqaPairing pairing = GqaPairing::kPaired;
-  /// Keeps only the attention layers: this library lacks other parts of Motif and Phi-4-flash.
+  /// Converts only the attention layers of Motif and Phi-4-flash. Requires `to` kDiffattn.
   bool attention_only = false;
   bool force = false;    // replace an existing model folder
   bool dry_run = false;  // check everything, write nothing
