@@ -10,6 +10,6 @@ from diffattn_program import main
 
 if __name__ == "__main__":
     from diffattn import distributed
-    if sys.argv[1:2] and sys.argv[1] in distributed.VERBS and distributed.is_started_by_torchrun(os.environ):
+    if distributed.runs_together(sys.argv[1:], os.environ):
         distributed.main(sys.argv[1:])
     main()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training by several processes, which torchrun starts.
+"""Runs one verb in several processes, which torchrun starts.
 
     torchrun --nproc-per-node=4 -m diffattn train --config run.toml --out runs/a
 
@@ -18,33 +18,95 @@ from diffattn_program import verbs
 from diffattn import _full
 
 #: Verbs that several processes can run together.
-VERBS = ("train",)
-#: Seconds after which a process that waits for another one gives up.
+VERBS = ("train", "eval", "compare", "info", "bench step")
+#: Seconds after which a process that waits for another one gives up; $DIFFATTN_TIMEOUT overrides it.
 TIMEOUT = 60
+#: These verbs communicate only at their end, and some processes get there much earlier than others.
+PATIENT_VERBS = ("eval", "compare")
+PATIENT_TIMEOUT = 30 * 24 * 3600
+
+
+def runs_together(words: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """True if torchrun started this process for a verb that several processes run together."""
+    together = any(list(words[:len(verb.split())]) == verb.split() for verb in VERBS)
+    return together and is_started_by_torchrun(environment)
 
 
 def is_started_by_torchrun(environment: Mapping[str, str]) -> bool:
-    """True if the variables are there from which torch.distributed makes a group of several processes."""
+    """True if the environment describes a job of several processes, as torch.distributed reads it."""
     return int(environment.get("WORLD_SIZE") or 1) > 1 and "RANK" in environment and "MASTER_ADDR" in environment
 
 
-def _join() -> str:
-    """Makes the group of all processes and returns where this one is in it."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    backend = "gloo"
-    if torch.cuda.is_available():
-        if not dist.is_nccl_available():
-            raise RuntimeError("this torch has no NCCL, which several GPUs need; install a torch with CUDA")
-        backend = "cpu:gloo,cuda:nccl"
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+def timeout_of(environment: Mapping[str, str]) -> int:
+    """Returns the seconds of $DIFFATTN_TIMEOUT, or TIMEOUT."""
+    text = environment.get("DIFFATTN_TIMEOUT") or str(TIMEOUT)
+    if not text.isdecimal() or int(text) == 0:
+        raise RuntimeError(f"DIFFATTN_TIMEOUT: expected a number of seconds above 0, got {text!r}")
+    return int(text)
+
+
+def backend_of(cuda: bool, nccl: bool) -> str:
+    """Returns torch's backends: Gloo for the CPU, and NCCL if there are GPUs and NCCL. Gloo takes no GPU tensors."""
+    return "cpu:gloo,cuda:nccl" if cuda and nccl else "cpu:gloo"
+
+
+def _open_store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
+    """Connects to the store where the ranks meet. Rank 0 serves it, unless torchrun does."""
+    host, port_text = os.environ["MASTER_ADDR"], os.environ.get("MASTER_PORT", "")
+    if not port_text.isdecimal():
+        raise RuntimeError(f"MASTER_PORT: expected the port of rank 0, got {port_text!r}")
+    port = int(port_text)
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=TIMEOUT))
-    except (RuntimeError, ValueError) as error:  # DistStoreError is a RuntimeError
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '?')}"
-        raise RuntimeError(f"the {size} processes did not find each other at {address} within {TIMEOUT} s; is one "
-                           f"missing, or the port in use? ({str(error).splitlines()[0]})") from error
-    torch.ops.diffattn.join_process_group(dist.group.WORLD.group_name)
-    return f"rank {rank} of {size}"
+        store = dist.TCPStore(host, port, size, serves, timeout, wait_for_workers=False)
+    except RuntimeError as error:  # DistNetworkError
+        first = str(error).splitlines()[0]
+        if serves and "EADDRINUSE" in str(error):
+            raise RuntimeError(f"MASTER_PORT: port {port} of {host} is in use by another process; choose another one "
+                               f"(torchrun --master-port)") from error
+        if serves:
+            raise RuntimeError(f"MASTER_ADDR: could not listen at {host}:{port} ({first})") from error
+        raise RuntimeError(f"rank 0 is missing: nobody answered at {host}:{port} within "
+                           f"{timeout.total_seconds():.0f} s ({first})") from error
+    # torchrun may serve one store to all attempts.
+    return dist.PrefixStore(f"diffattn/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _meet(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
+    """Waits until all ranks have joined. Raises RuntimeError that names the missing ones."""
+    here = [f"here/{other}" for other in range(size)]
+    store.set(here[rank], "yes")
+    try:
+        store.wait(here, timeout)
+    except RuntimeError as error:  # DistStoreError, DistNetworkError
+        try:
+            missing = [str(other) for other in range(size) if not store.check([here[other]])]
+        except RuntimeError:
+            raise RuntimeError("rank 0 has ended while this one waited for the others") from error
+        if not missing:
+            return
+        raise RuntimeError(f"rank {', '.join(missing)} of {size} did not come to {os.environ['MASTER_ADDR']}:"
+                           f"{os.environ['MASTER_PORT']} within {timeout.total_seconds():.0f} s") from error
+
+
+def _join(verb: str) -> None:
+    """Joins the process groups of this job."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout = datetime.timedelta(seconds=timeout_of(os.environ))
+    store = _open_store(rank, size, timeout)
+    _meet(store, rank, size, timeout)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    backend = backend_of(torch.cuda.is_available(), dist.is_nccl_available())
+    patience = datetime.timedelta(seconds=PATIENT_TIMEOUT) if verb in PATIENT_VERBS else timeout
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+        # Exchanges of tokens have their own group, so that they need not wait for sums of gradients.
+        second = dist.new_group(timeout=patience)
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(f"the {size} processes could not connect to each other ({str(error).splitlines()[0]})"
+                           ) from error
+    torch.ops.diffattn.join_process_group(dist.group.WORLD.group_name, second.group_name)
 
 
 def _stop(message: str, code: int = 1) -> NoReturn:
@@ -58,7 +120,7 @@ def main(words: Sequence[str]) -> NoReturn:
     library = _full.library()
     where = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
     try:
-        _join()
+        _join(words[0])
     except RuntimeError as error:
         _stop(f"diffattn: {where}: {error}")
     signals = verbs.Signals()
@@ -68,6 +130,6 @@ def main(words: Sequence[str]) -> NoReturn:
         _stop(f"diffattn: {where}: {text.removeprefix('diffattn: ')}", 1 if code == verbs.FAILED else 2)
     if "--json" in words and int(os.environ["RANK"]) == 0:
         print(text, flush=True)
-    torch.ops.diffattn.join_process_group("")
+    torch.ops.diffattn.join_process_group("", "")
     dist.destroy_process_group()
     sys.exit(code)

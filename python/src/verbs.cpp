@@ -33,6 +33,10 @@ extern "C" int diffattn_run_verb(const char* name, const char* const* arguments,
   using namespace diffattn;
   using namespace diffattn::python;
   static const Verbs verbs{{"analyze", translated<app::add_analyze>},
+                           {"bench", translated<app::add_bench>},
+                           {"compare", translated<app::add_compare>},
+                           {"eval", translated<app::add_eval>},
+                           {"info", translated<app::add_info>},
                            {"train", translated<app::add_train>}};
   return run_verb(verbs, {name, {arguments, arguments + count}, stop, give});
 }

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <vector>
@@ -22,10 +23,19 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 
 class ProcessGroup : public Collective {
  public:
-  explicit ProcessGroup(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
+  ProcessGroup(c10::intrusive_ptr<c10d::ProcessGroup> group,
+               c10::intrusive_ptr<c10d::ProcessGroup> second)
+      : group_(std::move(group)), second_(std::move(second)) {}
 
   int64_t rank() const override { return group_->getRank(); }
   int64_t size() const override { return group_->getSize(); }
+  bool takes(torch::DeviceType device) const override {
+    const auto devices = group_->getDeviceTypes();
+    return std::ranges::find(devices, device, &torch::Device::type) != devices.end();
+  }
+  std::shared_ptr<Collective> second() override {
+    return std::make_shared<ProcessGroup>(second_, group_);
+  }
 
   Started broadcast(const Tensor& tensor, int64_t root) override {
     return started("broadcast", [&] {
@@ -65,6 +75,14 @@ class ProcessGroup : public Collective {
     });
   }
 
+  Started exchange(const Tensor& out, const Tensor& in, std::vector<int64_t> out_counts,
+                   std::vector<int64_t> in_counts) override {
+    return started("exchange", [&] {
+      Tensor to = out, from = in;
+      return group_->alltoall_base(to, from, out_counts, in_counts);
+    });
+  }
+
  private:
   /// Starts an operation. Tensors live until it is done, because `Work` holds them.
   template <class Start>
@@ -90,18 +108,22 @@ class ProcessGroup : public Collective {
            text.substr(0, text.find('\n'));
   }
 
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_, second_;
 };
 
-}  // namespace
-
-std::shared_ptr<Collective> process_group(const std::string& name) {
+c10::intrusive_ptr<c10d::ProcessGroup> named(const std::string& name) {
   try {
-    return std::make_shared<ProcessGroup>(c10d::resolve_process_group(name));
+    return c10d::resolve_process_group(name);
   } catch (const c10::Error&) {
     throw Error("parallel: group: expected the name of a process group of this process, got '" +
                 name + "'");
   }
+}
+
+}  // namespace
+
+std::shared_ptr<Collective> process_group(const std::string& name, const std::string& second) {
+  return std::make_shared<ProcessGroup>(named(name), named(second));
 }
 
 }  // namespace diffattn::parallel

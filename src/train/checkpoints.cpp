@@ -23,6 +23,10 @@ bool is_complete(const std::string& folder) {
 
 }  // namespace
 
+std::string unfinished_checkpoint(const std::string& run, int64_t step) {
+  return run + "/checkpoints/" + kUnfinished + std::to_string(step);
+}
+
 std::string checkpoint_name(int64_t step) { return kPrefix + std::to_string(step); }
 
 std::optional<int64_t> checkpoint_step(const std::string& name) {
@@ -38,7 +42,7 @@ std::optional<int64_t> checkpoint_step(const std::string& name) {
 }
 
 Checkpoints::Checkpoints(const std::string& run, int64_t keep)
-    : root_(run + "/checkpoints"), keep_(std::max<int64_t>(2, keep)) {
+    : run_(run), root_(run + "/checkpoints"), keep_(std::max<int64_t>(2, keep)) {
   make_folder(root_);
   remove_unfinished(root_);
 }
@@ -49,7 +53,7 @@ std::string Checkpoints::folder_of(int64_t step) const {
 
 void Checkpoints::save(int64_t step, int64_t ranks,
                        const std::function<void(const std::string&)>& write) {
-  const std::string temporary = root_ + "/" + kUnfinished + std::to_string(step);
+  const std::string temporary = unfinished_checkpoint(run_, step);
   fs::remove_all(temporary);
   make_folder(temporary);
   try {

@@ -10,6 +10,9 @@
 
 namespace diffattn::train {
 
+/// Returns the folder in which the processes of a run write a checkpoint.
+std::string unfinished_checkpoint(const std::string& run, int64_t step);
+
 /// The folders `checkpoints/step-N` of a run and the file `checkpoints/latest`, which names the
 /// newest. A folder appears under its name only when it is complete.
 class Checkpoints {
@@ -55,7 +58,7 @@ class Checkpoints {
   void remove_later_than(int64_t step);
   void remove_old();
 
-  std::string root_;
+  std::string run_, root_;
   int64_t keep_;
 };
 

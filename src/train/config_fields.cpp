@@ -134,7 +134,8 @@ std::vector<Field> fields(RunConfig& c) {
       {"train.device", TextField{&t.device, {}}},
       {"train.activation_checkpointing", &t.activation_checkpointing},
       {"train.keep_attention", TextField{&t.keep_attention, {"nothing", "sums", "results"}}},
-      {"train.shard", TextField{&t.shard, {"none", "optimizer", "gradients"}}},
+      {"train.shard", TextField{&t.shard, {"none", "optimizer", "gradients", "parameters"}}},
+      {"train.context_parallel", IntField{&t.context_parallel, 1, 4096}},
       {"train.eval_every", IntField{&t.eval_every, 0, kMany}},
       {"train.eval_batches", IntField{&t.eval_batches, 1, kMany}},
       {"train.log_every", IntField{&t.log_every, 1, kMany}},
@@ -172,6 +173,7 @@ bool is_read(const RunConfig& config, const Field& field) {
   if (section == "curriculum") return config.task == Task::kNeedle && config.curriculum.steps > 0;
   if (key == "train.sample_prompts") return config.task == Task::kLanguageModel;
   if (key == "train.shard") return config.train.shard != "none";
+  if (key == "train.context_parallel") return config.train.context_parallel > 1;
   const bool read = config.task == Task::kLanguageModel || !config.data.train.empty();
   return field.texts == Field::Texts::kAny || (field.texts == Field::Texts::kRead) == read;
 }

@@ -6,21 +6,25 @@
 #include <sys/resource.h>
 
 #include <cmath>
+#include <exception>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "diffattn/error.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
 #include "diffattn/io/json.h"
 #include "diffattn/io/safetensors.h"
 #include "diffattn/models/model_folder.h"
+#include "io/manifest.h"
 #include "io/safetensors/sharded.h"
 #include "models/tensor_file.h"
 #include "train/checkpoint_folder.h"
 #include "train/checkpoints.h"
 #include "train/lambda_values.h"
 #include "train/metrics_log.h"
+#include "train/optimizer_parts.h"
 #include "train/run_lock.h"
 
 namespace diffattn::train {
@@ -32,7 +36,6 @@ constexpr char kRunFile[] = "/config.toml";
 constexpr char kStateFile[] = "/state.json";
 constexpr char kOptimizerFile[] = "/optimizer.safetensors";
 constexpr char kRandomFile[] = "/random.safetensors";
-constexpr int64_t kRank = 0, kRanks = 1;  // rank 0 writes the state of all processes
 
 models::NamedTensors random_state(torch::Device device) {
   models::NamedTensors state{
@@ -52,12 +55,14 @@ void restore_random_state(const std::string& path, torch::Device device) {
   on_device.set_state(models::read_tensor(file, "device"));
 }
 
+/// `parts`: processes that each have a part of the optimiser's state.
 std::string state_text(const TrainingState& state, const RunConfig::Train& t,
-                       const std::string& position) {
+                       const std::string& position, int64_t parts) {
   nlohmann::json json{{"step", state.step},         {"tokens", state.tokens},
                       {"skipped", state.skipped},   {"skipped_in_row", state.skipped_in_row},
                       {"batch_size", t.batch_size}, {"accumulate", t.accumulate},
                       {"data_position", position}};
+  if (parts > 1) json["optimizer_parts"] = parts;
   if (std::isfinite(state.best_valid_loss)) json["best_valid_loss"] = state.best_valid_loss;
   return json.dump(2) + "\n";
 }
@@ -140,20 +145,55 @@ bool Run::any_rank(bool here) {
   return votes.item<int64_t>() > 0;
 }
 
+/// Runs `work` on all ranks. If it throws on one of them, this throws on all.
+void Run::together(const std::function<void()>& work) {
+  std::exception_ptr error;
+  try {
+    work();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const bool failed = any_rank(error != nullptr);
+  if (error) std::rethrow_exception(error);
+  if (failed) throw Error("train: another process could not write its part of the checkpoint");
+}
+
+void Run::write_part(const std::string& checkpoint, const BatchSource& train) {
+  const std::string part = rank_folder(checkpoint, world_->rank());
+  make_folder(part);
+  const auto optimizer = trainer_.optimizer_part();
+  if (is_first() || trainer_.has_parts()) {
+    models::write_tensor_file(part + kOptimizerFile, optimizer);
+  }
+  models::write_tensor_file(part + kRandomFile, random_state(torch::Device(config_.train.device)));
+  if (!is_first()) return;
+  io::write_text(part + kStateFile, state_text(trainer_.state, config_.train, train.position(),
+                                               trainer_.has_parts() ? world_->size() : 1));
+}
+
 void Run::save(const BatchSource& train) {
   check_lock();
-  const auto optimizer = trainer_.optimizer_state();  // all ranks send their parts
-  if (!is_first()) return;
-  checkpoints_->save(trainer_.state.step, kRanks, [&](const std::string& folder) {
-    trainer_.task_model().save(folder);
-    for (const auto& [name, text] : extra_files_) io::write_text(folder + "/" + name, text);
-    const std::string part = rank_folder(folder, kRank);
-    make_folder(part);
-    models::write_tensor_file(part + kOptimizerFile, optimizer);
-    models::write_tensor_file(part + kRandomFile,
-                              random_state(torch::Device(config_.train.device)));
-    io::write_text(part + kStateFile, state_text(trainer_.state, config_.train, train.position()));
-  });
+  const Trainer::WholeWeights weights(trainer_);
+  const int64_t step = trainer_.state.step;
+  if (!is_first()) {
+    together([] {});  // rank 0 makes the folder
+    together([&] { write_part(unfinished_checkpoint(folder_, step), train); });
+    return;
+  }
+  bool made = false;
+  try {
+    checkpoints_->save(step, world_->size(), [&](const std::string& folder) {
+      made = true;
+      together([&] {
+        trainer_.task_model().save(folder);
+        for (const auto& [name, text] : extra_files_) io::write_text(folder + "/" + name, text);
+      });
+      together([&] { write_part(folder, train); });
+    });
+  } catch (...) {
+    if (!made) any_rank(true);  // the others wait for the folder
+    throw;
+  }
 }
 
 bool Run::has_checkpoint() const { return checkpoints_ && checkpoints_->any(); }
@@ -168,19 +208,14 @@ std::optional<std::string> Run::intact_checkpoint() const {
 void Run::check_checkpoint(int64_t step) const {
   const std::string folder = checkpoints_->folder_of(step);
   if (checkpoint_state(folder) == CheckpointState::kWithoutChecksums) return;
-  int64_t ranks = 0;
   try {
-    ranks = train::check_checkpoint(folder);
+    train::check_checkpoint(folder);
   } catch (const io::Error& error) {
     const auto before = checkpoints_->intact_before(step);
     throw io::Error(error.file(), error.message() + "; this checkpoint is damaged" +
                                       (before ? ", continue from an intact one with --from " +
                                                     checkpoint_name(*before)
                                               : " and no earlier one is intact"));
-  }
-  if (ranks != kRanks) {
-    throw io::Error(folder,
-                    fmt::format("expected a checkpoint of one process, got one of {}", ranks));
   }
 }
 
@@ -208,21 +243,45 @@ bool Run::resume(BatchSource& train, const ResumeOptions& options) {
 
 void Run::load(const std::string& checkpoint, BatchSource& train, const ResumeOptions& options) {
   const bool has_parts = checkpoint_state(checkpoint) == CheckpointState::kComplete;
-  const std::string part = has_parts ? rank_folder(checkpoint, kRank) : checkpoint;
+  const std::string part = has_parts ? rank_folder(checkpoint, 0) : checkpoint;
   const auto json = io::read_json(part + kStateFile);
   const io::JsonValue saved(json, part + kStateFile);
   if (!options.change_batch_size) check_batch_size(saved, config_.train);
   train.seek(saved.at("data_position").to_string());
-  models::read_tensors_into(io::ShardedReader::open(checkpoint),
-                            models::named_weights(*trainer_.model()));
-  const auto optimizer = trainer_.optimizer_state();
-  models::read_tensors_into(io::SafetensorsReader::open(part + kOptimizerFile), optimizer);
-  trainer_.set_optimizer_state(optimizer);
+  {
+    Trainer::WholeWeights weights(trainer_, /*everywhere=*/true);
+    models::read_tensors_into(io::ShardedReader::open(checkpoint),
+                              models::named_weights(*trainer_.model()));
+    weights.take();
+  }
+  load_optimizer(checkpoint, part, saved);
   trainer_.state = state_from(saved);
-  restore_random_state(part + kRandomFile, torch::Device(config_.train.device));
+  // A rank that had no part continues with the random state of rank 0.
+  const std::string own = rank_folder(checkpoint, world_->rank());
+  restore_random_state((fs::exists(own) ? own : part) + kRandomFile,
+                       torch::Device(config_.train.device));
+}
+
+/// Reads the optimiser's state; `part` is the folder of rank 0.
+void Run::load_optimizer(const std::string& checkpoint, const std::string& part,
+                         const io::JsonValue& saved) {
+  const auto parts = saved.find("optimizer_parts");
+  if (!parts && !trainer_.has_parts()) {
+    models::read_tensors_into(io::SafetensorsReader::open(part + kOptimizerFile),
+                              trainer_.optimizer().state());
+    return;
+  }
+  std::vector<std::string> paths{part + kOptimizerFile};
+  for (int64_t rank = 1; parts && rank < parts->to_int(1, io::kMaxRanks); ++rank) {
+    paths.push_back(rank_folder(checkpoint, rank) + kOptimizerFile);
+  }
+  const OptimizerParts files(paths);
+  trainer_.set_optimizer_state(
+      [&](const std::string& name, int64_t count) { return files.read(name, count); });
 }
 
 void Run::save_model() {
+  const Trainer::WholeWeights weights(trainer_);
   if (!is_first()) return;
   check_lock();
   const std::string temporary = folder_ + "/" + kUnfinished + "model";
@@ -237,6 +296,7 @@ void Run::save_model() {
 // log_statistics() and evaluate() reset the source afterwards: every evaluation sees the same
 // batches, and statistics take no batch away from the training.
 void Run::log_statistics(BatchSource& source) {
+  const Trainer::WholeWeights weights(trainer_);
   if (!is_first()) return;
   const std::string here = source.position();
   const Batch batch = source.next();
@@ -250,7 +310,7 @@ void Run::evaluate(BatchSource& valid, const RunEvents& events) {
   trainer_.model()->eval();
   Evaluation result;
   for (int64_t i = 0; i < config_.train.eval_batches; ++i) {
-    result += train::evaluate(trainer_.task_model(), valid.next(), config_.train.dtype);
+    result += trainer_.evaluate(valid.next());
   }
   valid.seek(here);
   if (world_->size() > 1) {
@@ -277,6 +337,9 @@ void Run::evaluate(BatchSource& valid, const RunEvents& events) {
   }
   for (const auto& value : lambda_values(*trainer_.model())) values.push_back(value);
   if (metrics_) metrics_->write(state.step, values);
+  // Rank 0 continues the prompts with the model.
+  std::optional<Trainer::WholeWeights> weights;
+  if (!config_.train.sample_prompts.empty()) weights.emplace(trainer_);
   if (events.on_evaluation) events.on_evaluation(state.step, result, best);
 }
 

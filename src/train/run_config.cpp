@@ -221,6 +221,19 @@ void RunConfig::resolve() {
       fmt::format("train.keep_attention: expected train.activation_checkpointing = true, because "
                   "the key has no effect without it, got '{}' and false",
                   train.keep_attention));
+  require(train.context_parallel == 1 || (task != Task::kClassify && task != Task::kSummarize),
+          fmt::format("train.context_parallel: expected 1 for task = \"{}\", because only language "
+                      "models share the tokens of a row, got {}",
+                      task_name(task), train.context_parallel));
+  require(
+      train.context_parallel == 1 || (train.sparsity_weight == 0.0 && train.focus_weight == 0.0),
+      fmt::format("train.context_parallel: expected 1, because train.sparsity_weight and "
+                  "train.focus_weight need whole maps, got {}",
+                  train.context_parallel));
+  require(train.seq_len >= 2 * train.context_parallel,
+          fmt::format("train.context_parallel: expected at most half of the {} tokens of a row, "
+                      "got {}",
+                      train.seq_len, train.context_parallel));
   require(train.lambda_warmup_steps < train.steps,
           fmt::format("train.lambda_warmup_steps: expected fewer than train.steps ({}), got {}",
                       train.steps, train.lambda_warmup_steps));

@@ -9,8 +9,9 @@
 #include <chrono>
 #include <cmath>
 
-#include "diffattn/nn/attention_penalty.h"
 #include "diffattn/nn/cross_entropy.h"
+#include "nn/models/attention_penalty.h"
+#include "train/context_parallel.h"
 #include "train/data_parallel.h"
 #include "train/flops.h"
 #include "train/mixed_precision.h"
@@ -44,17 +45,24 @@ std::shared_ptr<TaskModel> on_device(std::shared_ptr<TaskModel> model, torch::De
 }
 
 /// On a GPU, mixed precision uses copies of the matrices. On the CPU, casts cost little beside the
-/// products, and the residual stream stays in float32.
+/// products, and the residual stream stays in float32. Weights that come and go have no copies.
 std::unique_ptr<WorkingCopy> working_copy(const TaskModel& model, const RunConfig::Train& t) {
-  if (t.dtype != "bfloat16" || !model.device().is_cuda()) return nullptr;
+  if (t.dtype != "bfloat16" || !model.device().is_cuda() || t.shard == "parameters") return nullptr;
   return std::make_unique<WorkingCopy>(*model.module());
 }
 
 std::unique_ptr<DataParallel> data_parallel(std::shared_ptr<parallel::Collective> world,
                                             const TaskModel& model, const RunConfig::Train& t) {
   if (world->size() == 1) return nullptr;
-  return std::make_unique<DataParallel>(std::move(world), optimized_tensors(*model.module()),
-                                        t.shard);
+  return std::make_unique<DataParallel>(std::move(world), *model.module(), t.shard);
+}
+
+std::unique_ptr<ContextParallel> context_parallel(
+    const std::shared_ptr<parallel::Collective>& world, const TaskModel& model,
+    const RunConfig::Train& t) {
+  if (t.context_parallel == 1) return nullptr;
+  // An exchange of tokens need not wait for sums of gradients.
+  return std::make_unique<ContextParallel>(world->second(), t.context_parallel, *model.module());
 }
 
 AdamW optimizer_of(DataParallel* processes, const TaskModel& model, const RunConfig::Train& t,
@@ -71,7 +79,7 @@ int64_t counted_labels(const Batch& batch) { return batch.labels.ne(-100).sum().
 
 }  // namespace
 
-/// This process's part of a micro-batch, and the share of its labels.
+/// A micro-batch of this process, and the share of its labels.
 struct Trainer::Share {
   Batch batch;
   double weight = 1.0;
@@ -95,6 +103,7 @@ Trainer::Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config,
       model_(on_device(std::move(model), device_, config.train)),
       world_(std::move(world)),
       parallel_(data_parallel(world_, *model_, config.train)),
+      context_(context_parallel(world_, *model_, config.train)),
       working_(working_copy(*model_, config.train)),
       optimizer_(optimizer_of(parallel_.get(), *model_, config.train, working_.get())),
       schedule_(std::make_unique<Schedule>(schedule_of(config.train))),
@@ -109,6 +118,7 @@ Trainer::~Trainer() = default;
 Trainer::Loss Trainer::loss_of(const Batch& batch) {
   const RunConfig::Train& t = config_.train;
   const MixedPrecision region(device_, t.dtype);
+  const nn::SharedRows::Scope rows(context_.get());
   const bool penalized = t.sparsity_weight != 0.0 || t.focus_weight != 0.0;
   std::vector<nn::AttentionTrace> traces;
   const nn::TokenLoss loss = model_->loss(
@@ -130,9 +140,18 @@ void Trainer::warm_up_lambda(int64_t step) {
   nn::scale_lambda(*model_->module(), static_cast<double>(step) / static_cast<double>(steps));
 }
 
+/// Returns the tokens of the rows that this process computes.
+Batch Trainer::own_tokens(const Batch& batch) { return context_ ? context_->part(batch) : batch; }
+
+Evaluation Trainer::evaluate(const Batch& batch) {
+  const nn::SharedRows::Scope rows(context_.get());
+  return train::evaluate(*model_, own_tokens(batch), config_.train.dtype);
+}
+
 /// Reads this process's parts of the micro-batches of an update.
 std::vector<Trainer::Share> Trainer::next_shares(BatchSource& source, StepReport& report) {
-  const int64_t count = config_.train.accumulate, processes = world_->size();
+  const int64_t count = config_.train.accumulate;
+  const int64_t processes = world_->size() / config_.train.context_parallel;  // with other rows
   std::vector<Share> shares;
   Tensor own = torch::zeros({count}, torch::kFloat64);  // labels
   for (int64_t micro = 0; micro < count; ++micro) {
@@ -140,7 +159,7 @@ std::vector<Trainer::Share> Trainer::next_shares(BatchSource& source, StepReport
     report.flops += flops_->training(batch) * static_cast<double>(processes);
     report.model_tokens += batch.ids.numel() * processes;
     if (batch.target_ids.defined()) report.model_tokens += batch.target_ids.numel() * processes;
-    own[micro] = static_cast<double>(counted_labels(batch));
+    own[micro] = static_cast<double>(counted_labels(own_tokens(batch)));
   }
   Tensor all = own.clone();
   world_->all_reduce(all).wait();
@@ -157,14 +176,15 @@ Tensor Trainer::accumulate_gradients(BatchSource& source, StepReport& report) {
   std::optional<WorkingCopy::InUse> copies;
   if (working_) copies.emplace(*working_);
   // Sums of gradients start during the last backward, unless some gradients come in pieces.
-  const bool overlaps =
-      parallel_ && !(working_ && count > 1) && !config_.train.activation_checkpointing;
+  const bool overlaps = parallel_ && !(working_ && count > 1);
+  const bool every_time = parallel_ && parallel_->sums_every_backward();
   Tensor sums = torch::zeros({2}, torch::TensorOptions().device(device_).dtype(torch::kFloat64));
   const auto run = [&](const Batch& batch, double weight, bool last) {
-    const Loss loss = loss_of(batch.to(device_));
+    const Loss loss = loss_of(own_tokens(batch).to(device_));
     const Tensor value = parallel_ ? loss.value * weight : loss.value;
-    if (overlaps && last) parallel_->begin_backward();
+    if (every_time || (overlaps && last)) parallel_->begin_backward();
     (value / static_cast<double>(count)).backward();
+    if (every_time) parallel_->finish_backward();
     sums += torch::stack({value.detach().to(torch::kFloat64), loss.count.to(torch::kFloat64)});
     if (working_ && count > 1) working_->collect_gradients();
   };
@@ -180,10 +200,8 @@ Tensor Trainer::accumulate_gradients(BatchSource& source, StepReport& report) {
     run(batch, 1.0, micro + 1 == count);
   }
   if (working_) working_->deliver_gradients();
-  if (parallel_) {
-    parallel_->finish_backward();
-    world_->all_reduce(sums).wait();
-  }
+  if (parallel_ && !every_time) parallel_->finish_backward();
+  if (parallel_) world_->all_reduce(sums).wait();
   return sums;
 }
 
@@ -240,12 +258,32 @@ StepReport Trainer::finish() {
   return report;
 }
 
-std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() {
-  return parallel_ ? parallel_->whole_state(optimizer_) : optimizer_.state();
+std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_part() const {
+  return parallel_ ? parallel_->own_state(optimizer_) : optimizer_.state();
 }
 
-void Trainer::set_optimizer_state(const std::vector<std::pair<std::string, Tensor>>& state) {
-  if (parallel_) parallel_->set_state(optimizer_, state);
+bool Trainer::has_parts() const { return parallel_ && parallel_->is_sharded(); }
+
+void Trainer::set_optimizer_state(
+    const std::function<Tensor(const std::string& name, int64_t count)>& whole) {
+  if (parallel_) return parallel_->set_state(optimizer_, whole);
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : optimizer_.state()) {
+    tensor.copy_(whole(name, tensor.numel()).view(tensor.sizes()));
+  }
+}
+
+Trainer::WholeWeights::WholeWeights(Trainer& trainer, bool everywhere)
+    : layers_(trainer.parallel_ ? &trainer.parallel_->layers() : nullptr) {
+  if (layers_ != nullptr) layers_->hold(everywhere);
+}
+
+void Trainer::WholeWeights::take() {
+  if (layers_ != nullptr) layers_->take();
+}
+
+Trainer::WholeWeights::~WholeWeights() {
+  if (layers_ != nullptr) layers_->release();
 }
 
 int64_t Trainer::pending() const { return static_cast<int64_t>(pending_.size()); }

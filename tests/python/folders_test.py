@@ -12,6 +12,7 @@ import torch
 import diffattn
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
+PUBLISHED = pathlib.Path(__file__).resolve().parents[1] / "fixtures" / "published"
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 TRAIN = {"steps": 4, "batch_size": 2, "seq_len": 64, "peak_tflops": 0.1, "checkpoint_every": 2}
 
@@ -21,6 +22,17 @@ def answers(*arguments):
     result = subprocess.run([PROGRAM, *map(str, arguments), "--json"], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)["results"]
+
+
+def recording(folder):
+    """Returns the tensors that a published model's own code computed."""
+    data = bytearray((folder / "io.safetensors").read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    types = {"F32": torch.float32, "I64": torch.int64}
+    return {name: torch.frombuffer(data[start:][slice(*item["data_offsets"])], dtype=types[item["dtype"]])
+            .reshape(item["shape"])
+            for name, item in json.loads(data[8:start]).items()
+            if name in ("input_ids", "attention_mask", "logits", "greedy.prompt", "greedy.tokens")}
 
 
 class Folders(unittest.TestCase):
@@ -58,6 +70,21 @@ class Folders(unittest.TestCase):
             self.assertEqual(len(model.generate_ids(self.ids.tolist(), max_new_tokens=3, stop_tokens=[])[0]), 3)
         torch.testing.assert_close(diffattn.load(microsoft).logits(self.ids), self.model.logits(self.ids), atol=1e-5,
                                    rtol=1e-5)
+
+    def test_published_models(self):
+        for name in ("motif2_a", "motif2_b", "phi4flash_a"):
+            model, recorded = diffattn.load(PUBLISHED / name), recording(PUBLISHED / name)
+            row = int(recorded["attention_mask"].sum(1).argmax())  # has no padding
+            self.assertTrue(recorded["attention_mask"][row].all())
+            logits = model.logits(recorded["input_ids"][row:row + 1])
+            torch.testing.assert_close(logits[0], recorded["logits"][row], atol=1e-4, rtol=0)
+            tokens = recorded["greedy.tokens"]
+            self.assertEqual(model.generate_ids(recorded["greedy.prompt"].tolist(), max_new_tokens=tokens.shape[1],
+                                                temperature=0, stop_tokens=[]), tokens.tolist(), name)
+            model(recorded["input_ids"]).sum().backward()
+            self.assertTrue(all(weight.grad is not None for weight in model.parameters()), name)
+            ids = recorded["input_ids"][row].tolist()
+            self.assertGreater(len(diffattn.analyze(model, prompt_ids=ids).statistics), 0)
 
     def test_a_torch_module_that_trains(self):
         model = diffattn.load(self.model.folder)

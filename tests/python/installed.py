@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks an installed package as a new user would use it. wheel_test.py runs it in an empty environment."""
+import ctypes
 import importlib.metadata
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import unittest
 
 import torch
@@ -15,6 +18,7 @@ import diffattn
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "fixtures" / "golden" / "diffllama_gqa"
+SERVER_LIBRARY = "libmicrohttpd.so.12"
 HAS_PROGRAM = diffattn.info()["program"] is not None  # otherwise only the operators are there for this torch
 
 
@@ -63,6 +67,31 @@ class Installed(unittest.TestCase):
         more = diffattn.train(resume="runs/a", settings={"train.steps": 22})
         self.assertEqual(more["step"], 22)
         self.assertIn("models", diffattn.analyze(model, text="import json", out="report.html"))
+
+    @only_if(HAS_PROGRAM)
+    def test_4_serve(self):
+        try:
+            ctypes.CDLL(SERVER_LIBRARY)
+        except OSError:
+            self.skipTest(f"skipped: {SERVER_LIBRARY} is not installed")
+        sys.path.append(str(ROOT / "tests" / "serve"))
+        from server import Server
+        with Server("runs/a/model") as server:
+            answer = server.complete(prompt="def ", max_tokens=20, temperature=0)
+            self.assertEqual(server.stop(), 0)
+        expected = diffattn.load("runs/a/model").generate("def ", max_new_tokens=20)
+        self.assertEqual(answer["choices"][0]["text"], expected)
+
+    @only_if(HAS_PROGRAM)
+    def test_4_serve_without_its_library(self):
+        hidden = pathlib.Path("hidden").resolve()
+        hidden.mkdir()
+        (hidden / SERVER_LIBRARY).touch()  # the loader finds this empty file first
+        result = subprocess.run(["diffattn", "serve", "--model", "runs/a/model", "--port", "0"], capture_output=True,
+                                text=True, timeout=300, env={**os.environ, "LD_LIBRARY_PATH": str(hidden)})
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn(f"cannot load {SERVER_LIBRARY}", result.stderr)
+        self.assertIn("apt-get install libmicrohttpd12", result.stderr)
 
     def test_4_convert(self):
         model = pathlib.Path("runs/a/model") if HAS_PROGRAM else GOLDEN

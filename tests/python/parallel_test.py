@@ -18,12 +18,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import diffattn
-from diffattn import parallel
+from diffattn import _full, parallel
 
 HEADS, KV_HEADS, D = 4, 4, 16
 MASKS = [dict(), dict(causal=True), dict(window=5), dict(causal=True, key_lengths=torch.tensor([29, 17])),
          dict(causal=True, key_starts=torch.tensor([0, 3]))]
 NORM = dict(norm_eps=1e-5, out_scale=0.8)
+ZIGZAG = "zigzag"  # with the number of rows
 
 
 def inputs(rows, kv_heads=KV_HEADS, lam="head"):
@@ -43,20 +44,23 @@ def whole(rows, mask, **more):
 
 
 def shared(rank, lengths, mask, method, **more):
-    """The same from this rank's rows; the parts of all ranks are put together."""
-    tensors, lam, weight, dout = inputs(sum(lengths), **more)
-    begin = sum(lengths[:rank])
-    rows = slice(begin, begin + lengths[rank])
+    """The same from this rank's rows; the parts of all ranks are put together. `lengths` is ZIGZAG for that layout."""
+    size, zigzag = dist.get_world_size(), lengths[0] == ZIGZAG
+    count = lengths[1] if zigzag else sum(lengths)
+    tensors, lam, weight, dout = inputs(count, **more)
+    rows = torch.arange(sum(lengths[:rank]), sum(lengths[:rank + 1])) if not zigzag else parallel.rows(count, "zigzag")
     lam = lam[:, rows] if lam.dim() == 3 else lam
     leaves = [tensor.clone().requires_grad_() for tensor in (*(tensor[:, rows] for tensor in tensors), lam, weight)]
-    out = parallel.attention(*leaves[:6], norm_weight=leaves[6], method=method, **NORM, **mask)
+    out = parallel.attention(*leaves[:6], norm_weight=leaves[6], method=method,
+                             layout="zigzag" if zigzag else "consecutive", **NORM, **mask)
     parts = [out.detach(), *torch.autograd.grad(out, leaves, dout[:, rows])]
     joined = []
     for part, leaf in zip(parts, [out, *leaves]):
         if leaf.dim() >= 3:  # rows
-            everybody = [None] * len(lengths)
-            dist.all_gather_object(everybody, part)
-            joined.append(torch.cat(everybody, dim=1))
+            everybody = [None] * size
+            dist.all_gather_object(everybody, (rows, part))
+            order = torch.cat([indices for indices, _ in everybody]).argsort()
+            joined.append(torch.cat([piece for _, piece in everybody], dim=1)[:, order])
         else:
             dist.all_reduce(part)
             joined.append(part)
@@ -101,8 +105,14 @@ def check(rank, size, port, failures):
               for method in ("heads", "keys") for lam in ("token", "number")]
     cases += [(lengths[1], dict(causal=True), None, dict(kv_heads=1)),
               (lengths[1], dict(causal=True), None, dict(kv_heads=2))]
+    layouts = [[ZIGZAG, 32], [ZIGZAG, 29], [ZIGZAG, 5]]  # the last leaves ranges empty
+    cases += [(layout, mask, method, {})
+              for layout, mask, method in itertools.product(layouts, MASKS, ("heads", "keys"))
+              if layout[1] > 5 or "key_lengths" not in mask]
+    cases += [(layouts[1], dict(causal=True), method, dict(lam="token")) for method in ("heads", "keys")]
     for split, mask, method, more in cases:
-        got, want = shared(rank, split, mask, method, **more), whole(sum(split), mask, **more)
+        count = split[1] if split[0] == ZIGZAG else sum(split)
+        got, want = shared(rank, split, mask, method, **more), whole(count, mask, **more)
         for name, mine, exact in zip(("out", "dq1", "dq2", "dk1", "dk2", "dv", "dlambda", "dweight"), got, want):
             error = (mine - exact).abs().max().item() / max(1.0, exact.abs().max().item())
             if not error <= 2e-6:
@@ -114,10 +124,40 @@ def check(rank, size, port, failures):
         except ValueError as error:
             if "4 ranks do not divide 2 and 4 heads" not in str(error):
                 failures.put(str(error))
-    dist.destroy_process_group()
+    try:
+        parallel.attention(*inputs(3 + 2 * rank)[0], 0.3, layout="zigzag")
+        failures.put("zigzag took other rows")
+    except ValueError as error:
+        if "diffattn.parallel.rows returns them" not in str(error):
+            failures.put(str(error))
+    dist.barrier()
+    # A thread of Gloo may hold a tensor of the last operation for a moment. If it lets go after the interpreter's end,
+    # torch aborts, so the process ends without that.
+    os._exit(0)
 
 
 class Parallel(unittest.TestCase):
+    def test_ranges_are_those_of_training(self):
+        _full.library()
+        for tokens, size, zigzag in itertools.product((0, 1, 5, 29, 64), (1, 2, 3, 4), (False, True)):
+            found = []
+            for rank in range(size):
+                ranges = parallel._ranges(tokens, rank, size, zigzag)
+                flat = [end for one in ranges for end in one]
+                self.assertEqual(flat, torch.ops.diffattn.token_ranges(tokens, rank, size, zigzag))
+                found += [row for begin, end in ranges for row in range(begin, end)]
+            self.assertEqual(sorted(found), list(range(tokens)), "every row belongs to one rank")
+
+    def test_zigzag_divides_causal_work(self):
+        for size in (2, 3, 4):
+            pairs = [sum(end * (end + 1) // 2 - begin * (begin + 1) // 2
+                         for begin, end in parallel._ranges(1024, rank, size, zigzag=True)) for rank in range(size)]
+            self.assertLess(max(pairs) / min(pairs), 1.01)
+
+    def test_wrong_layout(self):
+        with self.assertRaisesRegex(ValueError, "argument 'layout': expected 'consecutive' or 'zigzag', got 'ring'"):
+            parallel.rows(5, "ring")
+
     def run_with(self, size):
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "diffattn/nn/attention_penalty.h"
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/multihead_diff_attention.h"
+#include "nn/models/attention_penalty.h"
 #include "ops/layers/loss.h"
 
 namespace diffattn::nn::loss_test {

@@ -7,10 +7,10 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
-#include "diffattn/nn/attention_penalty.h"
 #include "diffattn/train/run.h"
 #include "diffattn/train/summarizer.h"
 #include "diffattn/train/task_data.h"
+#include "nn/models/attention_penalty.h"
 #include "tests/io/test_files.h"
 #include "train/flops.h"
 #include "train/new_model.h"

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace diffattn::parallel {
 
@@ -34,6 +35,11 @@ class Collective {
   virtual ~Collective() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
+  /// True if the operations work on tensors of this kind of device.
+  virtual bool takes(torch::DeviceType device) const = 0;
+  /// Returns a second group of the same processes. Operations of the two groups do not wait for
+  /// each other.
+  virtual std::shared_ptr<Collective> second() = 0;
 
   /// Copies the tensor of rank `root` to all ranks.
   virtual Started broadcast(const torch::Tensor& tensor, int64_t root) = 0;
@@ -45,20 +51,34 @@ class Collective {
   virtual Started all_gather(const torch::Tensor& out, const torch::Tensor& in) = 0;
   /// Sends part i of `in` [size n] to rank i, and stores what comes from rank i as part i of `out`.
   virtual Started all_to_all(const torch::Tensor& out, const torch::Tensor& in) = 0;
+  /// Like all_to_all, with parts of different sizes: sends in_counts[i] elements of the flat `in`
+  /// to rank i and receives out_counts[i] elements from it into the flat `out`. Parts are in the
+  /// order of the ranks. Counts may be 0.
+  virtual Started exchange(const torch::Tensor& out, const torch::Tensor& in,
+                           std::vector<int64_t> out_counts, std::vector<int64_t> in_counts) = 0;
 };
 
 /// Returns a job of one process, whose operations only copy.
 std::shared_ptr<Collective> one_process();
 
-/// Returns the processes of the c10d group of this name, which Python's init_process_group made in
-/// this process. Throws diffattn::Error if there is none.
-std::shared_ptr<Collective> process_group(const std::string& name);
+/// Returns the processes of the c10d group `name`, which Python's init_process_group made in this
+/// process. `second` names another group of the same processes, for Collective::second(). Throws
+/// diffattn::Error if a group does not exist.
+std::shared_ptr<Collective> process_group(const std::string& name, const std::string& second);
 
-/// Returns the processes of this process's job: one process, unless `join` named a group.
+/// Returns the processes of this job: one process, unless join() named groups.
 std::shared_ptr<Collective> world();
-void join(const std::string& group_name);
+/// Sets the groups that world() returns. Empty names restore one process.
+void join(const std::string& group_name, const std::string& second);
 
 /// Throws diffattn::Error, naming `what` and the ranks, if `text` differs between ranks.
 void check_same(Collective& world, const std::string& what, const std::string& text);
+
+/// Throws diffattn::Error if collective operations do not support `device`, for example because
+/// this torch has no NCCL.
+void check_device(const Collective& world, torch::Device device);
+
+/// Returns the texts of all ranks, in the order of the ranks. Texts may hold any bytes.
+std::vector<std::string> all_gather_texts(Collective& world, const std::string& text);
 
 }  // namespace diffattn::parallel

@@ -12,6 +12,10 @@
 #include "diffattn/train/run_config.h"
 #include "diffattn/train/trainer.h"
 
+namespace diffattn::io {
+class JsonValue;
+}
+
 namespace diffattn::train {
 
 class Checkpoints;
@@ -78,8 +82,12 @@ class Run {
 
  private:
   void save(const BatchSource& train);
+  void write_part(const std::string& checkpoint, const BatchSource& train);
+  void together(const std::function<void()>& work);
   void check_checkpoint(int64_t step) const;
   void load(const std::string& checkpoint, BatchSource& train, const ResumeOptions& options);
+  void load_optimizer(const std::string& checkpoint, const std::string& part,
+                      const io::JsonValue& saved);
   void save_model();
   void evaluate(BatchSource& valid, const RunEvents& events);
   void log_statistics(BatchSource& source);

@@ -123,9 +123,10 @@ struct RunConfig {
     std::string device = "cpu";
     bool activation_checkpointing = false;
     std::string keep_attention = "results";  // in checkpointed layers; or "sums", "nothing"
-    /// What each process of a job keeps only a part of: nothing, the "optimizer" state, or that and
-    /// the "gradients".
+    /// The processes of a job divide nothing ("none"), the "optimizer" state, also the "gradients",
+    /// or also the "parameters" of layers.
     std::string shard = "none";
+    int64_t context_parallel = 1;  // processes that share the tokens of each row
     int64_t eval_every = 200, eval_batches = 16;
     int64_t log_every = 10, stats_every = 0;
     std::string sample_prompts;  // one per line; a language model continues them at each evaluation

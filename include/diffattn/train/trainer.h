@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <list>
 #include <memory>
@@ -16,13 +17,16 @@
 #include "diffattn/parallel/collective.h"
 #include "diffattn/train/adamw.h"
 #include "diffattn/train/batch.h"
+#include "diffattn/train/evaluate.h"
 #include "diffattn/train/run_config.h"
 #include "diffattn/train/task_model.h"
 
 namespace diffattn::train {
 
+class ContextParallel;
 class DataParallel;
 class FlopCounter;
+class LayerWeights;
 struct Schedule;
 class WorkingCopy;
 
@@ -75,14 +79,40 @@ class Trainer {
   /// Returns the number of updates that are begun and not finished.
   int64_t pending() const;
 
+  /// Evaluates the model on this process's part of a batch. All ranks must call it. The results of
+  /// all ranks add up to those of the whole batch.
+  Evaluation evaluate(const Batch& batch);
+
+  /// A scope in which rank 0 (with `everywhere`, every rank) has all weights, although
+  /// train.shard = "parameters" divides them, so that it can read them outside of the model's
+  /// forward. All ranks must construct one at the same time.
+  class WholeWeights {
+   public:
+    explicit WholeWeights(Trainer& trainer, bool everywhere = false);
+    WholeWeights(const WholeWeights&) = delete;
+    WholeWeights& operator=(const WholeWeights&) = delete;
+    ~WholeWeights();
+    /// Makes weights that the caller changed on every rank those of all later steps.
+    void take();
+
+   private:
+    LayerWeights* layers_;
+  };
+
   TaskModel& task_model() { return *model_; }
   std::shared_ptr<torch::nn::Module> model() { return model_->module(); }
   AdamW& optimizer() { return optimizer_; }
-  /// Returns the optimiser's state of all processes, as AdamW::state of one process. All ranks must
-  /// call it together.
-  std::vector<std::pair<std::string, torch::Tensor>> optimizer_state();
-  /// Takes over a state that `optimizer_state` returned and the caller has changed.
-  void set_optimizer_state(const std::vector<std::pair<std::string, torch::Tensor>>& state);
+  /// Returns this process's part of the optimiser's state. A single process returns all of it, and
+  /// the tensors share memory with the optimiser. With train.shard each rank returns pieces of
+  /// flattened tensors; all pieces, in the order of the ranks, are the whole state. Without it,
+  /// rank 0 returns the whole state and the others nothing.
+  std::vector<std::pair<std::string, torch::Tensor>> optimizer_part() const;
+  /// True if each rank has only a part of the optimiser's state.
+  bool has_parts() const;
+  /// Sets the optimiser's state. `whole` returns a tensor of the whole state, given its name and
+  /// number of elements.
+  void set_optimizer_state(
+      const std::function<torch::Tensor(const std::string& name, int64_t count)>& whole);
   TrainingState state;
 
  private:
@@ -94,6 +124,7 @@ class Trainer {
   Loss loss_of(const Batch& batch);
   void warm_up_lambda(int64_t step);
   torch::Tensor accumulate_gradients(BatchSource& source, StepReport& report);
+  Batch own_tokens(const Batch& batch);
   struct Share;
   std::vector<Share> next_shares(BatchSource& source, StepReport& report);
 
@@ -101,8 +132,9 @@ class Trainer {
   torch::Device device_;
   std::shared_ptr<TaskModel> model_;
   std::shared_ptr<parallel::Collective> world_;
-  std::unique_ptr<DataParallel> parallel_;  // null in one process
-  std::unique_ptr<WorkingCopy> working_;    // null: products cast the parameters
+  std::unique_ptr<DataParallel> parallel_;    // null in one process
+  std::unique_ptr<ContextParallel> context_;  // null: this process has all tokens of its rows
+  std::unique_ptr<WorkingCopy> working_;      // null: products cast the parameters
   AdamW optimizer_;
   std::unique_ptr<const Schedule> schedule_;
   std::unique_ptr<const FlopCounter> flops_;

@@ -3,8 +3,12 @@
 
 #include <array>
 #include <chrono>
+#include <cmath>
+#include <numbers>
 
+#include "diffattn/io/tokenizer.h"
 #include "diffattn/ops.h"
+#include "ops/layers/rounded_inputs.h"
 #include "train/mixed_precision.h"
 
 namespace diffattn::train {
@@ -54,6 +58,20 @@ Values means_of(const Tensor& row) {
 
 }  // namespace
 
+Tensor token_bytes(const io::Tokenizer& tokenizer) {
+  // Decoders may strip a space at the start of a text, so each token follows another one.
+  std::vector<io::TokenId> ids = tokenizer.encode("a", {.add_special_tokens = false});
+  const size_t before = tokenizer.decode_bytes(ids).size();
+  ids.push_back(0);
+  const auto size = static_cast<int64_t>(tokenizer.vocab_size());
+  Tensor bytes = torch::empty({size}, torch::kLong);
+  for (int64_t id = 0; id < size; ++id) {
+    ids.back() = static_cast<io::TokenId>(id);
+    bytes[id] = static_cast<int64_t>(tokenizer.decode_bytes(ids).size() - before);
+  }
+  return bytes;
+}
+
 Evaluator::Evaluator(TaskModel& model, std::string dtype, int64_t stats_batches)
     : model_(model),
       dtype_(std::move(dtype)),
@@ -73,6 +91,7 @@ void Evaluator::add(const Batch& given) {
   Predictions made;
   {
     const MixedPrecision region(model_.device(), dtype_);
+    const RoundedInputs rounded(activation_bits_);
     made = model_.predict(batch, traced ? &traces : nullptr);
   }
   add_predictions(made);
@@ -89,6 +108,9 @@ void Evaluator::add_predictions(const Predictions& made) {
   total_.tokens += loss.numel();
   total_.loss_sum += loss.sum().item<double>();
   total_.right += right.sum().item<int64_t>();
+  if (bytes_of_token_.defined()) {
+    bytes_ += bytes_of_token_.index_select(0, made.labels.to(torch::kCPU)).sum().item<int64_t>();
+  }
   if (confusion_.classes() == 0) return;
   const Tensor labels = made.labels.to(torch::kCPU), predicted = made.predicted.to(torch::kCPU);
   for (int64_t i = 0; i < labels.numel(); ++i) {
@@ -119,6 +141,35 @@ void Evaluator::add_statistics(const Batch& batch, const TaskModel::Traces& trac
                            torch::stack(columns, 1).index_select(0, kept));
     }
   }
+}
+
+void Evaluator::sum(parallel::Collective& world) {
+  const int64_t classes = confusion_.classes();
+  std::vector<double> own{total_.loss_sum, static_cast<double>(total_.right),
+                          static_cast<double>(total_.tokens), static_cast<double>(bytes_)};
+  for (int64_t i = 0; i < classes * classes; ++i) {
+    own.push_back(static_cast<double>(confusion_.count(i / classes, i % classes)));
+  }
+  const Tensor sums = torch::tensor(own, torch::kFloat64);
+  const Tensor seconds = torch::empty({world.size()}, torch::kFloat64);
+  world.all_reduce(sums).wait();
+  world.all_reduce(sums_).wait();
+  world.all_gather(seconds, torch::full({1}, total_.seconds, torch::kFloat64)).wait();
+  total_.loss_sum = sums[0].item<double>();
+  total_.right = static_cast<int64_t>(sums[1].item<double>());
+  total_.tokens = static_cast<int64_t>(sums[2].item<double>());
+  bytes_ = static_cast<int64_t>(sums[3].item<double>());
+  total_.seconds = seconds.max().item<double>();
+  data::Confusion all(classes);
+  for (int64_t i = 0; i < classes * classes; ++i) {
+    all.add(i / classes, i % classes, static_cast<int64_t>(sums[4 + i].item<double>()));
+  }
+  confusion_ = all;
+}
+
+double Evaluator::bits_per_byte() const {
+  if (bytes_ == 0) return std::nan("");
+  return total_.loss_sum / std::numbers::ln2 / static_cast<double>(bytes_);
 }
 
 std::vector<LengthBucket> Evaluator::buckets() const {

@@ -7,9 +7,18 @@
 #include <vector>
 
 #include "diffattn/data/metrics.h"
+#include "diffattn/parallel/collective.h"
 #include "diffattn/train/evaluate.h"
 
+namespace diffattn::io {
+class Tokenizer;
+}
+
 namespace diffattn::train {
+
+/// Returns the number of bytes of text that each token id stands for, [vocab] int64. Special tokens
+/// stand for none.
+torch::Tensor token_bytes(const io::Tokenizer& tokenizer);
 
 /// Results for lengths in (from, to]; see Predictions::lengths.
 struct LengthBucket {
@@ -26,9 +35,21 @@ class Evaluator {
   /// evaluation mode.
   Evaluator(TaskModel& model, std::string dtype, int64_t stats_batches = 1);
 
+  /// Counts the bytes of later labels; `bytes` is the result of token_bytes().
+  void count_bytes(torch::Tensor bytes) { bytes_of_token_ = std::move(bytes); }
+  /// Rounds the inputs of linear maps to integers of `bits` bits in later batches (RoundedInputs).
+  void round_activations(int64_t bits) { activation_bits_ = bits; }
   void add(const Batch& batch);
+  /// Sums the results of all ranks, which have evaluated different batches. Attention statistics
+  /// stay those of this rank; `seconds` becomes that of the slowest rank.
+  void sum(parallel::Collective& world);
 
   const Evaluation& total() const { return total_; }
+  /// Returns the number of bytes that the labels stand for; 0 without count_bytes().
+  int64_t bytes() const { return bytes_; }
+  /// Returns the loss in bits per byte of text, which does not depend on the tokenizer. NaN without
+  /// count_bytes().
+  double bits_per_byte() const;
   /// Returns the buckets that are not empty, shortest first.
   std::vector<LengthBucket> buckets() const;
   /// Returns the means over all layers and rows: "focus", "coverage", "negative_mass",
@@ -49,6 +70,9 @@ class Evaluator {
   std::string dtype_;
   int64_t stats_batches_;
   Evaluation total_;
+  torch::Tensor bytes_of_token_;  // [vocab] int64, or undefined
+  int64_t bytes_ = 0;
+  int64_t activation_bits_ = 0;
   torch::Tensor sums_;      // [buckets, 3] float64: labels, loss, right
   torch::Tensor row_sums_;  // [buckets, statistics + 3] float64; see evaluator.cpp
   LayerStatistics layers_;
