@@ -14,6 +14,7 @@
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/options/run_file.h"
+#include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/verbs.h"
@@ -21,16 +22,17 @@
 #include "compare/results.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
+#include "diffattn/parallel/collective.h"
 
 namespace diffattn::app {
 namespace {
 
 struct CompareArguments {
-  std::string task, config, out;
+  std::string task, config, out, test;
   std::vector<std::string> set, models = {"diffllama", "transformer"};
   std::vector<int64_t> seeds;  // empty: the seed of the config
   std::vector<double> learning_rates;
-  int64_t jobs = 0, samples = 0, threads = 0;  // 0: the default
+  int64_t jobs = 0, samples = 0, threads = 0, rate_steps = 0;  // 0: the default
   bool json = false, keep_models = false, as_given = false;
 };
 
@@ -94,7 +96,9 @@ std::string same_comparison(const CompareArguments& arguments) {
   for (const std::string& setting : arguments.set) again += " --set " + setting;
   if (!arguments.learning_rates.empty()) {
     again += fmt::format(" --learning-rates {}", fmt::join(arguments.learning_rates, ","));
+    if (arguments.rate_steps > 0) again += fmt::format(" --rate-steps {}", arguments.rate_steps);
   }
+  if (!arguments.test.empty()) again += " --test " + arguments.test;
   return again + (arguments.as_given ? " --as-given" : "");
 }
 
@@ -152,17 +156,41 @@ compare::CompareOptions compare_options(const CompareArguments& arguments,
   options.seeds = arguments.seeds.empty() ? std::vector{base.seed} : arguments.seeds;
   options.jobs = arguments.jobs;
   options.learning_rates = arguments.learning_rates;
+  options.rate_steps = arguments.rate_steps;
   if (arguments.samples > 0) options.samples = arguments.samples;
   options.match_parameters = !arguments.as_given;
+  options.test = arguments.test;
+  if (!arguments.out.empty()) options.runs_folder = arguments.out + "/runs";
   if (arguments.keep_models && !arguments.out.empty()) {
     options.models_folder = arguments.out + "/models";
   }
   return options;
 }
 
+/// Throws Error if the processes of a job were asked for different comparisons.
+void check_same(parallel::Collective& world, const compare::CompareOptions& options) {
+  std::string text = fmt::format("{} {} {} {} {} {}\n", fmt::join(options.seeds, ","),
+                                 fmt::join(options.learning_rates, ","), options.rate_steps,
+                                 options.samples, options.match_parameters, options.test);
+  for (const compare::Contender& model : options.models) {
+    text += model.name + "\n" + model.config.to_toml();
+  }
+  parallel::check_same(world, "the arguments of compare", text);
+}
+
+/// Trains and measures on a rank that prints nothing. Rank 0 prints for all.
+compare::Comparison run_silently(const compare::CompareOptions& options,
+                                 const std::shared_ptr<parallel::Collective>& world) {
+  const StopSignal signal;
+  compare::CompareEvents events;
+  events.stop = [&] { return signal.received(); };
+  return compare::compare(options, events, world);
+}
+
 /// Trains and measures, with a bar on a terminal and lines elsewhere.
-compare::Comparison run_comparison(const compare::CompareOptions& options) {
-  ProgressBar bar("compare", compare::total_steps(options));
+compare::Comparison run_comparison(const compare::CompareOptions& options,
+                                   const std::shared_ptr<parallel::Collective>& world) {
+  ProgressBar bar("compare", compare::total_steps(options, *world));
   const StopSignal signal;
   compare::CompareEvents events;
   events.on_step = [&](const std::string& text) { bar.step(text); };
@@ -176,21 +204,24 @@ compare::Comparison run_comparison(const compare::CompareOptions& options) {
                point.step, point.loss, point.valid_loss, point.valid_accuracy);
   };
   events.stop = [&] { return signal.received(); };
-  return compare::compare(options, events);
+  return compare::compare(options, events, world);
 }
 
 int run_compare(const CompareArguments& arguments) {
   if (arguments.threads > 0) at::set_num_threads(static_cast<int>(arguments.threads));
   const compare::CompareOptions options = compare_options(arguments, base_config(arguments));
+  const auto world = parallel::world();
+  check_same(*world, options);
+  if (world->rank() > 0) return run_silently(options, world), 0;
   if (!arguments.out.empty()) check_writable_folder(arguments.out);
-  const compare::Comparison comparison = run_comparison(options);
+  const compare::Comparison comparison = run_comparison(options, world);
   const auto next = next_steps(arguments, options);
   if (!arguments.out.empty()) {
     compare::write_results(arguments.out, comparison,
                            introduction(comparison.models.front().config), next);
   }
   if (arguments.json) {
-    print_out("{}", compare::to_json(comparison));
+    print_json_text(compare::to_json(comparison));
     return 0;
   }
   print_out("{}\n", compare::to_text(comparison));
@@ -221,13 +252,21 @@ VerbAction add_compare(CLI::App& app) {
                    "for a recipe)")
       ->delimiter(',')
       ->check(integer_from(0));
-  verb->add_option("--learning-rates", arguments->learning_rates,
-                   "learning rates; every model tries them with another seed and takes its best")
-      ->delimiter(',');
+  CLI::Option* rates =
+      verb->add_option(
+              "--learning-rates", arguments->learning_rates,
+              "learning rates; every model tries them with another seed and takes its best")
+          ->delimiter(',');
+  verb->add_option("--rate-steps", arguments->rate_steps,
+                   "updates for each of these rates (default: train.steps)")
+      ->needs(rates)
+      ->check(integer_from(1));
   verb->add_option("--set", arguments->set, "override a key: train.steps=20")
       ->allow_extra_args(false);
   CLI::Option* out =
       verb->add_option("--out", arguments->out, "folder for report.html, results.json and CSV");
+  verb->add_option("--test", arguments->test,
+                   "task lm: text to measure after training, or a folder with a file per kind");
   verb->add_option("--samples", arguments->samples,
                    "task needle: sequences per number of needles and depth (default 64)")
       ->check(integer_in(1, int64_t{1} << 20));

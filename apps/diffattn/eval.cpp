@@ -24,15 +24,19 @@
 #include "diffattn/io/error.h"
 #include "diffattn/io/tokenizer.h"
 #include "diffattn/models/model_folder.h"
+#include "diffattn/parallel/collective.h"
 #include "diffattn/train/task_data.h"
 #include "train/language_data.h"
 #include "train/tasks/evaluator.h"
+#include "train/tasks/round_weights.h"
 
 namespace diffattn::app {
 namespace {
 
 struct EvalOptions {
   std::string model, data, device = "cpu", dtype = "float32";
+  std::string quantize;  // "int8" or "int4"; empty: not
+  bool quantize_activations = false;
   int64_t seq_len = 0, batch_size = 8, stats_batches = 1;
   bool json = false, skip_bad = false;
 };
@@ -42,6 +46,23 @@ struct Unmeasured {
   uint64_t skipped_lines = 0;  // bad lines
   uint64_t truncated = 0;      // texts that were too long
 };
+
+/// Results of the same model on the same data with rounded weights and, if asked, activations.
+struct Rounded {
+  std::string weights, activations;  // "int8" or "int4"; activations also "exact"
+  int64_t matrices = 0;
+  train::Evaluation total;
+};
+
+Json rounded_json(const Rounded& rounded, const train::Evaluation& exact) {
+  return {{"weights", rounded.weights},
+          {"activations", rounded.activations},
+          {"matrices", rounded.matrices},
+          {"loss", rounded.total.loss()},
+          {"loss_increase", rounded.total.loss() - exact.loss()},
+          {"perplexity", rounded.total.perplexity()},
+          {"accuracy", rounded.total.accuracy()}};
+}
 
 /// Returns the values by name, without those that are NaN.
 Json named_values(const train::Values& values) {
@@ -109,6 +130,15 @@ void print_layers(const train::Values& values) {
   print_table(table, 6, 2);
 }
 
+void print_rounded(const Rounded& rounded, const train::Evaluation& exact) {
+  print_out("\n{:<8} {:<12} {:>9}  {:>8}  {:>8}\n", "weights", "activations", "loss", "change",
+            "accuracy");
+  print_out("{:<8} {:<12} {:>9.5f}  {:>8}  {:>8.4f}\n", "exact", "exact", exact.loss(), "",
+            exact.accuracy());
+  print_out("{:<8} {:<12} {:>9.5f}  {:>+8.5f}  {:>8.4f}\n", rounded.weights, rounded.activations,
+            rounded.total.loss(), rounded.total.loss() - exact.loss(), rounded.total.accuracy());
+}
+
 void print_evaluation(const train::Evaluator& evaluator) {
   const train::Evaluation& total = evaluator.total();
   const bool classes = evaluator.confusion().classes() > 0;
@@ -119,6 +149,7 @@ void print_evaluation(const train::Evaluator& evaluator) {
   print_out("{:<11} {}  ({:.0f}/s)\n", counted, total.tokens,
             static_cast<double>(total.tokens) / total.seconds);
   if (classes) print_out("macro-F1    {:.4f}\n", evaluator.confusion().macro_f1());
+  if (evaluator.bytes() > 0) print_out("bits/byte   {:.5f}\n", evaluator.bits_per_byte());
   print_out("\n{:>16}  {:>10}  {:>8}  {:>8}\n", "length", counted, "loss", "accuracy");
   for (const train::LengthBucket& bucket : evaluator.buckets()) {
     print_out("{:>16}  {:>10}  {:>8.4f}  {:>8.4f}\n",
@@ -133,10 +164,12 @@ void print_evaluation(const train::Evaluator& evaluator) {
   print_layers(evaluator.layer_attention());
 }
 
-int report_evaluation(const train::Evaluator& evaluator, const Unmeasured& unmeasured, bool json) {
+int report_evaluation(const train::Evaluator& evaluator, const std::optional<Rounded>& rounded,
+                      const Unmeasured& unmeasured, bool json) {
   const train::Evaluation& total = evaluator.total();
   if (!json) {
     print_evaluation(evaluator);
+    if (rounded) print_rounded(*rounded, total);
     return 0;
   }
   Json attention = named_values(evaluator.attention());
@@ -151,6 +184,11 @@ int report_evaluation(const train::Evaluator& evaluator, const Unmeasured& unmea
               {"buckets", buckets_json(evaluator)},
               {"attention", attention}};
   if (evaluator.confusion().classes() > 0) result["macro_f1"] = evaluator.confusion().macro_f1();
+  if (evaluator.bytes() > 0) {
+    result["bytes"] = evaluator.bytes();
+    result["bits_per_byte"] = evaluator.bits_per_byte();
+  }
+  if (rounded) result["quantized"] = rounded_json(*rounded, total);
   print_json(result);
   return 0;
 }
@@ -227,7 +265,49 @@ EvalData example_evaluation(const EvalOptions& options, const nn::ModelConfig& c
           {.skipped_lines = report.skipped, .truncated = set->truncated}};
 }
 
+/// Evaluates the batches of this rank. Rank 0 takes the first ones, for their attention statistics;
+/// the ranks take the others in turn.
+void evaluate_batches(const EvalOptions& options, const EvalData& data, parallel::Collective& world,
+                      train::Evaluator& evaluator) {
+  std::optional<ProgressBar> bar;
+  if (world.rank() == 0) bar.emplace("eval", data.batches);
+  int64_t number = 0;
+  for (train::Batch batch = data.next(); batch.ids.defined(); batch = data.next(), ++number) {
+    const train::Evaluation& total = evaluator.total();
+    const bool own = (number < options.stats_batches ? 0 : number % world.size()) == world.rank();
+    if (own) evaluator.add(batch);
+    if (total.tokens > 0 && !std::isfinite(total.loss())) break;
+    if (bar) bar->step(fmt::format("loss {:.4f}", total.loss()));
+  }
+  if (bar) bar->clear();
+  if (world.size() > 1) evaluator.sum(world);
+}
+
+/// Measures the model with rounded weights.
+Rounded evaluate_rounded(const EvalOptions& options, EvalData data, parallel::Collective& world) {
+  Rounded rounded;
+  const int64_t bits = options.quantize == "int8" ? 8 : 4;
+  rounded.weights = options.quantize;
+  rounded.activations = options.quantize_activations ? options.quantize : "exact";
+  rounded.matrices = train::round_weights(*data.model->module(), bits);
+  data.model->module()->to(torch::Device(options.device));
+  EvalOptions without_statistics = options;
+  without_statistics.stats_batches = 0;
+  train::Evaluator evaluator(*data.model, options.dtype, 0);
+  if (options.quantize_activations) evaluator.round_activations(bits);
+  evaluate_batches(without_statistics, data, world, evaluator);
+  rounded.total = evaluator.total();
+  return rounded;
+}
+
 int run_eval(const EvalOptions& options) {
+  const auto world = parallel::world();
+  const bool speaks = world->rank() == 0;
+  parallel::check_same(
+      *world, "the arguments of eval",
+      fmt::format("{} {} {} {} {} {} {} {} {}", options.model, options.data, options.dtype,
+                  options.seq_len, options.batch_size, options.stats_batches, options.quantize,
+                  options.quantize_activations, options.skip_bad));
   const nn::ModelConfig config = models::read_model_config(options.model);
   const auto tokenizer = io::tokenizer_in(options.model);
   if (!tokenizer) {
@@ -235,31 +315,33 @@ int run_eval(const EvalOptions& options) {
                     "has no tokenizer.json, and eval reads text; for a model of a generated task "
                     "use diffattn compare or diffattn analyze --task");
   }
-  if (options.seq_len > config.max_position_embeddings) {
+  if (speaks && options.seq_len > config.max_position_embeddings) {
     print_note("diffattn: --seq-len: rows have {} tokens, but the model was made for {}\n",
                options.seq_len, config.max_position_embeddings);
   }
   const bool language = config.kind == nn::ModelKind::kDecoder && config.labels.empty();
-  EvalData data = language ? language_evaluation(options, *tokenizer)
-                           : example_evaluation(options, config, *tokenizer);
-  warn_of_skipped_lines(data.unmeasured.skipped_lines);
+  const auto open = [&] {
+    return language ? language_evaluation(options, *tokenizer)
+                    : example_evaluation(options, config, *tokenizer);
+  };
+  EvalData data = open();
   const int64_t longest = options.seq_len > 0 ? options.seq_len : config.max_position_embeddings;
-  warn_of_truncated_texts(data.unmeasured.truncated, std::to_string(longest));
+  if (speaks) {
+    warn_of_skipped_lines(data.unmeasured.skipped_lines);
+    warn_of_truncated_texts(data.unmeasured.truncated, std::to_string(longest));
+  }
   data.model->module()->to(torch::Device(options.device));
   train::Evaluator evaluator(*data.model, options.dtype, options.stats_batches);
-  ProgressBar bar("eval", data.batches);
-  for (train::Batch batch = data.next(); batch.ids.defined(); batch = data.next()) {
-    evaluator.add(batch);
-    const train::Evaluation& total = evaluator.total();
-    if (total.tokens > 0 && !std::isfinite(total.loss())) {
-      bar.clear();
-      return report_overflow(options, total);
-    }
-    bar.step(fmt::format("loss {:.4f}", total.loss()));
+  if (language) evaluator.count_bytes(train::token_bytes(*tokenizer));
+  evaluate_batches(options, data, *world, evaluator);
+  const train::Evaluation& total = evaluator.total();
+  if (total.tokens > 0 && !std::isfinite(total.loss())) {
+    return speaks ? report_overflow(options, total) : kNonFiniteLoss;
   }
-  bar.clear();
   if (evaluator.total().tokens == 0) throw io::Error(options.data, "expected labels, got none");
-  return report_evaluation(evaluator, data.unmeasured, options.json);
+  std::optional<Rounded> rounded;
+  if (!options.quantize.empty()) rounded = evaluate_rounded(options, open(), *world);
+  return speaks ? report_evaluation(evaluator, rounded, data.unmeasured, options.json) : 0;
 }
 
 }  // namespace
@@ -282,6 +364,14 @@ VerbAction add_eval(CLI::App& app) {
       ->check(integer_from(0));
   verb->add_option("--dtype", options->dtype, "type of the computation (default float32)")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
+  CLI::Option* quantize =
+      verb->add_option("--quantize", options->quantize,
+                       "also measure with the matrices of all layers rounded to integers, one "
+                       "scale per output channel")
+          ->check(CLI::IsMember({"int8", "int4"}));
+  verb->add_flag("--quantize-activations", options->quantize_activations,
+                 "also round the inputs of these matrices, one scale per token")
+      ->needs(quantize);
   add_device_option(*verb, options->device);
   add_threads_option(*verb);
   verb->add_flag("--skip-bad", options->skip_bad, "skip and count bad lines of JSONL data");

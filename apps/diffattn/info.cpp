@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -19,6 +20,7 @@
 #include "apps/diffattn/verbs.h"
 #include "diffattn/kernels/backend.h"
 #include "diffattn/ops.h"
+#include "diffattn/parallel/collective.h"
 
 namespace diffattn::app {
 namespace {
@@ -100,6 +102,33 @@ Json collect_info() {
   return info;
 }
 
+/// Returns the processes of the job and their hosts, in the order of the ranks.
+Json job_info(parallel::Collective& world) {
+  std::array<char, 65> name{};  // a host name and its final zero
+  gethostname(name.data(), name.size() - 1);
+  const Json hosts = parallel::all_gather_texts(world, name.data());
+  return {{"processes", world.size()}, {"hosts", hosts}};
+}
+
+/// "4 processes: a (ranks 0, 1), b (ranks 2, 3)"
+std::string job_text(const Json& job) {
+  std::vector<std::pair<std::string, std::string>> hosts;  // with ranks
+  int rank = 0;
+  for (const Json& name : job["hosts"]) {
+    const auto host = name.get<std::string>();
+    const auto at = std::ranges::find(hosts, host, &std::pair<std::string, std::string>::first);
+    if (at == hosts.end()) {
+      hosts.emplace_back(host, std::to_string(rank++));
+    } else {
+      at->second += ", " + std::to_string(rank++);
+    }
+  }
+  std::vector<std::string> texts;
+  for (const auto& [host, ranks] : hosts)
+    texts.push_back(fmt::format("{} (ranks {})", host, ranks));
+  return fmt::format("{} processes: {}", job["processes"].get<int64_t>(), fmt::join(texts, ", "));
+}
+
 std::string gpu_text(const Json& gpu) {
   const auto models = gpu["models"].get<std::vector<std::string>>();
   const int usable = gpu["usable"];
@@ -124,6 +153,7 @@ void print_info(const Json& info) {
                          cpu["memory_limited"].get<bool>() ? " (limit of the control group)" : ""));
   row("ISA", fmt::format("{}", fmt::join(cpu["isa"].get<std::vector<std::string>>(), " ")));
   row("GPU", gpu_text(info["gpu"]));
+  if (info.contains("job")) row("job", job_text(info["job"]));
 
   print_out("\n  {:<12} {:<7} {:<9} {}\n", "backend", "device", "here", "description");
   for (const Json& backend : info["backends"]) {
@@ -152,7 +182,10 @@ VerbAction add_info(CLI::App& app) {
   add_model_option(*verb, options->model, "describe this model instead, without loading it")
       ->required(false);
   return [options] {
-    const Json info = options->model.empty() ? collect_info() : model_info(options->model);
+    const auto world = parallel::world();
+    Json info = options->model.empty() ? collect_info() : model_info(options->model);
+    if (world->size() > 1) info["job"] = job_info(*world);
+    if (world->rank() != 0) return 0;
     if (options->json) {
       print_json(info);
     } else if (options->model.empty()) {

@@ -12,8 +12,8 @@
 #include "apps/diffattn/terminal/print.h"
 #include "diffattn/io/json.h"
 #include "diffattn/models/model_config.h"
-#include "diffattn/nn/layer_kinds.h"
 #include "io/safetensors/sharded.h"
+#include "nn/models/layer_kinds.h"
 
 namespace diffattn::app {
 namespace {

@@ -172,15 +172,30 @@ train::RunConfig configured(const TrainOptions& options) {
   return config;
 }
 
-/// Divides the rows of each batch among the processes of the job.
-void share_rows(train::RunConfig& config, parallel::Collective& world) {
+/// Throws Error if the processes would train different models or begin at different updates.
+void check_same(const TrainOptions& options, const train::RunConfig& config,
+                parallel::Collective& world) {
   parallel::check_same(world, "the run file with its --set", config.to_toml());
-  if (config.train.batch_size % world.size() != 0) {
+  parallel::check_same(world, "--resume, --from, --change-batch-size or --dry-run",
+                       fmt::format("{} {} {} {}", options.resume.empty(), options.from,
+                                   options.change_batch_size, options.dry_run));
+}
+
+/// Divides the rows of each batch among the processes of the job; train.context_parallel of them
+/// share the tokens of their rows.
+void share_rows(train::RunConfig& config, parallel::Collective& world) {
+  const int64_t together = config.train.context_parallel, groups = world.size() / together;
+  if (world.size() % together != 0) {
     throw train::ConfigError(
-        fmt::format("train.batch_size: expected a multiple of the {} processes, got {}",
-                    world.size(), config.train.batch_size));
+        fmt::format("train.context_parallel: expected a divisor of the {} processes, got {}",
+                    world.size(), together));
   }
-  config.job = {.rank = world.rank(), .processes = world.size()};
+  if (config.train.batch_size % groups != 0) {
+    throw train::ConfigError(
+        fmt::format("train.batch_size: expected a multiple of the {} {}, got {}", groups,
+                    together == 1 ? "processes" : "groups of processes", config.train.batch_size));
+  }
+  config.job = {.rank = world.rank() / together, .processes = groups};
 }
 
 /// Returns what --from and --change-batch-size ask for.
@@ -215,11 +230,14 @@ void resume_run(train::Run& run, train::BatchSource& source, const TrainOptions&
 }
 
 /// Trains on a rank that prints nothing. Rank 0 prints for all.
-int run_silently(train::Run& run, train::BatchSource& source, train::BatchSource* valid) {
+int run_silently(train::Run& run, const train::RunConfig& config, train::BatchSource& source,
+                 train::BatchSource* valid) {
   const StopSignal signal;
   train::RunEvents events;
   events.stop = [&] { return signal.received(); };
   const train::Outcome outcome = run.go(source, valid, events);
+  // Rank 0 continues the prompts at the end, for which it needs the weights of all.
+  if (!config.train.sample_prompts.empty()) train::Trainer::WholeWeights{run.trainer()};
   return outcome == train::Outcome::kNonFinite ? kNonFiniteLoss : 0;
 }
 
@@ -228,7 +246,8 @@ int run_train(const TrainOptions& options) {
   train::RunConfig config = configured(options);
   const auto world = parallel::world();
   const bool speaks = world->rank() == 0;
-  if (world->size() > 1) share_rows(config, *world);
+  check_same(options, config, *world);
+  share_rows(config, *world);
   const auto task = train::open_task_data(config);
   const train::TaskData& data = *task;
   if (speaks) {
@@ -240,9 +259,12 @@ int run_train(const TrainOptions& options) {
   if (const std::string problem = device_problem(config.train.device); !problem.empty()) {
     throw train::ConfigError("train.device: " + problem);
   }
+  parallel::check_device(*world, torch::Device(config.train.device));
   if (options.dry_run) return speaks ? dry_run(config, data, options.json) : 0;
-  // Activation checkpointing saves memory only if freed blocks go back to Linux at once.
-  config.train.activation_checkpointing ? return_freed_memory() : keep_freed_memory();
+  // Activation checkpointing and sharding save memory only if freed blocks go back to Linux at
+  // once.
+  const bool sharded = world->size() > 1 && config.train.shard != "none";
+  config.train.activation_checkpointing || sharded ? return_freed_memory() : keep_freed_memory();
   std::vector<std::pair<std::string, std::string>> extra_files;
   if (data.tokenizer) extra_files.emplace_back(io::kTokenizerFile, data.tokenizer->to_json());
   const int64_t parameters = train::parameter_count(config, data);
@@ -252,7 +274,7 @@ int run_train(const TrainOptions& options) {
   const auto valid_source = data.valid_batches();
   resume_run(run, *train_source, options);
   const int64_t done = run.trainer().state.step;
-  if (!speaks) return run_silently(run, *train_source, valid_source.get());
+  if (!speaks) return run_silently(run, config, *train_source, valid_source.get());
   if (done >= config.train.steps) {
     print_note("{}: is at step {} of {}; to train longer, add --set train.steps=N\n", folder, done,
                config.train.steps);
@@ -274,7 +296,11 @@ int run_train(const TrainOptions& options) {
     return true;
   };
   const train::Outcome outcome = run.go(*train_source, valid_source.get(), events);
-  page.finish();
+  {
+    std::optional<train::Trainer::WholeWeights> weights;
+    if (!config.train.sample_prompts.empty()) weights.emplace(run.trainer());
+    page.finish();
+  }
   return report_end(outcome, run, reporter, options, folder);
 }
 

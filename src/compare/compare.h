@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "diffattn/analysis/attention_report.h"
+#include "diffattn/parallel/collective.h"
 #include "diffattn/train/evaluate.h"
 #include "diffattn/train/run_config.h"
 
@@ -30,12 +33,19 @@ struct CompareOptions {
   /// Number of runs that train in parallel, each with its share of the threads. 0: one per thread
   /// on the CPU, but one in all if dropout uses torch's global generator; one on other devices.
   int64_t jobs = 0;
-  int64_t samples = 64;          // sequences per number of needles and depth
+  int64_t samples = 64;  // sequences per number of needles and depth
+  /// Receives the result of each run as NAME-seedN.json. compare() does not repeat a run whose file
+  /// has the same settings. Empty: not saved.
+  std::string runs_folder = {};
   std::string models_folder;     // receives the models as NAME-seedN/model; empty: not saved
   bool match_parameters = true;  // adapt intermediate_size to the baseline's parameter count
   /// Each model first tries these learning rates with the seed `seeds.front() + 1000`. Then it uses
   /// the one with the smallest validation loss. Empty: train.learning_rate.
   std::vector<double> learning_rates = {};
+  int64_t rate_steps = 0;  // updates for each of these rates; 0: train.steps
+  /// Task kLanguageModel: a text to evaluate after training, or a folder with one text per kind.
+  /// Empty: none.
+  std::string test = {};
 };
 
 /// A point of the learning curve: mean training loss since the previous point, and validation.
@@ -88,14 +98,18 @@ struct ModelResult {
   int64_t parameters = 0;
   train::RunConfig config;      // resolved, of the first seed
   std::vector<RunResult> runs;  // in the order of seeds
-  double step_seconds = 0;      // median of single updates, with no other run in parallel
-  int64_t step_bytes = 0;       // peak memory of all tensors in training
+  /// The learning rates of CompareOptions and their validation losses.
+  std::vector<std::pair<double, double>> tried_rates = {};
+  double step_seconds = 0;  // median of single updates, with no other run in parallel
+  int64_t step_bytes = 0;   // peak memory of all tensors in training
 };
 
 struct Comparison {
   train::Task task = train::Task::kNeedle;
   std::vector<int64_t> seeds;
   size_t baseline = 0;  // index in models
+  /// Tokens of the training text that the task reads; 0 if it generates its data.
+  int64_t corpus_tokens = 0;
   std::vector<ModelResult> models;
   /// Attention of the models of the first seed on one validation example; for an encoder-decoder,
   /// its cross-attention.
@@ -104,11 +118,16 @@ struct Comparison {
   std::optional<analysis::ReadExample> example;
 };
 
-/// Returns the number of updates of all runs, including those that try learning rates.
-int64_t total_steps(const CompareOptions& options);
+/// Returns the number of updates of this process's runs, including those that try learning rates.
+int64_t total_steps(const CompareOptions& options, const parallel::Collective& world);
 
 /// Trains and measures all models. Throws the errors of training, and std::runtime_error if `stop`
 /// returned true or a model has no finite loss with any learning rate.
-Comparison compare(CompareOptions options, const CompareEvents& events = {});
+///
+/// The processes of `world` share the runs; each trains its runs alone, with the numbers that one
+/// process would get. Only rank 0 returns attention, the example and the times of updates. If a
+/// rank fails, it throws at once, and the others throw when they have finished their own runs.
+Comparison compare(CompareOptions options, const CompareEvents& events = {},
+                   const std::shared_ptr<parallel::Collective>& world = parallel::one_process());
 
 }  // namespace diffattn::compare

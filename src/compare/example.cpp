@@ -71,6 +71,7 @@ void draw_example(std::vector<Trained>& trained, Comparison& comparison) {
   const ShownExample shown = shown_example(trained.front());
   analysis::ReadExample read = shown.read;
   for (size_t i = 0; i < trained.size(); ++i) {
+    if (trained[i].from_file) continue;
     TaskModel& model = trained[i].trainer->task_model();
     model.module()->eval();
     TaskModel::Traces traces;

@@ -16,6 +16,7 @@ struct Trained {
   std::unique_ptr<train::TaskData> data;
   std::unique_ptr<train::BatchSource> batches;
   std::unique_ptr<train::Trainer> trainer;
+  bool from_file = false;  // the result comes from an earlier comparison; the weights are new
 };
 
 /// Measures 1, 2, 4 and 6 needles, as far as the task has room for them, at five depths. It

@@ -9,6 +9,7 @@
 
 #include "compare/numbers.h"
 #include "compare/report_curves.h"
+#include "compare/report_language.h"
 
 namespace diffattn::compare {
 namespace {
@@ -225,6 +226,7 @@ void add_outliers(const Comparison& comparison, analysis::Report& report) {
 void add_tables(const Comparison& comparison, analysis::Report& report) {
   report.tables.push_back(overview(comparison));
   add_needles(comparison, report);
+  add_language(comparison, report);
   add_outliers(comparison, report);
   report.tables.push_back(all_numbers(comparison));
 }

@@ -92,25 +92,38 @@ std::string right_aligned(const std::string& text, size_t width) {
 /// Returns what a model gets right in its task.
 const char* answers_of(train::Task task) {
   switch (task) {
-    case train::Task::kLanguageModel: return "of the next tokens";
     case train::Task::kClassify: return "of the texts";
     case train::Task::kSummarize: return "of the summary's tokens";
+    case train::Task::kLanguageModel:
     case train::Task::kNeedle:
     case train::Task::kRecall: break;
   }
   return "of the answers";
 }
 
-std::vector<double> accuracies(const ModelResult& model) {
-  std::vector<double> values;
-  for (const RunResult& run : model.runs) values.push_back(number_of(run, "accuracy"));
-  return values;
+/// The number by which the verdict tells models apart.
+struct Yardstick {
+  std::string name;
+  double sign = 1;  // -1: lower is better
+};
+
+Yardstick yardstick_of(train::Task task) {
+  if (task == train::Task::kLanguageModel) return {"valid_loss", -1};
+  return {"accuracy", 1};
 }
 
-/// Says how two models differ, from their accuracies with the same seeds.
-std::string difference_in_words(const ModelResult& model, const ModelResult& base) {
+/// Says how two models differ, from their numbers with the same seeds.
+std::string difference_in_words(const ModelResult& model, const ModelResult& base,
+                                const Yardstick& yardstick) {
   if (model.runs.size() < 2) return "one seed says nothing about the spread";
-  const std::vector<double> mine = accuracies(model), others = accuracies(base);
+  const auto values_of = [&](const ModelResult& m) {
+    std::vector<double> values;
+    for (const RunResult& run : m.runs) {
+      values.push_back(yardstick.sign * number_of(run, yardstick.name));
+    }
+    return values;
+  };
+  const std::vector<double> mine = values_of(model), others = values_of(base);
   const MeanSpread a = mean_and_spread(mine), b = mean_and_spread(others);
   const double change = a.mean - b.mean;
   if (std::abs(change) <= std::max(a.spread, b.spread)) {
@@ -122,8 +135,9 @@ std::string difference_in_words(const ModelResult& model, const ModelResult& bas
   const double most = *std::ranges::max_element(worse);
   std::string text = fmt::format("{} is better by more than the spread of the seeds", best);
   if (least > most) {
-    text += fmt::format("; its worst seed has {:.3f}, the best of {} {:.3f}", least,
-                        change > 0 ? base.name : model.name, most);
+    text +=
+        fmt::format("; its worst seed has {:.3f}, the best of {} {:.3f}", yardstick.sign * least,
+                    change > 0 ? base.name : model.name, yardstick.sign * most);
   }
   return text;
 }
@@ -132,13 +146,27 @@ std::string verdict_on(const Comparison& comparison, size_t index) {
   const ModelResult& model = comparison.models[index];
   const ModelResult& base = comparison.models[comparison.baseline];
   const bool several = comparison.seeds.size() > 1;
-  return fmt::format(
-      "After {} steps {} gets {} {} right and {} {} ({}): {}.", model.config.train.steps,
-      model.name, mean_text(number_of(model, "accuracy"), several), answers_of(comparison.task),
-      base.name, mean_text(number_of(base, "accuracy"), several),
+  const Yardstick yardstick = yardstick_of(comparison.task);
+  const std::string mine = mean_text(number_of(model, yardstick.name), several);
+  const std::string others = mean_text(number_of(base, yardstick.name), several);
+  const std::string seeds =
       several ? fmt::format("mean ± standard deviation of {} seeds", comparison.seeds.size())
-              : std::string("1 seed"),
-      difference_in_words(model, base));
+              : std::string("1 seed");
+  const std::string difference = difference_in_words(model, base, yardstick);
+  if (comparison.task == train::Task::kLanguageModel) {
+    return fmt::format("After {} steps {} has a validation loss of {} and {} {} ({}): {}.",
+                       model.config.train.steps, model.name, mine, base.name, others, seeds,
+                       difference);
+  }
+  return fmt::format("After {} steps {} gets {} {} right and {} {} ({}): {}.",
+                     model.config.train.steps, model.name, mine, answers_of(comparison.task),
+                     base.name, others, seeds, difference);
+}
+
+/// Returns the tokens that a run trains on. Rows of generated tasks may have other lengths.
+double trained_tokens(const train::RunConfig& config) {
+  const train::RunConfig::Train& t = config.train;
+  return static_cast<double>(t.steps * t.batch_size * t.accumulate * t.seq_len);
 }
 
 }  // namespace
@@ -152,10 +180,15 @@ std::string to_json(const Comparison& comparison) {
     for (const std::string& name : names) metrics[name] = summary_of(model, name);
     Json runs = Json::array();
     for (const RunResult& run : model.runs) runs.push_back(run_json(run));
+    Json tried = Json::array();
+    for (const auto& [rate, loss] : model.tried_rates) {
+      tried.push_back({{"learning_rate", rate}, {"valid_loss", finite_or_null(loss)}});
+    }
     models[model.name] = {{"parameters", model.parameters},
                           {"parameters_of_baseline", static_cast<double>(model.parameters) /
                                                          static_cast<double>(base.parameters)},
                           {"learning_rate", model.config.train.learning_rate},
+                          {"tried_rates", tried},
                           {"loss", summary_of(model, "loss")},
                           {"valid_loss", summary_of(model, "valid_loss")},
                           {"accuracy", summary_of(model, "accuracy")},
@@ -168,12 +201,18 @@ std::string to_json(const Comparison& comparison) {
                           {"runs", runs},
                           {"config", model.config.to_toml()}};
   }
-  const Json all{{"task", train::task_name(comparison.task)},
-                 {"seeds", comparison.seeds},
-                 {"baseline", base.name},
-                 {"steps", base.config.train.steps},
-                 {"found", verdicts(comparison)},
-                 {"models", models}};
+  Json all{{"task", train::task_name(comparison.task)},
+           {"seeds", comparison.seeds},
+           {"baseline", base.name},
+           {"steps", base.config.train.steps},
+           {"found", verdicts(comparison)},
+           {"models", models}};
+  if (comparison.task == train::Task::kLanguageModel) {
+    const double tokens = trained_tokens(base.config);
+    all["tokens"] = tokens;
+    all["corpus_tokens"] = comparison.corpus_tokens;
+    all["epochs"] = tokens / static_cast<double>(comparison.corpus_tokens);
+  }
   // Paths in the config need not be UTF-8.
   return all.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
@@ -210,12 +249,13 @@ std::string curves_csv(const Comparison& comparison) {
 }
 
 std::string to_text(const Comparison& comparison) {
-  constexpr size_t kNameWidth = 18;
-  size_t width = 16;
+  size_t name_width = 18, width = 16;
   for (const ModelResult& model : comparison.models) width = std::max(width, model.name.size());
-  std::string text = fmt::format("{:<{}}", "", kNameWidth);
+  const auto names = number_names(comparison);
+  for (const std::string& name : names) name_width = std::max(name_width, name.size());
+  std::string text = fmt::format("{:<{}}", "", name_width);
   const auto line = [&](const std::string& name, const auto& cell) {
-    text += fmt::format("{:<{}}", name, kNameWidth);
+    text += fmt::format("{:<{}}", name, name_width);
     for (const ModelResult& model : comparison.models) {
       text += "  " + right_aligned(cell(model), width);
     }
@@ -232,7 +272,7 @@ std::string to_text(const Comparison& comparison) {
   line("learning rate",
        [](const ModelResult& m) { return fmt::format("{:g}", m.config.train.learning_rate); });
   const bool several = comparison.seeds.size() > 1;
-  for (const std::string& name : number_names(comparison)) {
+  for (const std::string& name : names) {
     line(name, [&](const ModelResult& m) { return mean_text(number_of(m, name), several); });
   }
   line("ms per step",

@@ -79,15 +79,15 @@ std::vector<int64_t> words_of(std::string_view text, std::map<std::string, int64
 Confusion::Confusion(int64_t classes)
     : classes_(classes), counts_(static_cast<size_t>(classes * classes), 0) {}
 
-void Confusion::add(int64_t label, int64_t predicted) {
+void Confusion::add(int64_t label, int64_t predicted, int64_t times) {
   for (const int64_t which : {label, predicted}) {
     if (which < 0 || which >= classes_) {
       throw Error("confusion: expected a class below " + std::to_string(classes_) + ", got " +
                   std::to_string(which));
     }
   }
-  ++counts_[static_cast<size_t>(label * classes_ + predicted)];
-  ++total_;
+  counts_[static_cast<size_t>(label * classes_ + predicted)] += times;
+  total_ += times;
 }
 
 int64_t Confusion::count(int64_t label, int64_t predicted) const {

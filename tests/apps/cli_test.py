@@ -306,6 +306,22 @@ class Bench(unittest.TestCase):
             self.assertRegex(table, r"(?m)^  transformer .* (\d+\.\d{3}) +\1-\1 ")
             self.assertLessEqual(max(map(len, table.splitlines())), 80)
 
+    def test_a_profile_names_the_longest_parts_of_a_step(self):
+        model = ("--hidden", "32", "--intermediate", "32", "--heads", "4", "--layers", "1", "--vocab", "64", "--seq",
+                 "8", "--repeat", "1", "--threads", "1", "--attention", "transformer")
+        text = run("bench", "step", *model, "--profile").stdout
+        table = text.split("longest parts of a step of transformer:")[1]
+        parts = re.findall(r"(?m)^ +(\d+\.\d\d) ms +[1-9]\d* x  \S", table)
+        self.assertGreater(len(parts), 5, text)
+        self.assertEqual(parts, sorted(parts, key=float, reverse=True))
+        point, = json.loads(run("bench", "step", *model, "--profile", "--json").stdout)["points"]
+        row, = point["routes"]
+        self.assertIn("aten::mm", [entry["name"] for entry in row["profile"]["entries"]])
+        head, values = run("bench", "step", *model, "--csv").stdout.splitlines()
+        row = dict(zip(head.split(","), values.split(","), strict=True))
+        self.assertEqual((row["batch"], row["seq"], row["attention"]), ("1", "8", "transformer"))
+        self.assertLessEqual(float(row["ms_fastest"]), float(row["ms_slowest"]))
+
     def test_one_kind_of_output_at_a_time(self):
         for verb in ("attention", "module", "step", "generate"):
             result = run("bench", verb, "--csv", "--json")
@@ -330,9 +346,9 @@ class Bench(unittest.TestCase):
         self.assertIn("requires --checkpointing", result.stderr)
 
     def test_generation_does_not_count_its_warm_up(self):
-        # The first call of a process takes longer than 8 later tokens. A busy machine can only slow runs
+        # The first call of a process takes longer than 64 later tokens. A busy machine can only slow runs
         # down, so we take the fastest of a few.
-        rows = [json.loads(run("bench", "generate", "--prompt", "8", "--new-tokens", "8", "--hidden", "32",
+        rows = [json.loads(run("bench", "generate", "--prompt", "8", "--new-tokens", "64", "--hidden", "32",
                                "--intermediate", "32", "--heads", "4", "--layers", "1", "--vocab", "64",
                                "--repeat", "1", "--threads", "1", "--json").stdout)["points"][0]["routes"][0]
                 for _ in range(4)]

@@ -102,7 +102,12 @@ class Published(unittest.TestCase):
             changed = [name for name in before if before[name][2] != after[name][2]]
             self.assertGreater(len(changed), len(before) * 0.8, model)
             kept, made = (json.loads((folder / "config.json").read_text()) for folder in (start, run_folder / "model"))
-            self.assertEqual(made["model_type"], kept["model_type"])
+            # Every key of the folder has its value, so that the vendor's code reads the same model.
+            self.assertEqual({key: made.get(key) for key in kept if key != "torch_dtype"},
+                             {key: kept[key] for key in kept if key != "torch_dtype"})
+            layout = "phi4_flash" if model == "phi4flash" else "motif"
+            self.succeed("convert", "--to", layout, run_folder / "model", self.folder / f"theirs_{model}")
+            self.assertEqual(tensors_of(self.folder / f"theirs_{model}"), after)
             shutil.copy(run_folder / "model" / "tokenizer.json", start)
             first = json.loads(self.succeed("eval", "--model", start, "--data", self.folder / "text.txt", "--seq-len",
                                             64, "--json"))
@@ -110,6 +115,21 @@ class Published(unittest.TestCase):
                                            self.folder / "text.txt", "--seq-len", 64, "--json"))
             self.assertLess(last["loss"], first["loss"] - 0.5, model)
             self.succeed("generate", "--model", run_folder, "--prompt", "A differential", "--max-new-tokens", 4)
+
+    def test_bench_times_the_model_of_a_folder(self):
+        for model in ("motif_2_6b", "phi4flash"):
+            folder = self.tiny(model)
+            point = json.loads(self.succeed("bench", "generate", "--model", folder, "--prompt", 4, "--new-tokens", 3,
+                                            "--repeat", 1, "--json"))["points"][0]
+            row = point["routes"][0]
+            self.assertEqual((point["vocab_size"], row["route"]), (384, folder.name))
+            self.assertEqual(row["weight_bytes"], sum(len(item[2]) for item in tensors_of(folder).values()))
+            self.assertAlmostEqual(row["share_of_bound"], row["ms_read_weights"] / row["ms_per_token"])
+            step = json.loads(self.succeed("bench", "step", "--model", folder, "--seq", 16, "--repeat", 1, "--json"))
+            self.assertEqual(4 * step["points"][0]["routes"][0]["parameters"], row["weight_bytes"])
+        refused = run("bench", "generate", "--model", folder, "--hidden", 64)
+        self.assertEqual(refused.returncode, 2)
+        self.assertRegex(refused.stderr, "--(model|hidden) excludes --(model|hidden)")
 
     def test_model_from_refuses_what_is_no_language_model(self):
         for setting, message in ((f"model.from={self.folder}", "config.json"),

@@ -134,6 +134,19 @@ class Resuming(Runs):
         self.assertIn(f"{run}: the run folder was removed or replaced", errors)
         self.assertFalse(run.exists())
 
+    def test_a_loss_that_stays_not_finite_ends_the_run_and_names_what_is_left(self):
+        settings = ("--set", "model.initializer_range=0", "--set", "model.rms_norm_eps=0",
+                    "--set", "train.eval_every=0")
+        for every, left in ((2, r"The checkpoint .*/checkpoints/step-\d+ is intact"),
+                            (1000, "No checkpoint passed a check")):
+            run = self.folder / f"diverged{every}"
+            result = program("train", "--config", self.config, "--out", run, *settings, "--set",
+                             f"train.checkpoint_every={every}")
+            self.assertEqual(result.returncode, 3, result.stderr)
+            self.assertRegex(result.stderr, f"loss or gradient was not finite 8 times in a row. {left}. Lower "
+                             f"train.learning_rate or train.clip_norm and --resume {run}\n")
+            self.assertFalse((run / "model").exists())
+
     def test_a_finished_run_says_so(self):
         result = program("train", "--resume", self.whole)
         self.assertEqual(result.returncode, 0, result.stderr)

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "diffattn/nn/layer_kinds.h"
+#include "nn/models/layer_kinds.h"
 
 namespace diffattn::app {
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // diffattn bench step: times whole training steps (forward, loss, backward, clipping, AdamW) of
-// language models with random weights on random tokens.
+// language models on random tokens.
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include "apps/diffattn/bench/language_model.h"
@@ -15,6 +15,7 @@
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/verbs.h"
+#include "diffattn/parallel/collective.h"
 #include "diffattn/train/trainer.h"
 #include "train/new_model.h"
 
@@ -24,7 +25,8 @@ namespace {
 struct StepSettings {
   BenchModel model;
   std::vector<int64_t> seq{2048};
-  int64_t batch = 1;
+  int64_t batch = 1;  // rows of all processes together
+  std::string shard = train::RunConfig().train.shard;
   bool checkpointing = false, profile = false;
   std::vector<std::string> keep_attention{train::RunConfig().train.keep_attention};
   BenchOutput output;
@@ -53,14 +55,15 @@ struct StepModel {
             int64_t seq)
       : name(s.keep_attention.size() > 1 ? attention + " keeping " + keep : attention),
         config(configured(s, attention, keep, seq)),
-        trainer(train::new_model(config), config),
-        source(s.model, s.batch, seq) {}
+        trainer(train::language_model(train::new_model(config)), config, parallel::world()),
+        source(s.model, s.batch / parallel::world()->size(), seq) {}
 
   static train::RunConfig configured(const StepSettings& s, const std::string& attention,
                                      const std::string& keep, int64_t seq) {
     train::RunConfig result = s.model.run_config(attention, s.batch, seq);
     result.train.activation_checkpointing = s.checkpointing;
     result.train.keep_attention = keep;
+    result.train.shard = s.shard;
     return result;
   }
 
@@ -160,9 +163,31 @@ void print_step_csv(const Json& points) {
   }
 }
 
+/// Throws Error if the processes of a job would run different updates, or numbers of them.
+void check_same(parallel::Collective& world, const StepSettings& s) {
+  const BenchModel& m = s.model;
+  const std::string model =
+      fmt::format("{} {} {} {} {} {} {} {} {} {}", m.folder, fmt::join(m.attention, ","), m.hidden,
+                  m.intermediate, m.layers, m.heads, m.kv_heads, m.vocab, m.dtype, m.device);
+  parallel::check_same(
+      world, "the arguments of bench step",
+      fmt::format("{} {} {} {} {} {} {} {}", model, s.batch, s.shard, fmt::join(s.seq, ","),
+                  s.checkpointing, fmt::join(s.keep_attention, ","), s.profile, s.output.repeat));
+}
+
 int run_bench_step(const StepSettings& s) {
+  const auto world = parallel::world();
+  check_same(*world, s);
+  if (s.batch % world->size() != 0) {
+    throw train::ConfigError(fmt::format("--batch: expected a multiple of the {} processes, got {}",
+                                         world->size(), s.batch));
+  }
   torch::set_num_threads(s.model.threads);
-  if (!s.checkpointing) keep_freed_memory();
+  if (s.shard != "none") {
+    return_freed_memory();
+  } else if (!s.checkpointing) {
+    keep_freed_memory();
+  }
   return run_sweep(s.output,
                    {.device = s.model.device,
                     .points = s.seq.size(),
@@ -185,7 +210,10 @@ VerbAction add_bench_step(CLI::App& bench) {
       "type; bfloat16 trains in mixed precision (default float32)");
   const auto size = integer_in(1, int64_t{1} << 24);
   verb->add_option("--seq", s->seq, "sequence lengths (default 2048)")->delimiter(',')->check(size);
-  verb->add_option("--batch", s->batch, "sequences of a step (default 1)")->check(size);
+  verb->add_option("--batch", s->batch, "sequences of a step, over all processes (default 1)")
+      ->check(size);
+  verb->add_option("--shard", s->shard, "what the processes divide among them (default none)")
+      ->check(CLI::IsMember({"none", "optimizer", "gradients", "parameters"}));
   verb->add_flag("--checkpointing", s->checkpointing, "use activation checkpointing");
   verb->add_option("--keep-attention", s->keep_attention,
                    "what activation checkpointing keeps of the attention (default results)")
@@ -195,7 +223,10 @@ VerbAction add_bench_step(CLI::App& bench) {
   CLI::Option* profile = verb->add_flag("--profile", s->profile, "also profile more steps");
   add_bench_output(*verb, s->output);
   profile->excludes(verb->get_option("--csv"));
-  return [s] { return run_bench_step(*s); };
+  return [s] {
+    s->model.take_folder();
+    return run_bench_step(*s);
+  };
 }
 
 }  // namespace diffattn::app

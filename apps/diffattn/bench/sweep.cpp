@@ -4,12 +4,15 @@
 #include <c10/core/DeviceGuard.h>
 #include <fmt/core.h>
 
+#include <optional>
+
 #include "apps/diffattn/machine/machine.h"
 #include "apps/diffattn/options/option_checks.h"
 #include "apps/diffattn/terminal/json_output.h"
 #include "apps/diffattn/terminal/print.h"
 #include "apps/diffattn/terminal/progress_bar.h"
 #include "apps/diffattn/terminal/text_table.h"
+#include "diffattn/parallel/collective.h"
 
 namespace diffattn::app {
 
@@ -26,26 +29,28 @@ int run_sweep(const BenchOutput& output, const BenchSweep& sweep) {
   Json report{{"cpu", machine.cpu}, {"gpus", machine.gpus}, {"torch", DIFFATTN_TORCH_VERSION}};
   report.update(sweep.head);
   report["points"] = Json::array();
-  const bool quiet = output.json || output.csv;
+  const bool speaks = parallel::world()->rank() == 0;
+  const bool quiet = output.json || output.csv || !speaks;
   if (!quiet) {
     print_out("{}, torch {}; {}\n", machine.cpu, DIFFATTN_TORCH_VERSION,
               output.repeat == 1
                   ? "one repetition"
                   : fmt::format("medians of {} interleaved repetitions", output.repeat));
   }
-  ProgressBar bar("bench", static_cast<int64_t>(sweep.points));
+  std::optional<ProgressBar> bar;
+  if (speaks) bar.emplace("bench", static_cast<int64_t>(sweep.points));
   for (size_t i = 0; i < sweep.points; ++i) {
     report["points"].push_back(sweep.measure(i));
-    bar.clear();
+    if (bar) bar->clear();
     if (!quiet) {
       sweep.print(report["points"].back());
       std::fflush(stdout);
     }
-    bar.step(sweep.label(i));
+    if (bar) bar->step(sweep.label(i));
   }
-  bar.clear();
+  if (bar) bar->clear();
   if (output.json) print_json(report);
-  if (output.csv) sweep.print_csv(report["points"]);
+  if (output.csv && speaks) sweep.print_csv(report["points"]);
   return 0;
 }
 

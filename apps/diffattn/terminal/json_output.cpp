@@ -10,8 +10,9 @@ thread_local std::string* captured = nullptr;
 
 }  // namespace
 
-void print_json(const Json& json, int indent) {
-  const std::string text = json_text(json, indent) + "\n";
+void print_json(const Json& json, int indent) { print_json_text(json_text(json, indent) + "\n"); }
+
+void print_json_text(const std::string& text) {
   if (captured != nullptr) {
     *captured += text;
   } else {

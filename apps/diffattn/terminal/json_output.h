@@ -9,8 +9,10 @@ namespace diffattn::app {
 
 /// Prints the result of a verb on standard output, or appends it to the JsonCapture of this thread.
 void print_json(const Json& json, int indent = 2);
+/// Does the same for a result that is already text.
+void print_json_text(const std::string& text);
 
-/// A scope in which print_json() of this thread collects its text instead of printing it.
+/// A scope in which both functions collect the text of this thread instead of printing it.
 class JsonCapture {
  public:
   JsonCapture();

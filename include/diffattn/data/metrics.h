@@ -14,8 +14,8 @@ class Confusion {
  public:
   explicit Confusion(int64_t classes = 0);
 
-  /// Adds one prediction. Throws diffattn::Error for a class outside [0, classes).
-  void add(int64_t label, int64_t predicted);
+  /// Adds a prediction `times` times. Throws diffattn::Error for a class outside [0, classes).
+  void add(int64_t label, int64_t predicted, int64_t times = 1);
   int64_t classes() const noexcept { return classes_; }
   int64_t total() const noexcept { return total_; }
   /// Returns how often the model predicted `predicted` for `label`.

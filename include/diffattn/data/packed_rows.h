@@ -56,7 +56,7 @@ class PackedRows {
   /// Returns the position of the next batch as JSON text.
   std::string position() const;
   /// Moves to a position that position() returned. Throws io::Error for other text, and if the
-  /// position belongs to another corpus, seed, seq_len or world_size.
+  /// position belongs to another corpus, seed or seq_len. It may come from another world_size.
   void seek(const std::string& position);
 
  private:

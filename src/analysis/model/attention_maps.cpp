@@ -35,10 +35,12 @@ void check_unpacked(const nn::HeadTensors& call) {
 /// Returns the call for one head of the first sequence.
 nn::HeadTensors one_head(const nn::HeadTensors& call, int64_t head) {
   check_unpacked(call);
-  const int64_t group = call.q1.size(2) / call.k1.size(2);
+  const int64_t heads = call.q1.size(2);
   nn::HeadTensors out = call;
-  for (Tensor* query : {&out.q1, &out.q2}) *query = part_of(*query, 0, 2, head);
-  for (Tensor* key : {&out.k1, &out.k2}) *key = part_of(*key, 0, 2, head / group);
+  for (Tensor* tensor : {&out.q1, &out.q2, &out.k1, &out.k2}) {
+    const int64_t group = heads / tensor->size(2);  // heads that share a head of this tensor
+    *tensor = part_of(*tensor, 0, 2, head / group);
+  }
   if (call.lambda.dim() == 3) out.lambda = part_of(call.lambda, 0, 2, head);
   if (call.lambda.dim() == 1) out.lambda = part_of(call.lambda, -1, 0, head);
   out.options.key_starts(first_row(call.options.key_starts()));

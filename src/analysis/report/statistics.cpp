@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/analysis/statistics.h"
+#include "diffattn/analysis/report.h"
 
 #include <charconv>
 #include <cmath>

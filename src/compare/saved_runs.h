@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compare/compare.h"
+
+namespace diffattn::compare {
+
+/// The settings that a saved run must match, so that compare() need not train it again.
+struct RunKey {
+  std::string config;  // the resolved run file
+  std::string data;    // where training and validation begin, with the identity of their texts
+  std::string test;    // fingerprint of CompareOptions::test
+  bool measured = true;
+  int64_t samples = 0;
+};
+
+/// Converts results to one text, for another process of the same program, and back.
+std::string runs_to_text(const std::vector<const RunResult*>& runs);
+std::vector<RunResult> runs_from_text(const std::string& text);
+
+/// Writes the result of a run to a JSON file, so that a resumed comparison need not train it again.
+void save_run(const std::string& path, const RunKey& key, const RunResult& result);
+
+/// Returns the result in the file if the file exists and has this key. Throws io::Error for a file
+/// that holds no result.
+std::optional<RunResult> load_run(const std::string& path, const RunKey& key);
+
+}  // namespace diffattn::compare
