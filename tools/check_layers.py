@@ -26,13 +26,14 @@ CUDA = r"^(cuda_|cuda/|cuda\.h|cooperative_groups|mma\.h)"
 EVERY_LAYER = r"diffattn/error\.h"
 PRIVATE_KERNELS = r"kernels/(few_rows|layers|loss|optimizer|selective_scan|token_step)\.h"
 PRIVATE_OPS = (r"ops/(dispatch/attention_checkpoint|"
-               r"layers/(add_rms_norm|gated|lambda_vectors|loss|projected_heads|token_layer))\.h")
-PRIVATE_NN = r"nn/(attention/(step_attention|text_rows)|models/prompts)\.h"
-PRIVATE_IO = (r"io/(cgroup|chat_prompt|checked|hash|manifest|settings|stop_text|text|unicode/utf8|"
-              r"safetensors/sharded)\.h")
+               r"layers/(add_rms_norm|gated|lambda_vectors|linears|loss|projected_heads|selective_scan|token_layer))\.h")
+PRIVATE_NN = (r"nn/(attention/(step_attention|text_rows)|models/(attention_penalty|layer_kinds|prompts)|"
+              r"routes/shared_rows)\.h")
+PRIVATE_IO = (r"io/(cgroup|chat_prompt|chat_template/chat_template|checked|hash|manifest|settings|stop_text|text|"
+              r"unicode/utf8|safetensors/sharded)\.h")
 PRIVATE_MODELS = r"models/(loaded_model|tensor_file)\.h"
 PRIVATE_TRAIN = (r"train/(checkpoint_folder|checkpoints|event_file|flops|language_data|memory_estimate|metrics_log|"
-                 r"new_model|parameter_count|schedule|tasks/evaluator)\.h")
+                 r"new_model|parameter_count|schedule|tasks/(evaluator|round_weights))\.h")
 PRIVATE_SERVE = r"serve/(service|engine/scheduler|http/http|page/page)\.h"
 PRIVATE_COMPARE = r"compare/(compare|haystack|recipes|results|token_labels)\.h"
 
@@ -74,7 +75,8 @@ RULES = {
                         r"ops/layers/token_step\.h", r"kernels/token_step\.h", TORCH),
                   r"nlohmann/|" + CUDA),
     "src/serve": (layer(r"diffattn/io/", r"serve/(?!engine/)", PRIVATE_IO, r"nlohmann/"), TORCH + "|kernels/"),
-    "src/serve/engine": (layer(r"diffattn/(infer|nn|models|io)/", r"diffattn/ops", r"serve/", PRIVATE_IO, TORCH),
+    "src/serve/engine": (layer(r"diffattn/(infer|nn|models|io)/", r"infer/prompt_score\.h", r"diffattn/ops", r"serve/",
+                               PRIVATE_IO, TORCH),
                          r"kernels/|nlohmann/"),
     "src/analysis/report": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|io/|nlohmann/", TORCH),
     "src/analysis/picture": (r"diffattn/(io|analysis)/|analysis/(report|picture)/|io/unicode/utf8\.h",
@@ -82,9 +84,9 @@ RULES = {
     "src/analysis/model": (layer(r"diffattn/(nn|io|analysis)/", r"diffattn/ops", r"analysis/", PRIVATE_NN,
                                  TORCH), r"kernels/|nlohmann/"),
     "src/train": (layer(r"diffattn/(nn|models|io|data|analysis|parallel|train)/", r"diffattn/ops", r"train/",
-                        r"ops/layers/fused_adamw\.h", PRIVATE_NN, PRIVATE_IO, PRIVATE_MODELS, TORCH,
+                        r"ops/layers/(fused_adamw|rounded_inputs)\.h", PRIVATE_NN, PRIVATE_IO, PRIVATE_MODELS, TORCH,
                         r"nlohmann/"), r"kernels/"),
-    "src/compare": (layer(r"diffattn/(nn|models|io|data|train|analysis)/", r"diffattn/ops", r"compare/",
+    "src/compare": (layer(r"diffattn/(nn|models|io|data|train|analysis|parallel)/", r"diffattn/ops", r"compare/",
                           PRIVATE_NN, PRIVATE_IO, PRIVATE_MODELS, PRIVATE_TRAIN, TORCH, r"nlohmann/"),
                     r"kernels/"),
     "apps": (layer(PUBLIC_ONLY, r"apps/", PRIVATE_NN, PRIVATE_IO, PRIVATE_TRAIN, PRIVATE_COMPARE,
@@ -104,6 +106,8 @@ OUTSIDE_PAGE = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.wri
                           r"XMLHttpRequest|WebSocket|sendBeacon|importScripts|https?://")
 # Only terminal/print.h knows what is safe on a terminal, so every line of the program goes through it.
 PRINTING = re.compile(r"\bfmt::print\(|\bstd::(cout|cerr)\s*<<|\b(f?printf|fputs|puts)\(")
+# torch's header runs on one thread where it is compiled without OpenMP.
+TORCH_LOOP = re.compile(r"\bat::parallel_for\(")
 ISA_FOLDERS = re.compile(r"/(avx2|avx512|avx512_bf16|amx)/")
 
 
@@ -149,6 +153,8 @@ def check_file(path, problems):
             check_includes(path, number, line, problems)
             if PRINTING.search(line) and path.startswith("apps/") and "/terminal/" not in path:
                 problems.append(f"{path}:{number}: print with terminal/print.h")
+            if TORCH_LOOP.search(line) and path != "src/ops/glue/threads.cpp":
+                problems.append(f"{path}:{number}: at::parallel_for outside ops/glue/threads.cpp runs on one thread")
             if ASSEMBLY.search(line) and path.startswith("src/") and "/ptx/" not in path:
                 problems.append(f"{path}:{number}: inline assembly outside ptx/")
         if suffix == ".js" and path.startswith(("viewer/", "src/serve/page/")):

@@ -39,6 +39,7 @@ class CheckLayers(unittest.TestCase):
             "src/nn/a.cpp": SPDX + '#include "diffattn/kernels/params.h"\n',
             "apps/diffattn/a.cpp": SPDX + '#include "ops/checks.h"\n',
             "apps/diffattn/b.cpp": SPDX + 'void f() { fmt::print("{}", name); }\n',
+            "apps/diffattn/c.cpp": SPDX + "void f() { at::parallel_for(0, n, 1, g); }\n",
             "include/diffattn/kernels/a.h": SPDX + "#include <cuda_runtime.h>\n",
             "src/kernels/cuda/b.cuh": SPDX + 'void f() { asm volatile("nop;"); }\n',
             "src/ops/long.cpp": SPDX + "\n" * 600,
