@@ -80,11 +80,12 @@ void ModelEngine::leave(int64_t slot) {
   std::erase(joining_, slot);
 }
 
-/// Returns the last hidden states of the row's next tokens.
+/// Returns the last hidden state of the last token.
 torch::Tensor ModelEngine::forward(Row& row, const std::vector<int64_t>& tokens) {
   nn::DecoderInput input;
   input.ids = torch::tensor(tokens, torch::kLong).unsqueeze(0).to(model_->head_weight().device());
   input.caches = &row.caches;
+  input.last_only = true;
   return model_->forward(input).last;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/infer/prompt_score.h"
+#include "infer/prompt_score.h"
 
 #include <algorithm>
 #include <utility>

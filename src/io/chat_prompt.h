@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "diffattn/io/chat_template.h"
 #include "diffattn/io/tokenizer.h"
+#include "io/chat_template/chat_template.h"
 
 namespace diffattn::io {
 

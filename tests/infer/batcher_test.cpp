@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "diffattn/infer/generator.h"
-#include "diffattn/infer/prompt_score.h"
 #include "diffattn/kernels/error.h"
+#include "infer/prompt_score.h"
 #include "tests/infer/small_model.h"
 
 namespace diffattn::infer {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diffattn/io/chat_template.h"
+#include "io/chat_template/chat_template.h"
 
 #include <gtest/gtest.h>
 

@@ -4,6 +4,7 @@
 Each request is drawn from a seed, which a failure names. DIFFATTN_TEST_FUZZ_REQUESTS sets how many are sent (400),
 DIFFATTN_TEST_FUZZ_SEED the first seed (1). Seeds that have found something stay in KEPT.
 """
+import collections
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import server
 KEPT = []
 FIRST = int(os.environ.get("DIFFATTN_TEST_FUZZ_SEED", "1"))
 COUNT = int(os.environ.get("DIFFATTN_TEST_FUZZ_REQUESTS", "400"))
+CLIENTS = 32  # at the same time
 STATUSES = {200, 204, 400, 401, 403, 404, 405, 411, 413, 414, 417, 429, 431, 501, 505}
 PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models", "/health", "/metrics",
          "/", "/v1", "/../../etc/passwd", "/%00", "/v1/completions?x=1", "//", "*"]
@@ -47,7 +49,7 @@ def any_body(draw):
                 "max_tokens": draw.randint(1, 6)}
     if draw.random() < 0.3:
         body["stream"] = True
-    for _ in range(draw.randrange(4)):
+    for _ in range(draw.choice([0, 0, 1, 2, 3])):
         body[draw.choice(FIELDS)] = any_value(draw)
     if not (isinstance(body.get("max_tokens"), int) and 0 <= body["max_tokens"] < 50) and draw.random() < 0.9:
         body["max_tokens"] = 3
@@ -71,9 +73,11 @@ def any_body(draw):
 
 def any_request(draw):
     """The bytes of one request."""
-    method = draw.choice(["POST"] * 6 + ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "X", "", "post"])
-    path = draw.choice(PATHS[:2] * 3 + PATHS)
+    method = draw.choice(["POST"] * 20 + ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "X", "", "post"])
     body = any_body(draw)
+    path = draw.choice(PATHS)
+    if draw.random() < 0.7:  # the path that goes with the body
+        path = PATHS[1] if b'"messages"' in body else PATHS[0]
     wrong = [0, len(body) + 10, max(0, len(body) - 5), -1, 10**18, "x"]
     length = len(body) if draw.random() < 0.9 else draw.choice(wrong)
     headers = [b"Host: 127.0.0.1"] if draw.random() < 0.95 else []
@@ -94,7 +98,7 @@ def any_request(draw):
 
 
 def exchange(port, seed):
-    """Sends what the seed says. Returns (what is wrong, or None)."""
+    """Sends one to four requests, as the seed says. Returns the first status, or None, and what is wrong, or None."""
     draw = random.Random(seed)
     requests = [any_request(draw) for _ in range(draw.choice([1, 1, 1, 2, 4]))]
     data = b"".join(requests)
@@ -109,7 +113,7 @@ def exchange(port, seed):
                 if writable:
                     sent += connection.send(data[sent:sent + piece])
                     if leaves < 0.1 and sent > len(data) // 2:
-                        return None  # goes away in the middle
+                        return None, None  # goes away in the middle
                     if piece == 1 and sent % 64 == 0:
                         time.sleep(0.001)
                 if readable:
@@ -120,13 +124,13 @@ def exchange(port, seed):
             except ConnectionError:
                 break
     if not got:
-        return None  # it may hang up on what is no HTTP, and wait for what never comes
+        return None, None  # it may hang up on what is no HTTP, and wait for what never comes
     if not got.startswith(b"HTTP/1."):
-        return f"no HTTP: {got[:80]!r}"
+        return None, f"no HTTP: {got[:80]!r}"
     status = int(got[9:12])
     if status not in STATUSES and status != 100:
-        return f"status {status}: {got[:300]!r}"
-    return None
+        return status, f"status {status}: {got[:300]!r}"
+    return status, None
 
 
 class Fuzz(unittest.TestCase):
@@ -135,39 +139,48 @@ class Fuzz(unittest.TestCase):
             model = server.train_model(folder, steps=30)
             with server.Server(model, "--max-queue", 1000, "--time-limit", 60) as running:
                 expected = running.complete(prompt="the cat", max_tokens=8, temperature=0)["choices"][0]["text"]
-                self.send(running, range(FIRST, FIRST + COUNT // 4))
+                begin = time.monotonic()
+                statuses = self.send(running, range(FIRST, FIRST + COUNT // 4))
                 running.wait_until_idle()
                 before = running.memory()
-                self.send(running, [*KEPT, *range(FIRST + COUNT // 4, FIRST + COUNT)])
+                statuses += self.send(running, [*KEPT, *range(FIRST + COUNT // 4, FIRST + COUNT)])
+                seconds = time.monotonic() - begin
                 self.assertTrue(running.wait_until_idle(), "requests are left")
+                self.assertTrue(running.wait_until_alone(), "connections are left")
                 answer = running.complete(prompt="the cat", max_tokens=8, temperature=0)["choices"][0]["text"]
                 self.assertEqual(answer, expected)
                 grown = running.memory() - before
                 self.assertLess(grown, 64 << 20, "memory grew")
+                print(f"{statuses.total():,} connections in {seconds:.0f} s, first answers {dict(statuses)}, memory "
+                      f"{before / 2**20:.1f} MiB after a quarter, {grown / 2**20:+.2f} MiB at the end")
                 self.assertEqual(running.stop(), 0)
 
     def send(self, running, seeds):
-        seeds, problems, lock = list(seeds), [], threading.Lock()
+        """Returns how often each status came first on a connection; None counts those without an answer."""
+        seeds, problems, statuses, lock = list(reversed(seeds)), [], collections.Counter(), threading.Lock()
 
         def work():
             while True:
                 with lock:
                     if not seeds or problems:
                         return
-                    seed = seeds.pop(0)
+                    seed = seeds.pop()
                 try:
-                    problem = exchange(running.port, seed)
+                    status, problem = exchange(running.port, seed)
                 except OSError as error:
-                    problem = repr(error)
+                    status, problem = None, repr(error)
+                with lock:
+                    statuses[status] += 1
                 if problem or running.process.poll() is not None:
                     problems.append((seed, problem, running.process.poll()))
 
-        threads = [threading.Thread(target=work) for _ in range(16)]
+        threads = [threading.Thread(target=work) for _ in range(CLIENTS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         self.assertEqual(problems, [], running.errors())
+        return statuses
 
 
 if __name__ == "__main__":

@@ -124,10 +124,12 @@ class Load(unittest.TestCase):
         with server.Server(MODEL, "--max-queue", 1000) as running:
             run_clients(running, clients=8, requests=max(5, REQUESTS // 40))  # warm-up
             self.assertTrue(running.wait_until_idle())
-            before = running.memory()
+            before, begin = running.memory(), time.monotonic()
             wrong = run_clients(running, clients=16, requests=REQUESTS // 16)
             self.assertTrue(running.wait_until_idle())
             grown = running.memory() - before
+            print(f"{REQUESTS // 16 * 16:,} requests in {time.monotonic() - begin:.0f} s, memory "
+                  f"{before / 2**20:.1f} MiB {grown / 2**20:+.2f} MiB")
             self.assertLess(grown, 16 << 20, f"{grown >> 20} MiB for {REQUESTS} requests")
             for _, ids in wrong:
                 self.assertIsInstance(ids, list, ids)

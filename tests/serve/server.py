@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 
-PROGRAM = os.environ["DIFFATTN_PROGRAM"]
+PROGRAM = os.environ.get("DIFFATTN_PROGRAM", "diffattn")  # by default the command of an installed package
 END = "<|endoftext|>"
 TEMPLATE = """\
 {%- for message in messages %}{{ '<' ~ message.role ~ '>' ~ message.content ~ eos_token }}{% endfor %}
@@ -133,10 +133,17 @@ class Server:
         return values
 
     def wait_until_idle(self, seconds=30):
+        return self.wait_for(lambda now: now["num_requests_running"] == 0 and now["num_requests_waiting"] == 0, seconds)
+
+    def wait_until_alone(self, seconds=10):
+        """Waits until the connection of this request is the only one."""
+        return self.wait_for(lambda now: now["connections"] == 1, seconds)
+
+    def wait_for(self, condition, seconds):
+        """Returns True as soon as the condition holds for the metrics, False if that takes longer."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            values = self.metrics()
-            if values["num_requests_running"] == 0 and values["num_requests_waiting"] == 0:
+            if condition(self.metrics()):
                 return True
             time.sleep(0.05)
         return False

@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "diffattn/io/chat_template.h"
+#include "io/chat_template/chat_template.h"
 #include "serve/api/api_error.h"
 
 // The requests of the OpenAI API that the server understands: every field, its type and range.

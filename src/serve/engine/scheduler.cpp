@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "diffattn/infer/batcher.h"
-#include "diffattn/infer/prompt_score.h"
+#include "infer/prompt_score.h"
 #include "serve/engine/attention_row.h"
 #include "serve/engine/served_model.h"
 

@@ -11,6 +11,8 @@ namespace diffattn::serve {
 namespace {
 
 constexpr std::chrono::milliseconds kInterval{50};
+/// Time for libmicrohttpd to read what a client sent before it closed its side, and to close ours.
+constexpr std::chrono::seconds kClosingTime{1};
 
 }  // namespace
 
@@ -97,7 +99,9 @@ void Connections::look() {
     for (const auto& [connection, open] : open_) {
       const bool gone = (sockets[i++].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
       const bool late = now - open.since > (open.reply ? answer_limit_ : receive_limit_);
-      if (late) shutdown(open.socket, SHUT_RDWR);
+      // libmicrohttpd misses the end of some connections and would keep them until its timeout.
+      const bool missed = gone && !open.reply && now - open.since > kClosingTime;
+      if (late || missed) shutdown(open.socket, SHUT_RDWR);
       if (open.reply && (gone || late)) dropped.push_back(open.reply);
     }
   }

@@ -14,6 +14,7 @@ namespace diffattn::serve {
 /// Watches the open connections in a thread of its own. libmicrohttpd does not look at suspended
 /// connections, and its timeout only ends connections on which nothing moves. The watch
 ///   - drops replies whose client has closed its connection,
+///   - closes connections between two requests when the client has closed them,
 ///   - closes connections that take longer than the limits to send a request or to read an answer.
 class Connections {
  public:
