@@ -54,7 +54,7 @@ check:  ## layers, formatting, ruff and clang-tidy; needs no build
 	@failed=0; \
 	python3 tools/check_layers.py || failed=1; \
 	tools/check_format || failed=1; \
-	.venv/bin/ruff check python tests tools benchmarks viewer || failed=1; \
+	.venv/bin/ruff check python tests tools benchmarks viewer scripts scripts/make_corpus || failed=1; \
 	tools/check_tidy.py || failed=1; \
 	exit $$failed
 
@@ -94,8 +94,8 @@ fuzz-build: setup
 
 # TORCH=ON measures src/train and apps too. The tests of the program then take most of the time.
 COVERED_TARGETS = io_tests tokenizer_tests convert_tests data_tests fuzz_targets \
-  $(if $(filter ON,$(TORCH)),train_tests diffattn_program allocation_limit)
-COVERED_TESTS = ^(fuzz$(if $(filter ON,$(TORCH)),|train|program))($$|[.])
+  $(if $(filter ON,$(TORCH)),train_tests serve_tests diffattn_program allocation_limit)
+COVERED_TESTS = ^(fuzz$(if $(filter ON,$(TORCH)),|train|program|serve))($$|[.])
 coverage: setup  ## share of the lines of src/io and src/convert that their tests run
 	@$(CMAKE) --preset coverage -DDIFFATTN_TORCH=$(or $(TORCH),OFF) -DDIFFATTN_PYTHON=$(PYTHON)
 	@$(CMAKE) --build --preset coverage -j $(JOBS) --target $(COVERED_TARGETS)
@@ -117,6 +117,8 @@ test-long: setup  ## before a release: analyser, more cases, wheels for all torc
 	  $(PYTHON) tests/serve/load_test.py
 	@DIFFATTN_PROGRAM=$(CURDIR)/build/release/diffattn DIFFATTN_TEST_FUZZ_REQUESTS=100000 \
 	  $(PYTHON) tests/serve/fuzz_test.py
+	@PYTHONPATH=$(CURDIR)/python DIFFATTN_LIBRARY=$(CURDIR)/build/release/libdiffattn.so \
+	  DIFFATTN_PROGRAM=$(CURDIR)/build/release/diffattn $(PYTHON) tests/python/two_hosts_test.py
 	@$(MAKE) --no-print-directory wheel TORCHES="$(or $(TORCHES),2.11 2.13 2.15)"
 	@tools/test_wheels
 	@$(MAKE) --no-print-directory asan

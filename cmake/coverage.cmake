@@ -4,7 +4,7 @@
 option(DIFFATTN_COVERAGE "Count executed lines with gcov" OFF)
 if(DIFFATTN_COVERAGE)
   foreach(target diffattn_io diffattn_convert diffattn_data diffattn_train diffattn_compare
-      diffattn_program)
+      diffattn_convert_verb diffattn_verbs diffattn_program)
     if(TARGET ${target})
       target_compile_options(${target} PRIVATE --coverage -fprofile-update=atomic)
       target_link_options(${target} PUBLIC --coverage)
