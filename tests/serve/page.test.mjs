@@ -31,6 +31,11 @@ async function withPage(url, { scheme = "light", width = 1100, allowed = [] }, u
     }
   });
   page.on("pageerror", (error) => trouble.push(error.stack));
+  // The model may draw its end token at any time; answers of a known length make the tests repeat.
+  await page.route("**/v1/**completions", (route) => {
+    const body = { ...JSON.parse(route.request().postData()), ignore_eos: true };
+    return route.continue({ postData: JSON.stringify(body) });
+  });
   await page.goto(`${url}/`);
   await use(page);
   await context.close();
