@@ -38,18 +38,37 @@ function addMessage(role, content) {
   return text;
 }
 
-// Streams an answer. Calls `write` with each piece of text and returns the last choice.
+// Collects pieces of text and writes them once a frame. Each write makes the browser lay out the whole text, which
+// for thousands of tokens a second would leave no time for the user's clicks.
+function onceAFrame(write) {
+  let held = "";
+  let frame = 0;
+  const flush = () => {
+    cancelAnimationFrame(frame);
+    frame = 0;
+    if (held !== "") write(held);
+    held = "";
+  };
+  const add = (piece) => {
+    held += piece;
+    frame ||= requestAnimationFrame(flush);
+  };
+  return { add, flush };
+}
+
+// Streams an answer and calls `write` with its text as it comes.
 async function answer(path, body, write) {
   running = new AbortController();
   by("stop").hidden = false;
   hideTokens();
   say("…");
   const begin = performance.now();
+  const text = onceAFrame(write);
   let tokens = 0;
   let last = null;
   try {
     await stream(path, { ...settings(), ...body }, running.signal, (choice) => {
-      write(choice.text ?? choice.delta.content ?? "");
+      text.add(choice.text ?? choice.delta.content ?? "");
       tokens += 1;
       last = choice;
     });
@@ -62,6 +81,7 @@ async function answer(path, body, write) {
     if (error.name === "AbortError") say(`stopped after ${tokens} pieces`);
     else say(error.message, true);
   } finally {
+    text.flush();
     running = null;
     by("stop").hidden = true;
   }
