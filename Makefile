@@ -94,8 +94,9 @@ fuzz-build: setup
 
 # TORCH=ON measures src/train and apps too. The tests of the program then take most of the time.
 COVERED_TARGETS = io_tests tokenizer_tests convert_tests data_tests fuzz_targets \
-  $(if $(filter ON,$(TORCH)),train_tests serve_tests diffattn_program allocation_limit)
-COVERED_TESTS = ^(fuzz$(if $(filter ON,$(TORCH)),|train|program|serve))($$|[.])
+  $(if $(filter ON,$(TORCH)),train_tests serve_tests diffattn_program diffattn_converter diffattn_python \
+    allocation_limit short_network)
+COVERED_TESTS = ^(fuzz$(if $(filter ON,$(TORCH)),|train|program|serve|python[.]distributed))($$|[.])
 coverage: setup  ## share of the lines of src/io and src/convert that their tests run
 	@$(CMAKE) --preset coverage -DDIFFATTN_TORCH=$(or $(TORCH),OFF) -DDIFFATTN_PYTHON=$(PYTHON)
 	@$(CMAKE) --build --preset coverage -j $(JOBS) --target $(COVERED_TARGETS)
