@@ -96,7 +96,7 @@ class Switch(unittest.TestCase):
 
 
 FSDP_PROGRAM = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 import diffattn.hf
@@ -118,7 +118,8 @@ grads = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
 diffattn.hf.restore(model)
 again = model(**data).loss
 torch.save((loss.detach(), again.detach(), grads), f"{folder}/out{rank}.pt")
-dist.destroy_process_group()
+dist.barrier()
+os._exit(0)  # torch's own threads may abort an interpreter that ends after collectives of DTensors
 """
 
 

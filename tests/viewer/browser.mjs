@@ -58,7 +58,11 @@ export async function withReport(file, options, use) {
   assert.deepEqual(trouble, []);
 }
 
+// Waits until maps and crosshair show what was last asked for. The page draws in the next frame.
 export async function painted(page) {
+  await page.evaluate(
+    () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))),
+  );
   await page.waitForSelector('.maps-view[data-painted="true"]');
 }
 

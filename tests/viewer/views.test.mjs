@@ -95,6 +95,7 @@ test("the crosshair is on all maps, wheel and drag show single cells", async () 
       };
       await page.mouse.move(point.x, point.y);
       await page.waitForFunction(() => window.diffattn.state.row === 55);
+      await painted(page);
       const marked = () =>
         page.evaluate(() =>
           [...document.querySelectorAll("canvas.overlay")].map((canvas) =>
