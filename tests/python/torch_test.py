@@ -208,7 +208,7 @@ class Transforms(unittest.TestCase):
 
 
 DDP_PROGRAM = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 import diffattn
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
@@ -217,7 +217,8 @@ data = torch.load(f"{folder}/data.pt")
 parallel = torch.nn.parallel.DistributedDataParallel(layer)
 parallel(data[2 * rank:2 * rank + 2]).square().mean().backward()
 torch.save({name: p.grad for name, p in layer.named_parameters()}, f"{folder}/grads{rank}.pt")
-dist.destroy_process_group()
+dist.barrier()
+os._exit(0)  # threads of torch's group may abort an interpreter that ends
 """
 
 
