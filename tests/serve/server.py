@@ -132,8 +132,13 @@ class Server:
                 values[name.removeprefix("diffattn_")] = float(value)
         return values
 
+    def wait_until(self, running, waiting, seconds=30):
+        """Waits for a number of running and of waiting requests. A request that has just come waits."""
+        return self.wait_for(
+            lambda now: (now["num_requests_running"], now["num_requests_waiting"]) == (running, waiting), seconds)
+
     def wait_until_idle(self, seconds=30):
-        return self.wait_for(lambda now: now["num_requests_running"] == 0 and now["num_requests_waiting"] == 0, seconds)
+        return self.wait_until(running=0, waiting=0, seconds=seconds)
 
     def wait_until_alone(self, seconds=10):
         """Waits until the connection of this request is the only one."""
