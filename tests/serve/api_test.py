@@ -262,14 +262,14 @@ class Behaviour(unittest.TestCase):
             self.assertTrue(short.wait_until_idle())
 
     def test_sigterm_lets_running_requests_finish(self):
-        # Long enough that the request still runs when the signal comes.
+        # The signal comes right after the first token, so that almost all of the answer is missing.
         with server.Server(MODEL, "--max-context", 8000, "--cache-tokens", 8000) as ending:
-            results = []
-            ask = lambda: results.append(  # noqa: E731
-                ending.complete(prompt="the", max_tokens=4000, ignore_eos=True, temperature=0))
-            thread = threading.Thread(target=ask)
-            thread.start()
-            self.assertTrue(ending.wait_until(running=1, waiting=0))
+            client = http.client.HTTPConnection("127.0.0.1", ending.port, timeout=120)
+            client.request("POST", "/v1/completions", json.dumps(
+                {"prompt": "the", "max_tokens": 4000, "ignore_eos": True, "temperature": 0, "stream": True,
+                 "stream_options": {"include_usage": True}}))
+            answer = client.getresponse()
+            self.assertTrue(answer.readline().startswith(b"data: "))
             ending.process.send_signal(signal.SIGTERM)
             try:
                 while ending.request("GET", "/health")[0] != 503:
@@ -277,8 +277,10 @@ class Behaviour(unittest.TestCase):
                 self.assertEqual(ending.post("/v1/completions", prompt="a")[0], 503)
             except ConnectionError:
                 pass  # it has ended already
-            thread.join()
-            self.assertEqual(results[0]["usage"]["completion_tokens"], 4000)
+            events = [line for line in answer.read().decode().split("\n\n") if line.strip()]
+            self.assertEqual(events[-1], "data: [DONE]")
+            self.assertEqual(json.loads(events[-2][6:])["usage"]["completion_tokens"], 4000)
+            client.close()
             self.assertEqual(ending.process.wait(30), 0)
 
     def test_slow_clients_hold_nobody_up(self):
