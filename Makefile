@@ -122,6 +122,7 @@ test-long: setup  ## before a release: analyser, more cases, wheels for all torc
 	  DIFFATTN_PROGRAM=$(CURDIR)/build/release/diffattn $(PYTHON) tests/python/two_hosts_test.py
 	@$(MAKE) --no-print-directory wheel TORCHES="$(or $(TORCHES),2.11 2.13 2.15)"
 	@tools/test_wheels
+	@tools/test_source_install
 	@$(MAKE) --no-print-directory asan
 	@$(MAKE) --no-print-directory asan-torch
 	@$(MAKE) --no-print-directory tsan

@@ -19,7 +19,8 @@ echo "$(basename "$0") $*" >> calls
 """
 COMMANDS = ["scripts/setup_check", "scripts/setup_fuzz", "scripts/setup_browser", "scripts/setup_python_tests",
             "tools/check_format", "tools/check_tidy.py", "tools/coverage.py", "tools/fuzz.py", "tools/make_wheel",
-            "tools/test_wheels", "tests/soak/soak.py", ".venv/bin/ruff", "bin/cmake", "bin/ctest", "bin/python3",
+            "tools/test_wheels", "tools/test_source_install", "tests/soak/soak.py", ".venv/bin/ruff", "bin/cmake",
+            "bin/ctest", "bin/python3",
             *(f"build/coverage/{name}_tests" for name in ("io", "tokenizer", "convert", "data"))]
 
 
@@ -55,7 +56,9 @@ class TestLong(unittest.TestCase):
         self.assertEqual(status, 0)
         for part in ("python3 tools/check_layers.py", "check_format ", "ruff check", "check_tidy.py ",
                      "check_tidy.py --thorough", "ctest --preset release", "fuzz.py --seconds 10", "soak.py",
-                     f"make_wheel {self.folder}/bin/cmake python3 2.11 2.13 2.15", "test_wheels",
+                     f"make_wheel {self.folder}/bin/cmake python3 2.11 2.13 2.15", "test_wheels", "test_source_install",
+                     "python3 tests/serve/load_test.py", "python3 tests/serve/fuzz_test.py",
+                     "python3 tests/python/two_hosts_test.py",
                      "ctest --preset asan ", "ctest --preset asan-torch", "ctest --preset tsan", "data_tests",
                      "coverage.py --minimum", "cmake --build --preset fuzz", "fuzz.py --inputs 12345"):
             self.assertTrue(any(call.startswith(part) for call in calls), (part, calls))
