@@ -42,12 +42,9 @@ std::string mebibytes(int64_t bytes) {
   return fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-bool may_warn_of_memory(const train::RunConfig& config) {
-  return config.train.device == "cpu" && memory_is_estimated(config);
-}
-
 /// Linux kills a process that runs out of memory without a message, so we warn first.
 void warn_of_memory(const train::RunConfig& config, int64_t parameters) {
+  if (config.train.device != "cpu") return;
   const train::MemoryEstimate estimate = train::estimate_memory(config, parameters);
   const int64_t needed = estimate.total(), fixed = estimate.parameters + estimate.optimizer;
   const Machine machine = this_machine();
@@ -82,8 +79,7 @@ void print_memory(const train::MemoryEstimate& memory) {
 int dry_run(const train::RunConfig& config, const train::TaskData& data, bool json) {
   const int64_t parameters = train::parameter_count(config, data);
   const RunSummary summary = summarize_run(config, parameters);
-  const bool estimated = memory_is_estimated(config);
-  if (may_warn_of_memory(config)) warn_of_memory(config, parameters);
+  warn_of_memory(config, parameters);
   const int64_t per_step = summary.tokens_per_step;
   if (json) {
     const Json result{{"parameters", parameters},
@@ -92,7 +88,7 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
                       {"train_tokens", data.train_tokens ? Json(*data.train_tokens) : Json()},
                       {"device", config.train.device},
                       {"threads", summary.threads},
-                      {"memory_bytes", estimated ? Json(summary.memory.total()) : Json()},
+                      {"memory_bytes", summary.memory.total()},
                       {"expected_seconds", summary.seconds},
                       {"config", config.to_toml()}};
     print_json(result);
@@ -110,11 +106,7 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
   }
   print_out("device       {:>14}  with {}\n", config.train.device, thread_text(summary.threads));
   print_out("time         {:>14}  or so\n", duration_text(summary.seconds));
-  if (estimated) {
-    print_memory(summary.memory);
-  } else {
-    print_out("memory       not estimated for this task\n");
-  }
+  print_memory(summary.memory);
   return 0;
 }
 
@@ -268,7 +260,7 @@ int run_train(const TrainOptions& options) {
   std::vector<std::pair<std::string, std::string>> extra_files;
   if (data.tokenizer) extra_files.emplace_back(io::kTokenizerFile, data.tokenizer->to_json());
   const int64_t parameters = train::parameter_count(config, data);
-  if (speaks && may_warn_of_memory(config)) warn_of_memory(config, parameters);
+  if (speaks) warn_of_memory(config, parameters);
   train::Run run(folder, config, train::new_task_model(config, data), extra_files, world);
   const auto train_source = data.train_batches();
   const auto valid_source = data.valid_batches();

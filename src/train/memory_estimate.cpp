@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <vector>
 
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/presets.h"
@@ -44,6 +45,12 @@ struct LayerBytes {
   Bytes saved, working;
 };
 
+/// Layers that compute the same tokens: the model, or one half of an encoder-decoder.
+struct Layers {
+  Bytes count, tokens;
+  LayerBytes layer;
+};
+
 /// True if the matrices have bfloat16 copies, and the residual stream and gradients their type.
 bool has_working_copy(const RunConfig& config) {
   return config.train.dtype == "bfloat16" && config.train.device != "cpu";
@@ -70,6 +77,35 @@ LayerBytes layer_bytes(const RunConfig& config) {
   const int64_t gradients = bytes * 3 * inner + 2 * hidden * stream;
   const int64_t workspace = gpu ? 14 * hidden * 4 + 6 * heads * bytes : 0;
   return {Bytes(attention + feed_forward), Bytes(gradients + workspace)};
+}
+
+/// Returns the layers of a model and the tokens of one micro-batch. Rows of texts may be shorter.
+std::vector<Layers> layers_of(const RunConfig& config) {
+  const RunConfig::Model& m = config.model;
+  const auto rows = Bytes(config.train.batch_size);
+  const Layers first{Bytes(m.num_hidden_layers), rows * Bytes(config.train.seq_len),
+                     layer_bytes(config)};
+  if (config.task != Task::kSummarize) return {first};
+  // A layer of the decoder also looks at the source: q and the outputs of the maps for each of its
+  // own tokens, k and v for each token of the source.
+  const Bytes bytes = config.train.dtype == "bfloat16" ? 2 : 4;
+  const Bytes stream = has_working_copy(config) ? 2 : 4;
+  const auto hidden = Bytes(m.hidden_size), heads = Bytes(m.num_attention_heads * m.head_dim);
+  const auto kv = Bytes(m.num_key_value_heads * m.head_dim);
+  const Bytes parts = m.attention == "transformer" ? 1 : 3;
+  const auto targets = Bytes(config.data.train.empty() ? config.summarize.select.selected *
+                                                             (config.summarize.select.words + 1)
+                                                       : config.summarize.max_summary);
+  LayerBytes layer = first.layer;
+  layer.saved += hidden * stream + bytes * (hidden + (1 + parts) * heads) +
+                 bytes * 2 * kv * Bytes(config.train.seq_len) / targets;
+  const int64_t depth = config.summarize.decoder_layers;
+  return {first, {depth > 0 ? Bytes(depth) : first.count, rows * targets, layer}};
+}
+
+/// Returns the number of tokens of a micro-batch for which the model computes logits.
+Bytes tokens_with_logits(const RunConfig& config, const std::vector<Layers>& stacks) {
+  return config.task == Task::kClassify ? 0 : stacks.back().tokens;
 }
 
 /// True if a kernel can reuse the row sums in the backward pass.
@@ -103,33 +139,40 @@ MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count)
   const RunConfig::Model& m = config.model;
   const bool mixed = config.train.dtype == "bfloat16";
   const bool gpu = config.train.device != "cpu";
-  const auto tokens = Bytes(config.train.batch_size) * Bytes(config.train.seq_len);
-  const auto layers = Bytes(m.num_hidden_layers), parameters = Bytes(parameter_count);
-  const LayerBytes layer = layer_bytes(config);
+  const auto parameters = Bytes(parameter_count);
   const bool copies = has_working_copy(config);
   const Bytes wide = copies ? 2 : 4;  // bytes of an element of the stream and of gradients
-  const Bytes hidden_rows = tokens * Bytes(m.hidden_size) * wide;
-  const Bytes head = Bytes(m.vocab_size) * Bytes(m.hidden_size) * wide;
+  const auto kept = Bytes(kept_bytes(config));
+  const std::vector<Layers> stacks = layers_of(config);
+  // Sums over all layers, and the largest need of one layer at a time.
+  Bytes activations = 0, hidden_rows = 0, recomputed = 0, layer_working = 0;
+  for (const auto& [count, tokens, layer] : stacks) {
+    const Bytes rows = tokens * Bytes(m.hidden_size) * wide;
+    // On a GPU a layer's input is two terms of a sum. The layer that is recomputed reuses what it
+    // has kept.
+    const Bytes inputs = (gpu ? 2 : 1) * rows;
+    activations += config.train.activation_checkpointing ? count * (inputs + tokens * kept)
+                                                         : count * tokens * layer.saved;
+    activations += 2 * rows;  // around the last norm
+    recomputed = std::max(recomputed, tokens * (layer.saved - kept));
+    layer_working = std::max(layer_working, tokens * layer.working);
+    hidden_rows = std::max(hidden_rows, rows);
+  }
+  if (config.train.activation_checkpointing) activations += recomputed;
   MemoryEstimate estimate;
   estimate.parameters = whole_bytes(parameters * (mixed ? 6 : 4));
   estimate.optimizer = whole_bytes(parameters * 8);
   // Over micro-batches they add up in float32.
   const Bytes gradient = !copies ? 4 : config.train.accumulate > 1 ? 6 : 2;
-  estimate.gradients = whole_bytes(parameters * gradient + tokens * layer.working);
-  // On a GPU a layer's input is two terms of a sum. The layer that is recomputed reuses what it has
-  // kept.
-  const Bytes inputs = (gpu ? 2 : 1) * hidden_rows;
-  const auto kept = Bytes(kept_bytes(config));
-  const Bytes activations = config.train.activation_checkpointing
-                                ? layers * (inputs + tokens * kept) + tokens * (layer.saved - kept)
-                                : layers * tokens * layer.saved;
-  estimate.activations = whole_bytes(activations + 2 * hidden_rows);  // around the last norm
+  estimate.gradients = whole_bytes(parameters * gradient + layer_working);
+  estimate.activations = whole_bytes(activations);
+  const Bytes head = Bytes(m.vocab_size) * Bytes(m.hidden_size) * wide;
   const Bytes chunk = std::min(Bytes(nn::default_chunk_bytes(torch::Device(config.train.device))),
-                               tokens * Bytes(m.vocab_size) * wide);
+                               tokens_with_logits(config, stacks) * Bytes(m.vocab_size) * wide);
   // Logits, which become gradients in place, except for mixed precision on the CPU, which needs
   // three copies; gradients of hidden states and head.
   const Bytes loss = (mixed && !gpu ? 3 : 1) * chunk + hidden_rows + head;
-  const Bytes backward = 2 * head + 2 * hidden_rows + tokens * layer.working;
+  const Bytes backward = 2 * head + 2 * hidden_rows + layer_working;
   estimate.working = whole_bytes(std::max(loss, backward));
   if (gpu) return estimate;
   const int64_t runtime = loaded_bytes + kTouchedBytes;

@@ -23,7 +23,8 @@ struct MemoryEstimate {
   }
 };
 
-/// Estimates the memory of a run of a causal model.
+/// Estimates the memory of a run whose rows have train.seq_len tokens. Rows of texts may be
+/// shorter.
 MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count);
 
 }  // namespace diffattn::train

@@ -170,6 +170,17 @@ class Resuming(Runs):
         self.assertIn("train.batch_size", result.stderr)
         self.assertIn("activation_checkpointing", result.stderr)
 
+    def texts_model(self, task, *keys):
+        """Trains a tiny model on two texts; returns its folder, --input and a file for it."""
+        texts = self.folder / f"{task}.jsonl"
+        texts.write_text("".join(json.dumps(dict(zip(keys, text, strict=True))) + "\n"
+                                 for text in (("alpha beta", "alpha"), ("beta alpha", "beta"))))
+        result = program("train", "--out", self.folder / task, "--set", f"task={task}", "--set",
+                         f"data.train={texts}", "--set", "model.hidden_size=32", "--set",
+                         "model.num_hidden_layers=1", "--set", "train.seq_len=32", "--set", "train.steps=1")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return self.folder / task, "--input", texts
+
     @OWN_MEMORY
     def test_every_verb_that_runs_out_of_memory_says_what_to_change(self):
         """Allocations above a limit fail, as on a machine without memory."""
@@ -184,6 +195,9 @@ class Resuming(Runs):
                 (["convert", "--to", "microsoft", model, self.folder / "converted"], "largest tensor"),
                 (["compare", "--task", "recall", *generated], "--jobs"),
                 (["bench", "module", "--seq", "64", "--repeat", "1"], "--batch"),
+                (["classify", "--model", *self.texts_model("classify", "text", "label")], "--batch-size"),
+                (["summarize", "--model", *self.texts_model("summarize", "document", "summary")], "--beams"),
+                (["serve", "--model", model, "--port", "0"], "--cache-tokens"),
                 (["tokenize", corpus, "--tokenizer", "bytes", "--out", self.folder / "tokens"], "less text")):
             result = program(*arguments, env={**os.environ, "LD_PRELOAD": ALLOCATION_LIMIT,
                                               "DIFFATTN_TEST_ALLOCATION": str(1 << 14)})

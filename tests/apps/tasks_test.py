@@ -391,12 +391,23 @@ class Texts(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIsNone(json.loads(result.stdout)["train_tokens"])
         self.assertGreater(json.loads(result.stdout)["memory_bytes"], 0)
-        for task in ("classify", "summarize"):
-            result = program("train", "--dry-run", "--json", *settings(f"task={task}", *TINY))
+
+    def test_the_estimate_of_memory_of_classifiers_and_summarisers(self):
+        sizes = ("model.hidden_size=256", "model.num_hidden_layers=4", "model.num_attention_heads=8",
+                 "train.eval_every=0", "train.steps=2")
+        for task, own in (("classify", ("classify.length=256", "train.batch_size=8", "classify.backbone=encoder")),
+                          ("summarize", ("summarize.sentences=32", "summarize.selected=16", "train.batch_size=4"))):
+            out = pathlib.Path(tempfile.mkdtemp(dir=self.folder)) / "run"
+            choice = settings(f"task={task}", *sizes, *own)
+            told = program("train", "--dry-run", "--json", *choice)
+            self.assertEqual(told.returncode, 0, told.stderr)
+            estimate = json.loads(told.stdout)["memory_bytes"] / 2**20
+            result = program("train", "--out", out, *choice)
             self.assertEqual(result.returncode, 0, result.stderr)
-            self.assertIsNone(json.loads(result.stdout)["memory_bytes"], task)
-            text = program("train", "--dry-run", *settings(f"task={task}", *TINY)).stdout
-            self.assertRegex(text, r"(?m)^memory +not estimated for this task$")
+            self.assertRegex(result.stderr, r"(?m)^memory +about \d+ MiB$")
+            measured = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["memory_mib"]
+            self.assertLess(abs(estimate / measured - 1), 0.15,
+                            f"{task} {own}: {estimate:.0f} MiB told, {measured:.0f} taken")
 
 
 if __name__ == "__main__":

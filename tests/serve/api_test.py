@@ -5,7 +5,6 @@ import json
 import signal
 import socket
 import tempfile
-import threading
 import time
 import unittest
 

@@ -13,13 +13,14 @@ namespace {
 
 using Advice = std::pair<std::string_view, std::string_view>;
 
-constexpr std::array<Advice, 10> kAdvice{{
+constexpr std::array<Advice, 11> kAdvice{{
     {"train",
      "lower train.batch_size and raise train.accumulate, or set train.activation_checkpointing = "
      "true (train.keep_attention = \"nothing\" saves the most)"},
     {"compare", "lower --jobs, train.batch_size or train.seq_len"},
     {"eval", "lower --batch-size or --seq-len"},
     {"generate", "lower --max-new-tokens, give fewer prompts at a time, or use --dtype bfloat16"},
+    {"serve", "lower --cache-tokens or --max-rows, or use --dtype bfloat16"},
     {"classify", "lower --batch-size"},
     {"summarize", "lower --batch-size or --beams"},
     {"analyze", "give a shorter text, lower --seq-len or --examples, or use --dtype bfloat16"},

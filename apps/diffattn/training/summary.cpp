@@ -34,10 +34,6 @@ RunSummary summarize_run(const train::RunConfig& config, int64_t parameters) {
   return summary;
 }
 
-bool memory_is_estimated(const train::RunConfig& config) {
-  return config.task != train::Task::kClassify && config.task != train::Task::kSummarize;
-}
-
 void print_summary(const train::RunConfig& config, const train::TaskData& data,
                    const RunSummary& summary, int64_t done) {
   const train::RunConfig::Model& m = config.model;
@@ -53,9 +49,7 @@ void print_summary(const train::RunConfig& config, const train::TaskData& data,
     print_note("data    generated, {} steps of {} tokens\n", t.steps, summary.tokens_per_step);
   }
   print_note("device  {}, {}, {}\n", t.device, thread_text(summary.threads), t.dtype);
-  if (memory_is_estimated(config)) {
-    print_note("memory  about {}\n", memory_text(summary.memory.total()));
-  }
+  print_note("memory  about {}\n", memory_text(summary.memory.total()));
   const double left = static_cast<double>(t.steps - std::min(done, t.steps)) /
                       static_cast<double>(std::max<int64_t>(1, t.steps));
   print_note("time    about {} at {:.0f} % of {:.0f} GFLOP/s\n",

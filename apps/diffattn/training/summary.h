@@ -15,16 +15,13 @@ struct RunSummary {
   int64_t parameters = 0;
   int64_t tokens_per_step = 0;
   int threads = 0;
-  train::MemoryEstimate memory;  // at the peak, if memory_is_estimated()
-  double step_flops = 0;         // floating-point operations of one update
-  double speed = 0;              // FLOP/s of matrix products, or train.peak_tflops
-  double seconds = 0;            // expected time for all steps
+  train::MemoryEstimate memory;
+  double step_flops = 0;  // floating-point operations of one update
+  double speed = 0;       // FLOP/s of matrix products, or train.peak_tflops
+  double seconds = 0;     // expected time for all steps
 };
 
 RunSummary summarize_run(const train::RunConfig& config, int64_t parameters);
-
-/// True if estimate_memory() is valid for the task: it is calibrated on causal models only.
-bool memory_is_estimated(const train::RunConfig& config);
 
 /// Prints model, data, device, memory and expected time of the steps after `done` to standard
 /// error, one line each.
