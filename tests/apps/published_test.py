@@ -124,7 +124,9 @@ class Published(unittest.TestCase):
             row = point["routes"][0]
             self.assertEqual((point["vocab_size"], row["route"]), (384, folder.name))
             self.assertEqual(row["weight_bytes"], sum(len(item[2]) for item in tensors_of(folder).values()))
-            self.assertAlmostEqual(row["share_of_bound"], row["ms_read_weights"] / row["ms_per_token"])
+            # On a busy machine the time of the first token may exceed that of all.
+            share = row["ms_per_token"] and row["ms_read_weights"] / row["ms_per_token"]
+            self.assertAlmostEqual(row["share_of_bound"], share)
             step = json.loads(self.succeed("bench", "step", "--model", folder, "--seq", 16, "--repeat", 1, "--json"))
             self.assertEqual(4 * step["points"][0]["routes"][0]["parameters"], row["weight_bytes"])
         refused = run("bench", "generate", "--model", folder, "--hidden", 64)
