@@ -230,6 +230,7 @@ void Service::attend(const HttpRequest& request, const std::shared_ptr<Reply>& r
   const Ids ids = parse_detokenize(parse_body(request.body));
   check_ids("tokens", ids);
   check_count(ids, std::min(model_.max_context, kAttentionTokens));
+  if (draining_) throw ApiError(503, "the server is stopping");
   const auto write = [this, ids, reply, request](const AttentionRow& row) {
     if (!row.error.empty()) {
       return reply->send(500, ApiError(500, row.error).json(), "application/json", headers());

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "diffattn/error.h"
+#include "serve/http/connections.h"
 
 namespace diffattn::serve {
 namespace {
@@ -195,6 +196,29 @@ TEST_F(HttpTest, EndsWithOpenReplies) {
   EXPECT_EQ(gone, 2);
   reply->write("b");
   reply->end();
+}
+
+TEST_F(HttpTest, AReplyThatBeginsDuringTheEndIsDropped) {
+  Connections connections(60s, 60s);
+  auto* const connection = reinterpret_cast<MHD_Connection*>(&connections);  // nobody looks into it
+  connections.opened(connection, -1);
+  connections.drop_all();
+  const auto reply = std::make_shared<OpenReply>(connection);
+  connections.begin(connection, reply);
+  reply->on_gone([this] { ++gone; });
+  ASSERT_EQ(gone, 1);
+  EXPECT_EQ(reply->answer_or_suspend(), MHD_NO);  // a suspended connection would end the process
+}
+
+TEST_F(HttpTest, EndsWhileRequestsArrive) {
+  for (int round = 0; round < 20; ++round) {
+    start();
+    std::vector<std::unique_ptr<Client>> clients;
+    for (int i = 0; i < 16; ++i) clients.push_back(std::make_unique<Client>(server->port()));
+    for (const auto& client : clients) client->send(request("/later"));
+    server.reset();
+    kept.clear();
+  }
 }
 
 TEST_F(HttpTest, ManyStreamsAtOnce) {

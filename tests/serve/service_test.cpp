@@ -141,6 +141,7 @@ TEST_F(ServiceTest, HasAQueueThatCanBeFullAndAnEnd) {
   EXPECT_EQ(get(service, "/health"), 200);
   service.drain();
   EXPECT_EQ(post(service, "/v1/completions", R"({"prompt": "a"})"), 503);
+  EXPECT_EQ(post(service, "/attention", R"({"tokens": [104]})"), 503);
   EXPECT_EQ(get(service, "/health"), 503);
   EXPECT_EQ(get(service, "/metrics"), 200);
 }
