@@ -80,9 +80,11 @@ struct HttpTest : testing::Test {
       const std::lock_guard lock(mutex);
       kept.push_back(reply);
     });
+    EXPECT_EQ(server->connections(), 0u);  // may be asked before the server listens
+    server->listen();
   }
   std::shared_ptr<Reply> wait_for_reply(size_t index = 0) {
-    for (int i = 0; i < 1000; ++i) {
+    for (int i = 0; i < 12000; ++i) {
       {
         const std::lock_guard lock(mutex);
         if (kept.size() > index) return kept[index];
@@ -244,13 +246,14 @@ TEST_F(HttpTest, NamesAPortThatIsTaken) {
   HttpOptions taken = options;
   taken.port = server->port();
   try {
-    const HttpServer second(taken, [](HttpRequest&&, const std::shared_ptr<Reply>&) {});
+    HttpServer second(taken, [](HttpRequest&&, const std::shared_ptr<Reply>&) {});
+    second.listen();
     FAIL() << "two servers on one port";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find(std::to_string(taken.port)), std::string::npos);
   }
   taken.host = "no.such.host.invalid";
-  EXPECT_THROW(HttpServer(taken, {}), Error);
+  EXPECT_THROW(HttpServer(taken, {}).listen(), Error);
 }
 
 }  // namespace

@@ -53,14 +53,18 @@ struct HttpOptions {
   std::chrono::seconds answer_timeout{660};  // for the client to have its answer
 };
 
-/// Listens and answers until it is destroyed. Requests that are still open then lose their
-/// connections.
+/// Listens and answers from listen() until it is destroyed. Requests that are still open then lose
+/// their connections.
 class HttpServer {
  public:
-  /// Throws diffattn::Error naming host and port if it cannot listen.
   HttpServer(const HttpOptions& options, Handler handler);
   ~HttpServer();
 
+  /// Calls the handler from now on, from threads of its own. Call it once. Throws diffattn::Error
+  /// naming host and port if it cannot listen.
+  void listen();
+
+  /// Returns the port after listen().
   uint16_t port() const;
   /// Returns the number of open connections.
   size_t connections() const;
