@@ -15,7 +15,8 @@ namespace diffattn::serve {
 /// connections, and its timeout only ends connections on which nothing moves. The watch
 ///   - drops replies whose client has closed its connection,
 ///   - closes connections between two requests when the client has closed them,
-///   - closes connections that take longer than the limits to send a request or to read an answer.
+///   - closes connections that take longer than the limits to send a complete request, counted from
+///     their opening or from their last answer, or to read an answer.
 class Connections {
  public:
   using Clock = std::chrono::steady_clock;

@@ -49,7 +49,7 @@ struct HttpOptions {
   unsigned max_connections = 1024;
   size_t max_header_bytes = 16384;  // of a request's head
   size_t max_body_bytes = size_t{4} << 20;
-  std::chrono::seconds receive_timeout{60};  // for a complete request to arrive
+  std::chrono::seconds receive_timeout{60};  // from the opening or the last answer to a request
   std::chrono::seconds answer_timeout{660};  // for the client to have its answer
 };
 
