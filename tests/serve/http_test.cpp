@@ -27,7 +27,7 @@ class Client {
     address.sin_family = AF_INET;
     address.sin_port = htons(port);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    const timeval limit{.tv_sec = 10, .tv_usec = 0};
+    const timeval limit{.tv_sec = 60, .tv_usec = 0};
     setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
     connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   }
@@ -94,7 +94,7 @@ struct HttpTest : testing::Test {
     return nullptr;
   }
   bool wait_for(const std::function<bool()>& condition) {
-    for (int i = 0; i < 1000 && !condition(); ++i) std::this_thread::sleep_for(10ms);
+    for (int i = 0; i < 6000 && !condition(); ++i) std::this_thread::sleep_for(10ms);
     return condition();
   }
 };
@@ -174,13 +174,13 @@ TEST_F(HttpTest, RefusesLargeRequests) {
 }
 
 TEST_F(HttpTest, ClosesConnectionsThatAreTooSlow) {
-  options.receive_timeout = std::chrono::seconds(1);
+  options.receive_timeout = 1s;
   start();
   const Client client(server->port());
   const auto begin = std::chrono::steady_clock::now();
   client.send("GET /echo HTTP/1.1\r\nHo");
   EXPECT_EQ(client.read_until("\r\n\r\n"), "");
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 8s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 25s);  // libmicrohttpd itself takes 30 s
 }
 
 TEST_F(HttpTest, EndsWithOpenReplies) {

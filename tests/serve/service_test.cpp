@@ -223,7 +223,7 @@ TEST_F(ServiceTest, ShowsWhereATokenLooks) {
   for (int i = 0; i < 32; ++i) many += ", 1";
   EXPECT_EQ(post(service, "/attention", many + "]}"), 400) << "longer than the context";
   post(service, "/attention", R"({"tokens": [104, 105]})");
-  for (int i = 0; i < 1000 && !reply->ended; ++i) {
+  for (int i = 0; i < 12000 && !reply->ended; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   EXPECT_EQ(reply->json()["tokens"], (Json{"h", "i"}));
