@@ -89,9 +89,12 @@ void Answer::finish(Choice& choice, End end) {
   choice.finish = end == End::kLength && !choice.text.found() ? "length" : "stop";
 }
 
-/// Ends the whole answer with an error.
+/// Ends the whole answer with an error. Nobody reads the choices that still run.
 void Answer::fail(const Event& event) {
   open_ = 0;
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    if (!choices_[i].finish) stop_(i);
+  }
   const ApiError error = error_of(event);
   metrics_.count_request(plan_.chat ? "/v1/chat/completions" : "/v1/completions", error.status());
   if (!begun_) {

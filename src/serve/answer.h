@@ -33,7 +33,8 @@ struct AnswerPlan {
 /// or at the end. Choice i continues prompt i / n. Used by one thread at a time.
 class Answer {
  public:
-  /// Stops a choice whose text has reached a stop string.
+  /// Stops a choice whose text has reached a stop string, or whose answer has failed. It may have
+  /// ended already.
   using StopChoice = std::function<void(size_t choice)>;
 
   Answer(AnswerPlan plan, io::Tokenizer tokenizer, std::shared_ptr<Reply> reply, Metrics& metrics,

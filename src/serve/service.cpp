@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "serve/service.h"
 
+#include <arpa/inet.h>
+
 #include <array>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -74,6 +76,14 @@ std::string host_name(const std::string& host) {
   return close == host.npos ? host : host.substr(0, close + 1);
 }
 
+/// Returns true if a host name can only mean this machine. A name that merely begins as a loopback
+/// address, such as 127.0.0.1.evil.example, may point anywhere.
+bool is_this_machine(const std::string& name) {
+  if (name == "localhost" || name == "[::1]" || name == "::1") return true;
+  in_addr address = {};
+  return inet_pton(AF_INET, name.c_str(), &address) == 1 && ntohl(address.s_addr) >> 24 == 127;
+}
+
 /// Returns the paths that metrics may name: a client must not make up new ones.
 std::string known_path(const std::string& path) {
   static constexpr std::array<std::string_view, 9> kPaths{
@@ -126,13 +136,14 @@ void Service::authorize(const HttpRequest& request) const {
 /// Refuses pages of other sites, which a browser lets send requests even if they may not read the
 /// answers, and names of other hosts that were made to point to this machine.
 void Service::check_origin(const HttpRequest& request) const {
-  if (options_.cors_origin.empty() && !request.origin.empty() &&
-      request.origin != "http://" + request.host && request.origin != "https://" + request.host) {
+  const std::string& origin = request.origin;
+  const bool own =
+      origin.empty() || origin == "http://" + request.host || origin == "https://" + request.host;
+  if (!own && options_.cors_origin != "*" && origin != options_.cors_origin) {
     throw ApiError(403, "this server answers no pages of other sites; see --cors-origin");
   }
   const std::string name = host_name(request.host);
-  if (options_.local_only && !name.empty() && name != "localhost" && name != "[::1]" &&
-      name != "::1" && !name.starts_with("127.")) {
+  if (options_.local_only && !name.empty() && !is_this_machine(name)) {
     throw ApiError(403, "this server answers under names of this machine only; see --host");
   }
 }
@@ -145,6 +156,7 @@ Reply::Headers Service::headers() const {
 void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& reply) {
   const std::string& path = request.path;
   const bool get = request.method == "GET" || request.method == "HEAD";
+  check_origin(request);
   if (request.method == "OPTIONS" && !options_.cors_origin.empty()) {
     return reply->send(204, "", "text/plain",
                        {{"Access-Control-Allow-Origin", options_.cors_origin},
@@ -152,7 +164,6 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Reply>& re
                         {"Access-Control-Allow-Headers", "authorization, content-type"},
                         {"Access-Control-Max-Age", "86400"}});
   }
-  check_origin(request);
   const auto needs = [&](const char* method) {
     if (get != (method == std::string_view("GET")) || (!get && request.method != "POST")) {
       throw ApiError(405, path + ": expected " + method + ", got " + io::in_quotes(request.method));
@@ -219,6 +230,7 @@ void Service::attend(const HttpRequest& request, const std::shared_ptr<Reply>& r
   const Ids ids = parse_detokenize(parse_body(request.body));
   check_ids("tokens", ids);
   check_count(ids, std::min(model_.max_context, kAttentionTokens));
+  if (draining_) throw ApiError(503, "the server is stopping");
   const auto write = [this, ids, reply, request](const AttentionRow& row) {
     if (!row.error.empty()) {
       return reply->send(500, ApiError(500, row.error).json(), "application/json", headers());

@@ -52,7 +52,7 @@ class Service {
   void drain() { draining_ = true; }
   /// Number of jobs that are not complete.
   size_t open_jobs() const { return responder_.open(); }
-  /// Lets /metrics tell the number of connections.
+  /// Lets /metrics tell the number of connections. Call it before the first request.
   void count_connections(std::function<size_t()> count) { connections_ = std::move(count); }
 
  private:

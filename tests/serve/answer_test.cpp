@@ -182,5 +182,18 @@ TEST_F(AnswerTest, FailsWithAStatusOrWithAnEvent) {
   EXPECT_EQ(reply->text.find("[DONE]"), std::string::npos);
 }
 
+TEST_F(AnswerTest, AFailureStopsTheOtherChoices) {
+  AnswerPlan plan;
+  plan.request.n = 4;
+  Answer answer = make(plan);
+  EXPECT_FALSE(feed(answer, "ab", End::kLength, 1));
+  EXPECT_FALSE(feed(answer, "c", std::nullopt, 3));
+  EXPECT_TRUE(answer.take({.job = 1, .sequence = 2, .end = End::kNotFinite}));
+  EXPECT_EQ(reply->status, 500);
+  EXPECT_EQ(stopped, (std::vector<size_t>{0, 2, 3})) << "choice 1 had ended";
+  EXPECT_TRUE(feed(answer, "d", std::nullopt, 0)) << "what was under way is dropped";
+  EXPECT_EQ(stopped.size(), 3u);
+}
+
 }  // namespace
 }  // namespace diffattn::serve

@@ -28,11 +28,11 @@ def tearDownModule():
 
 
 def raw(text, port=None, seconds=10):
-    """Sends bytes and returns what comes back until the server closes or `seconds` pass."""
+    """Sends bytes and returns what comes back until the server closes or is silent for `seconds`."""
     with socket.create_connection(("127.0.0.1", port or SERVER.port), timeout=seconds) as connection:
-        connection.sendall(text)
         got = b""
         try:
+            connection.sendall(text)
             while piece := connection.recv(65536):
                 got += piece
         except (TimeoutError, ConnectionError):
@@ -72,11 +72,11 @@ class Completions(unittest.TestCase):
         self.assertEqual(texts[0], texts[1])
         self.assertEqual(texts[2], SERVER.complete(prompt="a d", max_tokens=5, temperature=0)["choices"][0]["text"])
         self.assertEqual(answer["usage"]["prompt_tokens"], 10)
-        sampled = SERVER.complete(prompt="the", n=6, max_tokens=12, seed=3)
+        sampled = SERVER.complete(prompt="the", n=6, max_tokens=12, seed=3, ignore_eos=True)
         self.assertGreater(len({choice["text"] for choice in sampled["choices"]}), 1)
 
     def test_streams_are_the_same_text(self):
-        fields = {"prompt": "near £ € 😀", "max_tokens": 60, "temperature": 0.8, "seed": 4, "n": 2}
+        fields = {"prompt": "near £ € 😀", "max_tokens": 60, "temperature": 0.8, "seed": 4, "n": 2, "ignore_eos": True}
         whole = SERVER.complete(**fields)
         events = SERVER.stream("/v1/completions", **fields, stream_options={"include_usage": True})
         for index in range(2):
@@ -195,7 +195,7 @@ class Endpoints(unittest.TestCase):
 
     def test_metrics(self):
         before = SERVER.metrics()
-        SERVER.complete(prompt="abc", max_tokens=5)
+        SERVER.complete(prompt="abc", max_tokens=5, ignore_eos=True)
         after = SERVER.metrics()
         self.assertEqual(after["prompt_tokens_total"] - before["prompt_tokens_total"], 3)
         self.assertEqual(after["generation_tokens_total"] - before["generation_tokens_total"], 5)
@@ -214,7 +214,7 @@ class Endpoints(unittest.TestCase):
                 self.assertEqual(SERVER.request("GET", "/health")[0], 200)
         large = b"x" * (5 << 20)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(large)
-        answer = raw(head + large, seconds=20)
+        answer = raw(head + large, seconds=60)
         self.assertIn(b" 413 ", answer[:20])
 
 
@@ -274,21 +274,22 @@ class Behaviour(unittest.TestCase):
                 while ending.request("GET", "/health")[0] != 503:
                     time.sleep(0.005)
                 self.assertEqual(ending.post("/v1/completions", prompt="a")[0], 503)
-            except ConnectionError:
+            except (ConnectionError, http.client.HTTPException):
                 pass  # it has ended already
             events = [line for line in answer.read().decode().split("\n\n") if line.strip()]
             self.assertEqual(events[-1], "data: [DONE]")
             self.assertEqual(json.loads(events[-2][6:])["usage"]["completion_tokens"], 4000)
             client.close()
-            self.assertEqual(ending.process.wait(30), 0)
+            self.assertEqual(ending.process.wait(60), 0)
 
     def test_slow_clients_hold_nobody_up(self):
+        self.assertTrue(SERVER.wait_until_alone())
         slow = [socket.create_connection(("127.0.0.1", SERVER.port)) for _ in range(50)]
         for connection in slow:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
-        begin = time.monotonic()
+        self.assertTrue(SERVER.wait_for(lambda now: now["connections"] == 51))
         SERVER.complete(prompt="a", max_tokens=2)
-        self.assertLess(time.monotonic() - begin, 10)
+        self.assertGreaterEqual(SERVER.metrics()["connections"], 51, "the answer came after the slow clients had gone")
         for connection in slow:
             connection.close()
 

@@ -14,7 +14,7 @@ def bench(url, *options):
 
 
 class Stub(threading.Thread):
-    """Answers every connection with the same bytes and hangs up."""
+    """Answers every connection with the same bytes and hangs up after the client."""
 
     def __init__(self, answer):
         super().__init__(daemon=True)
@@ -29,9 +29,15 @@ class Stub(threading.Thread):
                 connection, _ = self.socket.accept()
             except OSError:
                 return
-            connection.recv(1 << 16)
-            connection.sendall(self.answer)
-            connection.close()
+            with connection:
+                try:
+                    connection.recv(1 << 16)
+                    connection.sendall(self.answer)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1 << 16):  # a close with unread bytes would take the answer back
+                        pass
+                except ConnectionError:
+                    pass
 
 
 class BenchServe(unittest.TestCase):

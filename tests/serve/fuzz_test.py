@@ -141,7 +141,7 @@ class Fuzz(unittest.TestCase):
                 expected = running.complete(prompt="the cat", max_tokens=8, temperature=0)["choices"][0]["text"]
                 begin = time.monotonic()
                 statuses = self.send(running, range(FIRST, FIRST + COUNT // 4))
-                running.wait_until_idle()
+                self.assertTrue(running.wait_until_free(), running.metrics())
                 before = running.memory()
                 statuses += self.send(running, [*KEPT, *range(FIRST + COUNT // 4, FIRST + COUNT)])
                 seconds = time.monotonic() - begin

@@ -22,9 +22,11 @@ def main():
         print(f"skipped: no browser ({reason}; scripts/setup_browser installs it)")
         return browser.SKIPPED
     with tempfile.TemporaryDirectory() as folder:
-        model = server.train_model(folder, **{"model.max_position_embeddings": 32768})
+        model = server.train_model(folder)
         plain = server.without_template(model, folder)
-        with server.Server(model, "--name", "small <b>") as chat, server.Server(plain, "--api-key", "k3y") as locked:
+        long = ["--max-context", "100000", "--cache-tokens", "100000"]
+        with (server.Server(model, "--name", "small <b>", *long) as chat,
+              server.Server(plain, "--api-key", "k3y") as locked):
             environment = dict(os.environ, DIFFATTN_NODE_MODULES=str(browser.MODULES), DIFFATTN_CHAT_URL=chat.url,
                                DIFFATTN_LOCKED_URL=locked.url,
                                DIFFATTN_CHROMIUM=shutil.which("chromium") or shutil.which("chromium-browser"))

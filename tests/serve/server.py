@@ -132,19 +132,26 @@ class Server:
                 values[name.removeprefix("diffattn_")] = float(value)
         return values
 
-    def wait_until(self, running, waiting, seconds=30):
+    def wait_until(self, running, waiting, seconds=60):
         """Waits for a number of running and of waiting requests. A request that has just come waits."""
         return self.wait_for(
             lambda now: (now["num_requests_running"], now["num_requests_waiting"]) == (running, waiting), seconds)
 
-    def wait_until_idle(self, seconds=30):
+    def wait_until_idle(self, seconds=60):
         return self.wait_until(running=0, waiting=0, seconds=seconds)
 
-    def wait_until_alone(self, seconds=10):
+    def wait_until_alone(self, seconds=60):
         """Waits until the connection of this request is the only one."""
         return self.wait_for(lambda now: now["connections"] == 1, seconds)
 
-    def wait_for(self, condition, seconds):
+    def wait_until_free(self, seconds=60):
+        """Waits until nothing is computed, waits or has room in the cache, and nobody is left who could send a job:
+        the server may read the request of a client after the client has left."""
+        return self.wait_for(
+            lambda now: now["connections"] == 1 and not any(
+                now[name] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")), seconds)
+
+    def wait_for(self, condition, seconds=60):
         """Returns True as soon as the condition holds for the metrics, False if that takes longer."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

@@ -141,6 +141,7 @@ TEST_F(ServiceTest, HasAQueueThatCanBeFullAndAnEnd) {
   EXPECT_EQ(get(service, "/health"), 200);
   service.drain();
   EXPECT_EQ(post(service, "/v1/completions", R"({"prompt": "a"})"), 503);
+  EXPECT_EQ(post(service, "/attention", R"({"tokens": [104]})"), 503);
   EXPECT_EQ(get(service, "/health"), 503);
   EXPECT_EQ(get(service, "/metrics"), 200);
 }
@@ -177,16 +178,41 @@ TEST_F(ServiceTest, AnswersNoPagesOfOtherSites) {
   HttpRequest rebound = foreign;  // a name that was made to point to this machine
   rebound.host = "evil.example";
   EXPECT_EQ(ask(closed, rebound), 403);
-  for (const char* host : {"127.0.0.1:8000", "localhost", "[::1]:8000", "[::1]", ""}) {
+  for (const char* host : {"127.0.0.1:8000", "127.1.2.3", "localhost", "[::1]:8000", "[::1]", ""}) {
     EXPECT_EQ(ask(closed, {.method = "GET", .path = "/v1/models", .body = "", .host = host}), 200);
   }
-  for (const char* host : {"evil.example:8000", "[::2]", "[", "::", "127"}) {
+  for (const char* host : {"evil.example:8000", "127.evil.example", "127.0.0.1.evil.example:8000",
+                           "128.0.0.1", "[::2]", "[", "::", "127"}) {
     EXPECT_EQ(ask(closed, {.method = "GET", .path = "/v1/models", .body = "", .host = host}), 403);
   }
   Service open(card(), {.limits = {}, .api_key = "", .cors_origin = "*", .page = ""});
   EXPECT_EQ(ask(open, foreign), 200);
   EXPECT_EQ(reply->headers, (Reply::Headers{{"Access-Control-Allow-Origin", "*"}}));
   EXPECT_EQ(ask(open, {.method = "OPTIONS", .path = "/v1/completions", .body = ""}), 204);
+}
+
+TEST_F(ServiceTest, AnswersPagesOfOneOtherSite) {
+  Service service(card(),
+                  {.limits = {}, .api_key = "", .cors_origin = "https://a.example", .page = ""});
+  const auto ask_from = [&](const char* origin, const char* method, const char* path) {
+    return ask(service, {.method = method,
+                         .path = path,
+                         .body = "",
+                         .authorization = "",
+                         .origin = origin,
+                         .host = "127.0.0.1:8000"});
+  };
+  for (const char* origin : {"https://a.example", "http://127.0.0.1:8000", ""}) {
+    EXPECT_EQ(ask_from(origin, "GET", "/v1/models"), 200) << origin;
+    EXPECT_EQ(reply->headers,
+              (Reply::Headers{{"Access-Control-Allow-Origin", "https://a.example"}}));
+    EXPECT_EQ(ask_from(origin, "OPTIONS", "/v1/completions"), 204) << origin;
+  }
+  for (const char* origin : {"https://b.example", "https://a.example.b", "http://a.example", "null",
+                             "https://a.example:444"}) {
+    EXPECT_EQ(ask_from(origin, "GET", "/v1/models"), 403) << origin;
+    EXPECT_EQ(ask_from(origin, "OPTIONS", "/v1/completions"), 403) << origin;
+  }
 }
 
 TEST_F(ServiceTest, ShowsWhereATokenLooks) {
@@ -197,7 +223,7 @@ TEST_F(ServiceTest, ShowsWhereATokenLooks) {
   for (int i = 0; i < 32; ++i) many += ", 1";
   EXPECT_EQ(post(service, "/attention", many + "]}"), 400) << "longer than the context";
   post(service, "/attention", R"({"tokens": [104, 105]})");
-  for (int i = 0; i < 1000 && !reply->ended; ++i) {
+  for (int i = 0; i < 12000 && !reply->ended; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   EXPECT_EQ(reply->json()["tokens"], (Json{"h", "i"}));

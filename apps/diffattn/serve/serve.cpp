@@ -113,6 +113,7 @@ int run_serve(ServeOptions options) {
     service.handle(std::move(request), reply);
   });
   service.count_connections([&] { return http.connections(); });
+  http.listen();
   print_note("diffattn: {} parameters in {}, {}; KV cache for {} tokens\n", facts.parameters,
              options.dtype, facts.engine, facts.cache_tokens);
   const bool v6 = options.http.host.find(':') != std::string::npos;

@@ -39,11 +39,15 @@ void Connections::closed(Key connection) {
 }
 
 void Connections::begin(Key connection, const std::shared_ptr<OpenReply>& reply) {
-  const std::lock_guard lock(mutex_);
-  const auto at = open_.find(connection);
-  if (at == open_.end()) return;
-  at->second.reply = reply;
-  at->second.since = Clock::now();
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto at = open_.find(connection); at != open_.end()) {
+      at->second.reply = reply;
+      at->second.since = Clock::now();
+    }
+    if (!dropping_) return;
+  }
+  reply->drop();
 }
 
 void Connections::finish(Key connection) {
@@ -58,6 +62,7 @@ void Connections::drop_all() {
   std::vector<std::shared_ptr<OpenReply>> replies;
   {
     const std::lock_guard lock(mutex_);
+    dropping_ = true;
     for (const auto& [connection, open] : open_) {
       if (open.reply) replies.push_back(open.reply);
     }

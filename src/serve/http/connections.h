@@ -15,7 +15,8 @@ namespace diffattn::serve {
 /// connections, and its timeout only ends connections on which nothing moves. The watch
 ///   - drops replies whose client has closed its connection,
 ///   - closes connections between two requests when the client has closed them,
-///   - closes connections that take longer than the limits to send a request or to read an answer.
+///   - closes connections that take longer than the limits to send a complete request, counted from
+///     their opening or from their last answer, or to read an answer.
 class Connections {
  public:
   using Clock = std::chrono::steady_clock;
@@ -30,7 +31,8 @@ class Connections {
   void begin(Key connection, const std::shared_ptr<OpenReply>& reply);
   /// The request is over; the connection may bring another one.
   void finish(Key connection);
-  /// Drops all replies that are not complete.
+  /// Drops all replies that are not complete, and those that begin from now on, so that no
+  /// connection is suspended any more.
   void drop_all();
 
   size_t size() const;
@@ -48,7 +50,7 @@ class Connections {
   const std::chrono::seconds receive_limit_, answer_limit_;
   mutable std::mutex mutex_;
   std::condition_variable stop_;
-  bool stopping_ = false;
+  bool stopping_ = false, dropping_ = false;
   std::map<Key, Open> open_;
   std::thread thread_;  // last: it uses the others
 };

@@ -49,18 +49,22 @@ struct HttpOptions {
   unsigned max_connections = 1024;
   size_t max_header_bytes = 16384;  // of a request's head
   size_t max_body_bytes = size_t{4} << 20;
-  std::chrono::seconds receive_timeout{60};  // for a complete request to arrive
+  std::chrono::seconds receive_timeout{60};  // from the opening or the last answer to a request
   std::chrono::seconds answer_timeout{660};  // for the client to have its answer
 };
 
-/// Listens and answers until it is destroyed. Requests that are still open then lose their
-/// connections.
+/// Listens and answers from listen() until it is destroyed. Requests that are still open then lose
+/// their connections.
 class HttpServer {
  public:
-  /// Throws diffattn::Error naming host and port if it cannot listen.
   HttpServer(const HttpOptions& options, Handler handler);
   ~HttpServer();
 
+  /// Calls the handler from now on, from threads of its own. Call it once. Throws diffattn::Error
+  /// naming host and port if it cannot listen.
+  void listen();
+
+  /// Returns the port after listen().
   uint16_t port() const;
   /// Returns the number of open connections.
   size_t connections() const;

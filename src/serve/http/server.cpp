@@ -162,11 +162,12 @@ struct HttpServer::Parts {
 };
 
 HttpServer::HttpServer(const HttpOptions& options, Handler handler)
-    : parts_(std::make_unique<Parts>(options, std::move(handler))) {
-  parts_->start();
-}
+    : parts_(std::make_unique<Parts>(options, std::move(handler))) {}
+
+void HttpServer::listen() { parts_->start(); }
 
 HttpServer::~HttpServer() {
+  if (parts_->daemon == nullptr) return;
   parts_->connections.drop_all();  // libmicrohttpd may not stop while connections are suspended
   microhttpd().stop_daemon(parts_->daemon);
 }
