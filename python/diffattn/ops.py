@@ -130,7 +130,8 @@ def decode(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: Lambd
            norm_eps: Optional[float] = None, out_scale: float = 1.0) -> Tensor:
     """Computes attention for the last M tokens of each sequence with a KV cache; causal, without gradients.
 
-    The first key_lengths[b] columns of the cache are filled. The arguments are those of `attention`.
+    The first key_lengths[b] columns of the cache are filled. The arguments are those of `attention`: q2 may have fewer
+    heads than q1.
     With block_table [B, P] the cache is paged: k1, k2 and v are [pages, page size, Hkv, D], and column n
     of sequence b is row n % page size of page block_table[b, n // page size].
 
@@ -165,7 +166,8 @@ def attention_stats(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Lambda,
                     cu_seqlens_k: Optional[Tensor] = None) -> Dict[str, Tensor]:
     """Returns the statistics of every row of the map by their names in STATS, each [B, M, H].
 
-    They have gradients where these are defined. The other arguments are those of `attention`.
+    They have gradients where these are defined. The other arguments are those of `attention`: q2 may have fewer heads
+    than q1. The statistics have all heads of q1.
 
     >>> q1, q2, k1, k2 = torch.randn(4, 1, 5, 2, 8).unbind(0)
     >>> stats = diffattn.attention_stats(q1, q2, k1, k2, 0.3, causal=True)
@@ -190,7 +192,7 @@ def attention_map(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, lam: Lambda, *
     """Returns both maps and their difference, [B, H, 3, rows, cols], over a range of rows and columns.
 
     A cell that covers several entries has the one of largest magnitude, with its sign. The other arguments are
-    those of `attention`.
+    those of `attention`: q2 may have fewer heads than q1. The maps have all heads of q1.
 
     >>> q1, q2, k1, k2 = torch.randn(4, 1, 64, 2, 8).unbind(0)
     >>> diffattn.attention_map(q1, q2, k1, k2, 0.3, causal=True, rows=8, cols=8).shape

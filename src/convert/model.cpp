@@ -15,14 +15,21 @@ using io::JsonValue;
 constexpr int64_t kMaxWidth = 1 << 20;
 constexpr int64_t kMaxCount = 1 << 16;
 
+std::string lowercase(std::string text) {
+  std::ranges::transform(text, text.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
+  });
+  return text;
+}
+
 std::optional<Format> format_in(const JsonValue& root) {
   const auto type = root.find("model_type");
   if (!type) return std::nullopt;
   const std::string& name = type->to_string();
   if (name == "llama") return Format::kLlama;
   if (name == "diffllama") return Format::kDiffLlama;
-  if (name == "motif" || name == "Motif") return Format::kMotif;
-  if (name == "phi4flash") return Format::kPhi4Flash;
+  if (lowercase(name) == "motif") return Format::kMotif;  // as the loader reads it
+  if (lowercase(name) == "phi4flash") return Format::kPhi4Flash;
   if (name != "diffattn") {
     type->fail("\"llama\", \"diffllama\", \"diffattn\", \"Motif\" or \"phi4flash\"");
   }

@@ -50,7 +50,9 @@ void plan_motif(Plan& plan) {
   const double eps = head_eps ? head_eps->to_double(0.0, 1.0) : kHeadNormEps;
   if (act != "silu") need_attention_only(plan, "the feed-forward layers use PolyNorm");
   if (eps != m.rms_norm_eps) need_attention_only(plan, "the head norms have a separate eps");
-  if (const auto bias = config.find("use_bias"); bias && bias->to_bool()) bias->fail("false");
+  for (const char* key : {"use_bias", "attention_bias", "qkv_bias"}) {
+    if (const auto bias = config.find(key); bias && bias->to_bool()) bias->fail("false");
+  }
   if (m.noise_heads > 0 && m.kv_heads != 2 * m.noise_heads) {
     throw io::Error(m.path, "expected a pair of kv heads for each of the " +
                                 std::to_string(m.noise_heads) + " noise heads, got " +

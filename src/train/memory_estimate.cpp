@@ -64,8 +64,9 @@ LayerBytes layer_bytes(const RunConfig& config) {
   const int64_t hidden = m.hidden_size, inner = m.intermediate_size;
   const int64_t heads = m.num_attention_heads * m.head_dim, kv = m.num_key_value_heads * m.head_dim;
   const int64_t bytes = mixed ? 2 : 4;
-  // The residual stream before and after the attention; the outputs of both norms; q,
-  // k, v; the output of the attention and, for differential heads, the outputs of both maps.
+  // The residual stream before and after the attention; the outputs of both norms; q, k, v; the
+  // output of the attention and, for differential heads, the outputs of both maps. A CPU saves at
+  // most one of these.
   const int64_t parts = m.attention == "transformer" ? 1 : 3;
   const int64_t rest = mixed && gpu && parts == 3 ? 2 * heads : 0;  // one byte per rounded value
   const int64_t attention =
@@ -108,14 +109,17 @@ Bytes tokens_with_logits(const RunConfig& config, const std::vector<Layers>& sta
   return config.task == Task::kClassify ? 0 : stacks.back().tokens;
 }
 
+nn::MultiheadDiffAttentionOptions attention_options(const RunConfig::Model& m) {
+  return nn::preset_options(m.attention, nn::PresetOptions(m.hidden_size, m.num_attention_heads)
+                                             .num_key_value_heads(m.num_key_value_heads)
+                                             .head_dim(m.head_dim));
+}
+
 /// True if a kernel can reuse the row sums in the backward pass.
 bool sums_are_kept(const RunConfig& config) {
   const RunConfig::Model& m = config.model;
   if (config.train.device == "cpu" || config.train.dtype != "bfloat16") return false;
-  const auto sizes = nn::check(
-      nn::preset_options(m.attention, nn::PresetOptions(m.hidden_size, m.num_attention_heads)
-                                          .num_key_value_heads(m.num_key_value_heads)
-                                          .head_dim(m.head_dim)));
+  const auto sizes = nn::check(attention_options(m));
   return (m.head_dim == 64 || m.head_dim == 128) && sizes.value_dim <= 128;
 }
 
@@ -128,7 +132,10 @@ int64_t kept_bytes(const RunConfig& config) {
   const int64_t sums = 2 * (m.num_attention_heads / 2) * 4;
   const int64_t saved = mixed ? out + out / 2 : out;  // o and o2, with one byte per rounded value
   const int64_t calls = m.attention == "dint" ? 2 : 1;
-  if (config.train.keep_attention == "results") return calls * (out + sums + (gpu ? 2 * saved : 0));
+  // A GPU keeps o and o2, a CPU the o that its backward pass reads: that of a head norm.
+  const bool o = !gpu && attention_options(m).head_norm() != nn::HeadNorm::kNone;
+  const int64_t outputs = gpu ? 2 * saved : o ? out : 0;
+  if (config.train.keep_attention == "results") return calls * (out + sums + outputs);
   const bool kept = config.train.keep_attention == "sums" && sums_are_kept(config);
   return kept ? calls * (saved + sums) : 0;
 }

@@ -142,6 +142,28 @@ TEST(ConvertWhole, ContradictionsAreRefused) {
   says(refused_whole("motif2_b", {}, to(Format::kDiffattn)), "--to motif copies the whole model");
 }
 
+TEST(ConvertWhole, ModelTypesIgnoreCase) {
+  for (const Recorded& model : kRecorded) {
+    for (const char* type : {"MOTIF", "Phi4Flash"}) {
+      if ((model.format == Format::kMotif) != (type[0] == 'M')) continue;
+      const TempFolder folder;
+      const std::string in = put_recorded(folder, model.name, Dtype::kF32, {{"model_type", type}});
+      convert(in, folder / "out", to(model.format));
+      EXPECT_EQ(config_of(folder / "out")["model_type"], type);
+    }
+  }
+}
+
+// The folder of attention layers has no biases, so they would be lost.
+TEST(ConvertWhole, AttentionLayersWithBiasesAreRefused) {
+  Options options = to(Format::kDiffattn);
+  options.attention_only = true;
+  for (const char* key : {"use_bias", "attention_bias", "qkv_bias"}) {
+    const std::string message = refused_whole("motif2_b", {{key, true}}, options);
+    EXPECT_TRUE(holds(message, key) && holds(message, "expected false")) << message;
+  }
+}
+
 TEST(ConvertWhole, AMissingShardIsNamed) {
   const TempFolder folder;
   Options sharded = to(Format::kPhi4Flash);

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "kernels/cpu/host/noise_sharing.h"
 #include "tests/support/laws.h"
 #include "tests/support/oracle.h"
 #include "tests/support/threads.h"
@@ -70,13 +71,16 @@ TEST_P(NoiseHeads, MoreKeysThanAMapHolds) {
   Spec spec;
   spec.noise_heads = 1;
   spec.heads = 3;
-  spec.seq_q = 4;
   spec.seq_k = 16600;
   spec.head_dim = spec.value_dim = 8;
   Tally tally{.yardstick = false};
-  for (const bool save_o : {false, true}) {
-    spec.save_o = save_o;
-    EXPECT_TRUE(check_forward(GetParam(), spec, tally));
+  const ThreadCount one(1);
+  for (const int64_t seq_q : {4, 12}) {  // independent heads, and heads that share map 2
+    spec.seq_q = seq_q;
+    for (const bool save_o : {false, true}) {
+      spec.save_o = save_o;
+      EXPECT_TRUE(check_forward(GetParam(), spec, tally));
+    }
   }
 }
 
@@ -123,6 +127,61 @@ TEST_P(NoiseHeads, OutputHasTheBitsOfRepeatedNoiseHeads) {
     const Case shared = make(spec), repeated = with_repeated_noise(shared, spec);
     expect_same_bits(shared, out(shared), out(repeated));
   });
+}
+
+/// Returns a case of four heads per noise head, which share map 2 only if they have enough rows.
+Spec spec_of_rows(int64_t rows) {
+  Spec spec;
+  spec.seed = static_cast<uint64_t>(rows);
+  spec.kv_heads = 1 + rows % 2;
+  spec.noise_heads = 2;
+  spec.heads = 8;
+  spec.seq_q = rows;
+  spec.seq_k = 70;
+  spec.head_dim = 16;
+  spec.value_dim = 32;
+  spec.causal = rows > 4;
+  spec.norm = spec.norm_weight = rows % 4 == 1;
+  spec.lambda_shape = LambdaShape::kPerToken;
+  return spec;
+}
+constexpr int64_t kRowCounts[] = {1, 3, 4, 8, 12, 13, 20, 33, 48, 150};
+
+TEST_P(NoiseHeads, AnyNumberOfRowsGivesTheBitsOfRepeatedNoiseHeads) {
+  for (const int64_t rows : kRowCounts) {
+    for (const bool save_o : {false, true}) {
+      Spec spec = spec_of_rows(rows);
+      spec.save_o = save_o;
+      const Case shared = make(spec), repeated = with_repeated_noise(shared, spec);
+      for (const int64_t count : {1, 3, 40}) {
+        const ThreadCount threads(count);
+        expect_same_bits(shared, out(shared), out(repeated));
+      }
+    }
+  }
+}
+
+TEST_P(NoiseHeads, BackwardOfAnyNumberOfRows) {
+  Tally tally{.yardstick = false};
+  for (const int64_t rows : kRowCounts) {
+    for (const bool save_o : {false, true}) {
+      Spec spec = spec_of_rows(rows);
+      spec.save_o = save_o;
+      EXPECT_TRUE(check_backward(GetParam(), spec, tally));
+    }
+  }
+}
+
+// Two sequences, one of which has too few rows to share map 2.
+TEST_P(NoiseHeads, PackedSequencesDecideAlone) {
+  Spec spec = spec_of_rows(48);
+  spec.varlen = true;
+  spec.batch = 6;
+  Tally tally{.yardstick = false};
+  for (spec.seed = 0; spec.seed < 4; ++spec.seed) {
+    EXPECT_TRUE(check_forward(GetParam(), spec, tally));
+    EXPECT_TRUE(check_backward(GetParam(), spec, tally));
+  }
 }
 
 TEST_P(NoiseHeads, ThreadCountsGiveTheSameBits) {
@@ -185,6 +244,45 @@ TEST_P(NoiseHeads, RowsThatSeeOneKeyHaveNoGradientOfQ) {
   for (const auto* dq : {&got.dq1, &got.dq2}) {
     for (const double x : *dq) ASSERT_EQ(x, 0.0);
   }
+}
+
+/// Returns kv heads of `group` heads per noise head, with `rows` rows of each head.
+std::vector<cpu::Head> kv_heads(int64_t count, int64_t group, int64_t rows) {
+  cpu::Head head;
+  head.rows = group * rows;
+  head.seq.seq_q = rows;
+  return std::vector<cpu::Head>(static_cast<size_t>(count), head);
+}
+
+// A shared block of four heads takes (6 * 4 + 2) D FLOP per pair and noise row, independent heads
+// 8 D per row. Both pad their rows to whole strips.
+TEST(NoiseSharing, HeadsShareUnlessThatIsMoreWork) {
+  constexpr cpu::PairWork kForward{4, 3};
+  const auto share = [&](int64_t rows, int strip_rows) {
+    std::vector<cpu::Head> heads = kv_heads(1, 4, rows);
+    cpu::share_noise_heads(heads, 4, kForward, strip_rows);
+    return heads[0].share;
+  };
+  for (const int64_t rows : {1, 3, 4, 6, 9, 13, 15}) EXPECT_EQ(share(rows, 12), 1) << rows;
+  for (const int64_t rows : {10, 12, 19, 24, 48, 128}) EXPECT_EQ(share(rows, 12), 4) << rows;
+  for (const int64_t rows : {3, 8, 16, 24, 36}) EXPECT_EQ(share(rows, 32), 1) << rows;
+  for (const int64_t rows : {25, 32, 64, 128}) EXPECT_EQ(share(rows, 32), 4) << rows;
+}
+
+TEST(NoiseSharing, ThreadsDoNotIdleForIt) {
+  constexpr cpu::PairWork kForward{4, 3};
+  const auto share = [&](int64_t count, int64_t rows, int64_t thread_count) {
+    const ThreadCount threads(thread_count);
+    std::vector<cpu::Head> heads = kv_heads(count, 4, rows);
+    const int block_rows = cpu::share_noise_heads(heads, 4, kForward, 12, 48);
+    return std::pair(heads[0].share, block_rows);
+  };
+  EXPECT_EQ(share(8, 128, 1), std::pair(int64_t{4}, 48));
+  EXPECT_EQ(share(8, 128, 24), std::pair(int64_t{4}, 48));
+  EXPECT_EQ(share(8, 128, 64), std::pair(int64_t{4}, 12));  // 24 blocks of 48 rows, 88 of 12
+  EXPECT_EQ(share(8, 48, 64), std::pair(int64_t{4}, 12));
+  EXPECT_EQ(share(8, 128, 44), std::pair(int64_t{1}, 48));  // 88 independent blocks: two rounds
+  EXPECT_EQ(share(1, 3, 4).first, 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, NoiseHeads, ::testing::ValuesIn(targets()), target_name);

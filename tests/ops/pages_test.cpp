@@ -23,6 +23,7 @@ constexpr int64_t kBatch = 3, kKvHeads = 2, kWidth = 32, kValueWidth = 64, kColu
 struct Case {
   torch::ScalarType type = torch::kFloat32;
   int64_t page_size = 64, group = 2, rows = 1;
+  int64_t share = 1;  // heads per noise head
   std::optional<int64_t> window = {};
   bool one_key = false;
 };
@@ -38,7 +39,8 @@ struct Caches {
       return torch::randn(sizes).to(c.type).to(device);
     };
     const int64_t heads = kKvHeads * c.group;
-    q1 = make({kBatch, c.rows, heads, kWidth}), q2 = make({kBatch, c.rows, heads, kWidth});
+    q1 = make({kBatch, c.rows, heads, kWidth}),
+    q2 = make({kBatch, c.rows, heads / c.share, kWidth});
     k1 = make({kBatch, kColumns, kKvHeads, kWidth});
     k2 = c.one_key ? k1 : make({kBatch, kColumns, kKvHeads, kWidth});
     v = make({kBatch, kColumns, kKvHeads, kValueWidth});
@@ -82,16 +84,22 @@ struct Caches {
 
 void expect_same_bits(torch::Device device, torch::ScalarType type) {
   uint32_t seed = 1;
-  for (const Case& c : {Case{.page_size = 64}, Case{.page_size = 128, .rows = 2},
-                        Case{.page_size = 256, .group = 4, .window = 300}, Case{.page_size = 16},
-                        Case{.page_size = 64, .group = 1, .one_key = true},
-                        Case{.page_size = 64, .group = 8, .rows = 3}}) {
+  for (const Case& c :
+       {Case{.page_size = 64}, Case{.page_size = 128, .rows = 2},
+        Case{.page_size = 256, .group = 4, .window = 300}, Case{.page_size = 16},
+        Case{.page_size = 64, .group = 1, .one_key = true},
+        Case{.page_size = 64, .group = 8, .rows = 3}, Case{.page_size = 64, .group = 4, .share = 4},
+        Case{.page_size = 128, .group = 4, .rows = 2, .share = 2, .window = 300},
+        Case{.page_size = 16, .group = 8, .rows = 5, .share = 4}}) {
     Case typed = c;
     typed.type = type;
     const Caches caches(typed, device, ++seed);
     const Tensor want = caches.contiguous(typed), got = caches.paged(typed);
     EXPECT_TRUE(want.isfinite().all().item<bool>());
     EXPECT_TRUE(torch::equal(got, want)) << "page size " << c.page_size << ", " << type;
+    Caches copies = caches;
+    copies.q2 = caches.q2.repeat_interleave(c.share, 2);
+    EXPECT_TRUE(torch::equal(copies.paged(typed), got)) << c.share << " heads share, " << type;
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <array>
 #include <random>
 #include <string>
 #include <vector>
@@ -36,8 +37,9 @@ inline RandomCase make_random_case(uint64_t seed, torch::ScalarType dtype) {
   torch::manual_seed(seed);
   RandomCase c;
   c.text = "seed " + std::to_string(seed);
-  const int64_t kv_heads = pick(1, 3), heads = kv_heads * pick(1, 3);
-  const int64_t noise_heads = coin(2) ? heads : kv_heads;
+  const int64_t kv_heads = pick(1, 3), group = std::array{1, 2, 4}[pick(0, 2)];
+  const int64_t heads = kv_heads * group;
+  const int64_t noise_heads = coin(2) ? heads : group == 4 && coin(2) ? 2 * kv_heads : kv_heads;
   if (noise_heads != heads) c.text += " shared noise heads";
   const int64_t width = pick(1, 20), value_width = coin(2) ? 2 * width : pick(1, 24);
   const bool packed = coin(3);

@@ -32,17 +32,59 @@ def option_sets():
             {"key_lengths": torch.tensor([3, 7]), "key_starts": torch.tensor([1, 0])}]
 
 
+def inputs_that_share(**options):
+    """Returns inputs whose heads share noise heads: 4 heads, 2 noise heads, 1 kv head."""
+    q1, q2, k1, k2, v, lam = (t.detach() for t in inputs(**options))
+    shared = (q1, q2[:, :, :2], k1[:, :, :1], k2[:, :, :1], v[:, :, :1], lam)
+    return [t.clone().requires_grad_(options.get("requires_grad", True)) for t in shared]
+
+
+def with_copies(tensors):
+    """Returns the inputs with a copy of the noise head for each head."""
+    q1, q2, *rest = tensors
+    return [q1, q2.repeat_interleave(q1.shape[-2] // q2.shape[-2], -2), *rest]
+
+
 class Registration(unittest.TestCase):
     def test_opcheck(self):
         for options in option_sets():
             opcheck(ops.attention_forward.default, inputs(), options)
         opcheck(ops.attention.default, inputs(), {"causal": True, "norm_eps": 1e-5})
-        q1, q2, k1, k2, v, lam = inputs()
-        opcheck(ops.attention_stats.default, (q1, q2, k1, k2, lam), {"causal": True})
-        opcheck(ops.attention_map.default, (q1, q2, k1, k2, lam, 0, 7, 0, 7, 3, 7),
-                {"causal": True})
-        opcheck(ops.decode.default, (q1, q2, k1, k2, v, lam),
-                {"key_lengths": torch.tensor([7, 7])})
+        for q1, q2, k1, k2, v, lam in (inputs(), inputs_that_share()):
+            opcheck(ops.attention_stats.default, (q1, q2, k1, k2, lam), {"causal": True})
+            opcheck(ops.attention_map.default, (q1, q2, k1, k2, lam, 0, 7, 0, 7, 3, 7),
+                    {"causal": True})
+            opcheck(ops.decode.default, (q1, q2, k1, k2, v, lam),
+                    {"key_lengths": torch.tensor([7, 7])})
+
+    def test_opcheck_of_shared_noise_heads(self):
+        for options in option_sets():
+            opcheck(ops.attention_forward.default, inputs_that_share(), options)
+        opcheck(ops.attention.default, inputs_that_share(), {"causal": True, "norm_eps": 1e-5})
+        # The mask of the last set differs between heads, so the operator copies the noise heads.
+        opcheck(ops.attention.default, inputs_that_share(), {"mask": torch.rand(4, 7, 7) > 0.4})
+
+    def test_opcheck_of_saved_outputs(self):
+        for make in (inputs, inputs_that_share):
+            for dtype in (torch.float32, torch.bfloat16):
+                for saved in ({}, {"save_o": True}, {"save_outputs": True}):
+                    for requires_grad in (False, True):
+                        tensors = make(dtype=dtype, requires_grad=requires_grad)
+                        opcheck(ops.attention_forward.default, tensors, {"norm_eps": 1e-5, **saved})
+
+    def test_the_backward_of_a_head_norm_reads_o(self):
+        def sizes(dtype=torch.float32, requires_grad=True, **options):
+            made = ops.attention_forward(*inputs(dtype=dtype, requires_grad=requires_grad), **options)
+            return [tuple(t.shape) for t in made[3:]]
+
+        saved, nothing = (2, 7, 4, 16), (0,)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            self.assertEqual(sizes(dtype, norm_eps=1e-5), [saved, nothing])
+            self.assertEqual(sizes(dtype), [nothing, nothing])
+            self.assertEqual(sizes(dtype, requires_grad=False, norm_eps=1e-5), [nothing, nothing])
+        self.assertEqual(sizes(requires_grad=False, save_o=True), [saved, nothing])
+        self.assertEqual(sizes(save_outputs=True, norm_eps=1e-5), [saved, saved])
+        self.assertEqual(sizes(torch.float64, norm_eps=1e-5), [nothing, nothing])
 
     def test_gradcheck(self):
         for options in option_sets():
@@ -53,13 +95,79 @@ class Registration(unittest.TestCase):
                 (*inputs(), *tensors), atol=1e-7, rtol=1e-6))
 
     def test_compile_with_changing_lengths(self):
-        compiled = torch.compile(lambda *t: ops.attention(*t, causal=True), backend="aot_eager",
-                                 fullgraph=True, dynamic=True)
-        for seq in (4, 7, 11):
-            tensors = inputs(seq=seq)
-            torch.testing.assert_close(compiled(*tensors), ops.attention(*tensors, causal=True))
-            compiled(*tensors).sum().backward()
-            self.assertTrue(torch.isfinite(tensors[0].grad).all())
+        for make, options in ((inputs, {}), (inputs_that_share, {}),
+                              (inputs_that_share, {"norm_eps": 1e-5})):
+            compiled = torch.compile(lambda *t, options=options: ops.attention(*t, causal=True, **options),
+                                     backend="aot_eager", fullgraph=True, dynamic=True)
+            for dtype in (torch.float64, torch.float32):
+                for seq in (4, 7, 11):
+                    tensors = make(dtype=dtype, seq=seq)
+                    want = ops.attention(*tensors, causal=True, **options)
+                    got = compiled(*tensors)
+                    self.assertTrue(torch.equal(got, want))
+                    for left, right in zip(torch.autograd.grad(got.sin().sum(), tensors),
+                                           torch.autograd.grad(want.sin().sum(), tensors)):
+                        self.assertTrue(torch.equal(left, right))
+
+
+class SharedNoiseHeads(unittest.TestCase):
+    def test_export(self):
+        class Attention(torch.nn.Module):
+            def forward(self, *tensors):
+                return ops.attention(*tensors, causal=True, norm_eps=1e-5)
+
+        length = torch.export.Dim("length", min=2, max=512)
+        tensors = tuple(inputs_that_share(dtype=torch.float32, requires_grad=False))
+        program = torch.export.export(Attention(), tensors, dynamic_shapes=(({1: length},) * 6,))
+        for seq in (7, 19):
+            tensors = inputs_that_share(dtype=torch.float32, requires_grad=False, seq=seq)
+            self.assertTrue(torch.equal(program.module()(*tensors), Attention()(*tensors)))
+
+    def test_autocast(self):
+        tensors = inputs_that_share(dtype=torch.float32)
+        rounded = [t.detach().to(torch.bfloat16).requires_grad_() for t in tensors[:5]] + tensors[5:]
+        q1, q2, k1, k2, v, lam = tensors
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = ops.attention(*tensors, causal=True, norm_eps=1e-5)
+            stats = ops.attention_stats(q1, q2, k1, k2, lam)
+        want = ops.attention(*rounded, causal=True, norm_eps=1e-5)
+        self.assertTrue(torch.equal(out, want))
+        self.assertTrue(torch.equal(stats, ops.attention_stats(*rounded[:4], lam)))
+        for left, right in zip(torch.autograd.grad(out.sum(), tensors), torch.autograd.grad(want.sum(), rounded)):
+            self.assertTrue(torch.equal(left, right.to(left.dtype)))
+
+    def test_every_operator_agrees_with_copies(self):
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            for seq in (1, 3, 4, 13, 40):
+                shared = inputs_that_share(dtype=dtype, requires_grad=False, seq=seq)
+                copies = with_copies(shared)
+                q1, q2, k1, k2, v, lam = shared
+                for options in ({"causal": True}, {"norm_eps": 1e-5}):
+                    self.assertTrue(torch.equal(ops.attention(*shared, **options), ops.attention(*copies, **options)))
+                self.assertTrue(torch.equal(ops.decode(*shared), ops.decode(*copies)))
+                repeated = copies[1]
+                self.assertTrue(torch.equal(ops.attention_stats(q1, q2, k1, k2, lam),
+                                            ops.attention_stats(q1, repeated, k1, k2, lam)))
+                grid = (0, seq, 0, seq, 1, seq)
+                self.assertTrue(torch.equal(ops.attention_map(q1, q2, k1, k2, lam, *grid),
+                                            ops.attention_map(q1, repeated, k1, k2, lam, *grid)))
+
+    def test_gradcheck(self):
+        for options in option_sets():
+            tensors = [t for t in options.values()
+                       if isinstance(t, torch.Tensor) and t.requires_grad]
+            self.assertTrue(torch.autograd.gradcheck(
+                lambda *t, options=options: ops.attention(*t[:6], **options),
+                (*inputs_that_share(), *tensors), atol=1e-7, rtol=1e-6, fast_mode=True))
+
+    def test_gradients_agree_with_copies(self):
+        for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+            for seq in (1, 3, 4, 13, 40):
+                tensors = inputs_that_share(dtype=dtype, seq=seq)
+                gradients = [torch.autograd.grad(ops.attention(*given, causal=True, norm_eps=1e-5).sin().sum(), tensors)
+                             for given in (tensors, with_copies(tensors))]
+                for left, right in zip(*gradients):
+                    torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance)
 
 
 class Windows(unittest.TestCase):

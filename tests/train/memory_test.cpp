@@ -84,5 +84,21 @@ TEST(MemoryEstimate, CountsAsKeptOnlyWhatAKernelReads) {
             activations("microsoft_v2", "128", "nothing"));
 }
 
+/// The backward pass on a CPU reads o of heads with a norm, which a checkpoint keeps.
+TEST(MemoryEstimate, CountsTheOutputsOfNormedHeadsOnTheCpu) {
+  const auto kept_per_width = [](const char* attention) {
+    const auto activations = [&](const char* keep) {
+      RunConfig config = config_of({{"task", "needle"},
+                                    {"model.attention", attention},
+                                    {"train.activation_checkpointing", "true"},
+                                    {"train.keep_attention", keep}});
+      open_task_data(config);
+      return estimate_memory(config, 1000).activations;
+    };
+    return activations("results") - activations("nothing");
+  };
+  EXPECT_GT(kept_per_width("diffllama"), 3 * kept_per_width("microsoft_v2") / 2);
+}
+
 }  // namespace
 }  // namespace diffattn::train::memory_test

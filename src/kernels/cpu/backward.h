@@ -328,7 +328,7 @@ struct Backward {
         const Vec scale = Isa::set1(block.scale[m]);
         for (int64_t c = 0; c < width; c += kLanes) {
           const Vec x = Isa::load(dq[m] + i * rows.q_stride + c);
-          Isa::store_elements(rows.row(i).dq[m], block.maps.dtype, c, width - c,
+          Isa::store_elements(rows.row(i).dq[m], block.dq_dtype[m], c, width - c,
                               Isa::mul(x, scale));
         }
       }

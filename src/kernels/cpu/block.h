@@ -120,6 +120,7 @@ struct BackwardBlock {
   int64_t value_dim;
   EpilogueBlock epilogue;
   float scale[2];        // without log2(e)
+  Dtype dq_dtype[2];     // of BackwardRow::dq
   int64_t dmask_stride;  // elements from column to column
   bool products;         // false: compute dmask only
   /// The slab's sums, in tiles: [ceil(N / R)][ceil(width / W)][R][W]. The inner tile is [W][R] if

@@ -53,20 +53,20 @@ void replace(OptionalTensor& argument, const Tensor& leaf) {
 
 }  // namespace
 
-ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
+ForwardResult forward(const AttentionArguments& a, SavedOutputs save) {
   const torch::NoGradGuard no_grad;
-  const ForwardResult result = allocate_forward(a, save_outputs);
+  const ForwardResult result = allocate_forward(a, save);
   const ForwardResult rows = attention_rows(a);
   result.out.copy_(rows.out);
   result.lse1.copy_(rows.lse1);
   result.lse2.copy_(rows.lse2);
-  if (save_outputs) {
-    const int64_t width = rows.o.size(-1), rests = result.o.size(-1) - width;
-    result.o.narrow(-1, 0, width).copy_(rows.o);
-    result.o2.narrow(-1, 0, width).copy_(rows.o2);
-    result.o.narrow(-1, width, rests).zero_();
-    result.o2.narrow(-1, width, rests).zero_();
-  }
+  const auto store = [](const Tensor& to, const Tensor& from) {
+    const int64_t width = from.size(-1);
+    to.narrow(-1, 0, width).copy_(from);
+    to.narrow(-1, width, to.size(-1) - width).zero_();
+  };
+  if (save != SavedOutputs::kNone) store(result.o, rows.o);
+  if (save == SavedOutputs::kBoth) store(result.o2, rows.o2);
   return result;
 }
 

@@ -7,7 +7,7 @@
 /// memory. The maps are those of docs/algorithm.md; autograd gives the gradients.
 namespace diffattn::ops::composed {
 
-ForwardResult forward(const AttentionArguments& arguments, bool save_outputs);
+ForwardResult forward(const AttentionArguments& arguments, SavedOutputs save);
 BackwardResult backward(const Tensor& dout, const AttentionArguments& arguments, Wanted wanted);
 Tensor stats(const ProblemArguments& arguments, double sparse_threshold);
 BackwardResult stats_backward(const Tensor& dstats, const ProblemArguments& arguments,

@@ -37,12 +37,13 @@ torch::Tensor attention_from_checkpoint(const torch::Tensor& q1, const torch::Te
 namespace ops {
 
 struct AttentionArguments;
+enum class SavedOutputs : uint8_t;
 
 /// Returns the arguments as the operators get them: under autocast, q, k and v in its type.
 AttentionArguments after_autocast(AttentionArguments arguments);
 
-/// True if the backward of these tensors reads o and o2 of the forward.
-bool backward_reads_outputs(const AttentionArguments& arguments);
+/// Returns the outputs of the maps that the backward of these tensors reads.
+SavedOutputs outputs_of_backward(const AttentionArguments& arguments);
 
 /// Returns `attention` with gradients from a checkpoint that has at least lse1, lse2 and o2.
 torch::Tensor restored_attention(const AttentionArguments& arguments,

@@ -29,10 +29,10 @@ struct Autocast {
   static constexpr auto kKey =
       device == at::kCPU ? c10::DispatchKey::AutocastCPU : c10::DispatchKey::AutocastCUDA;
 
-  static ForwardResult forward(AttentionArguments a, bool save_outputs) {
+  static ForwardResult forward(AttentionArguments a, SavedOutputs save) {
     const Off off(kKey);
     cast(a);
-    return call::attention_forward(a, save_outputs);
+    return call::attention_forward(a, save);
   }
   static Tensor decode(AttentionArguments a) {
     const Off off(kKey);

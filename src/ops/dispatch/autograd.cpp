@@ -3,6 +3,7 @@
 // Autograd. Forward and backward are separate operators, so that torch.compile and profilers see
 // both. This file only connects them.
 
+#include <algorithm>
 #include <functional>
 
 #include "diffattn/kernels/error.h"
@@ -98,10 +99,10 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                const Variable& k1, const Variable& k2, const Variable& v,
                                const Variable& lambda, const OptionalTensor& norm_weight,
                                const OptionalTensor& mask, const AttentionArguments& a,
-                               bool save_outputs, const AttentionCheckpoint* checkpoint) {
+                               SavedOutputs save, const AttentionCheckpoint* checkpoint) {
     const at::AutoDispatchBelowADInplaceOrView below;
     const ForwardResult r =
-        checkpoint ? restored_forward(a, *checkpoint) : call::attention_forward(a, save_outputs);
+        checkpoint ? restored_forward(a, *checkpoint) : call::attention_forward(a, save);
     ctx->save_for_backward({q1, q2, k1, k2, v, lambda, or_undefined(norm_weight),
                             or_undefined(mask), or_undefined(a.key_starts),
                             or_undefined(a.key_lengths), or_undefined(a.cu_seqlens_q),
@@ -188,15 +189,15 @@ bool attention_needs_gradient(const AttentionArguments& a) {
   return needs_gradient({a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask});
 }
 
-ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
+ForwardResult forward(const AttentionArguments& a, SavedOutputs save) {
   refuse_forward_mode({a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask});
   if (!attention_needs_gradient(a)) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    return call::attention_forward(a, save_outputs);
+    return call::attention_forward(a, save);
   }
   const variable_list r = AttentionFunction::apply(
       a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask, a,
-      save_outputs || backward_reads_outputs(a), static_cast<const AttentionCheckpoint*>(nullptr));
+      std::max(save, outputs_of_backward(a)), static_cast<const AttentionCheckpoint*>(nullptr));
   return {r[0], r[1], r[2], r[3], r[4]};
 }
 
@@ -270,15 +271,18 @@ Tensor map(const ProblemArguments& a, const MapGrid& grid) {
 
 /// Returns the first result of `attention_forward`, without lse1, lse2, o and o2.
 Tensor attention(const AttentionArguments& a) {
-  return call::attention_forward(a, /*save_outputs=*/false).out;
+  return call::attention_forward(a, SavedOutputs::kNone).out;
 }
 
 }  // namespace
 
-/// True for the fused CUDA backward, which would otherwise compute o and o2 a second time. Reads
-/// only properties that fake tensors have too.
-bool backward_reads_outputs(const AttentionArguments& a) {
-  return cuda_fused() != nullptr && a.q1.is_cuda() && a.q1.scalar_type() != torch::kFloat64;
+/// Without them the backward would compute them a second time: o and o2 on CUDA, and on a CPU the O
+/// that the head norm differentiates. Kernels for float64 recompute what they need. Reads only
+/// properties that fake tensors have too.
+SavedOutputs outputs_of_backward(const AttentionArguments& a) {
+  if (a.q1.scalar_type() == torch::kFloat64) return SavedOutputs::kNone;
+  if (cuda_fused() != nullptr && a.q1.is_cuda()) return SavedOutputs::kBoth;
+  return a.q1.is_cpu() && a.norm_eps ? SavedOutputs::kO : SavedOutputs::kNone;
 }
 
 Tensor restored_attention(const AttentionArguments& a, const AttentionCheckpoint& checkpoint) {
@@ -289,7 +293,7 @@ Tensor restored_attention(const AttentionArguments& a, const AttentionCheckpoint
     return restored_forward(a, checkpoint).out;
   }
   return AttentionFunction::apply(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, a.norm_weight, a.mask, a,
-                                  /*save_outputs=*/true, &checkpoint)[0];
+                                  SavedOutputs::kBoth, &checkpoint)[0];
 }
 
 TORCH_LIBRARY_IMPL(diffattn, CompositeImplicitAutograd, m) {

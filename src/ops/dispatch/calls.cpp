@@ -16,7 +16,9 @@ auto operator_handle(const char* name, Function*) {
 
 // The entry templates have a type only with an implementation. These are never called.
 constexpr auto kAttention = [](const AttentionArguments&) -> Tensor { return {}; };
-constexpr auto kForward = [](const AttentionArguments&, bool) -> ForwardResult { return {}; };
+constexpr auto kForward = [](const AttentionArguments&, SavedOutputs) -> ForwardResult {
+  return {};
+};
 constexpr auto kRecompute = [](const AttentionArguments&, const Tensor&,
                                const Tensor&) -> RecomputeResult { return {}; };
 constexpr auto kBackward = [](const Tensor&, const AttentionArguments&, const Saved&,
@@ -40,12 +42,12 @@ Tensor attention(const AttentionArguments& a) {
                  DIFFATTN_EPILOGUE_VALUES, DIFFATTN_WINDOW_VALUES);
 }
 
-ForwardResult attention_forward(const AttentionArguments& a, bool save_outputs) {
+ForwardResult attention_forward(const AttentionArguments& a, SavedOutputs save) {
   static const auto op =
       operator_handle("diffattn::attention_forward", &entry::attention_forward<kForward>);
-  auto [out, lse1, lse2, o, o2] =
-      op.call(a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, DIFFATTN_PROBLEM_VALUES,
-              DIFFATTN_EPILOGUE_VALUES, save_outputs, DIFFATTN_WINDOW_VALUES);
+  auto [out, lse1, lse2, o, o2] = op.call(
+      a.q1, a.q2, a.k1, a.k2, a.v, a.lambda, DIFFATTN_PROBLEM_VALUES, DIFFATTN_EPILOGUE_VALUES,
+      save == SavedOutputs::kBoth, DIFFATTN_WINDOW_VALUES, save == SavedOutputs::kO);
   return {out, lse1, lse2, o, o2};
 }
 

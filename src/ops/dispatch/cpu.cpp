@@ -17,7 +17,13 @@
 namespace diffattn::ops::on_cpu {
 namespace {
 
-ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
+/// Clears the bytes behind each row of o or o2, which CPU kernels do not write.
+void clear_rests(const Tensor& saved, int64_t width) {
+  if (saved.dim() == 1 || saved.size(-1) == width) return;
+  saved.narrow(-1, width, saved.size(-1) - width).zero_();
+}
+
+ForwardResult forward(const AttentionArguments& a, SavedOutputs save) {
   check(a);
   ForwardParams params;
   HostProblem host(a, params);
@@ -25,13 +31,14 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
   validate(static_cast<const Problem&>(params), /*host_arrays=*/true);
   const Backend* backend = cpu_backend_or_composed(params);
   if (backend == nullptr) {
-    return composed::forward(a.paged() ? without_pages(a) : a, save_outputs);
+    return composed::forward(a.paged() ? without_pages(a) : a, save);
   }
-  const ForwardResult result = allocate_forward(a, save_outputs);
+  const ForwardResult result = allocate_forward(a, save);
   params.v = view_of(a.v);
   params.epilogue = host.epilogue(a);
-  set_outputs(params, result, save_outputs);
+  set_outputs(params, result, save);
   backend->forward(params);
+  for (const Tensor& saved : {result.o, result.o2}) clear_rests(saved, params.value_dim);
   return result;
 }
 
@@ -39,7 +46,7 @@ ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
 RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
   check(a);
   check_lse(lse1, lse2, a);
-  const ForwardResult whole = forward(a, /*save_outputs=*/true);
+  const ForwardResult whole = forward(a, SavedOutputs::kBoth);
   return {whole.out, whole.o};
 }
 
@@ -64,7 +71,7 @@ BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const S
   return result;
 }
 
-Tensor decode(const AttentionArguments& a) { return forward(a, /*save_outputs=*/false).out; }
+Tensor decode(const AttentionArguments& a) { return forward(a, SavedOutputs::kNone).out; }
 
 Tensor stats(const ProblemArguments& a, double sparse_threshold) {
   check(a);

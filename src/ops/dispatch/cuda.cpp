@@ -29,23 +29,23 @@ void check_values(const ProblemArguments& a) {
   validate(problem, /*host_arrays=*/true);
 }
 
-ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
+ForwardResult forward(const AttentionArguments& a, SavedOutputs save) {
   check(a);
   const bool fused = cuda_fused_takes(a, a.v.size(-1));
   if (a.paged() && !(fused && cuda_fused()->takes_pages(a))) {
     check_values(a);
-    return forward(without_pages(a), save_outputs);
+    return forward(without_pages(a), save);
   }
-  if (fused) return cuda_fused()->forward(a, save_outputs);
+  if (fused) return cuda_fused()->forward(a, save);
   check_values(a);
-  return composed::forward(a, save_outputs);
+  return composed::forward(a, save);
 }
 
 RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
   check(a);
   check_lse(lse1, lse2, a);
   if (cuda_fused_takes(a, a.v.size(-1))) return cuda_fused()->recompute(a, lse1, lse2);
-  const ForwardResult whole = forward(a, /*save_outputs=*/true);
+  const ForwardResult whole = forward(a, SavedOutputs::kBoth);
   return {whole.out, whole.o};
 }
 
@@ -58,7 +58,7 @@ BackwardResult backward(const Tensor& dout, const AttentionArguments& a, const S
   return composed::backward(dout, a, wanted);
 }
 
-Tensor decode(const AttentionArguments& a) { return forward(a, /*save_outputs=*/false).out; }
+Tensor decode(const AttentionArguments& a) { return forward(a, SavedOutputs::kNone).out; }
 
 Tensor stats(const ProblemArguments& a, double sparse_threshold) {
   check(a);

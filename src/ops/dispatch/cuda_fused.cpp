@@ -67,15 +67,20 @@ bool takes_pages(const AttentionArguments& a) {
   return std::string_view(cuda::forward_route(params)) == "decode";
 }
 
-ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
+ForwardResult forward(const AttentionArguments& a, SavedOutputs save) {
+  if (save == SavedOutputs::kO) {  // no kernel saves o alone
+    const ForwardResult r = forward(a, SavedOutputs::kBoth);
+    const Tensor o = r.o.narrow(-1, 0, a.v.size(-1)).contiguous();
+    return {r.out, r.lse1, r.lse2, o, nothing(a.q1)};
+  }
   const c10::DeviceGuard guard(a.q1.device());
   ForwardParams params;
   FusedProblem views(a, params);
   params.value_dim = a.v.size(-1);
-  const ForwardResult result = allocate_forward(a, save_outputs);
+  const ForwardResult result = allocate_forward(a, save);
   params.v = view_of(a.v);
   params.epilogue = views.epilogue(a);
-  set_outputs(params, result, save_outputs);
+  set_outputs(params, result, save);
   const Tensor workspace = workspace_on(a.q1, cuda::forward_workspace_bytes(params));
   cuda::forward(params, workspace.mutable_data_ptr(), current_stream(a.q1.device()));
   return result;
@@ -107,7 +112,7 @@ RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const
   params.o = mutable_view_of(result.o);
   params.o_rest = rests_of(params.o, result.o, params.value_dim);
   if (!cuda::takes_recompute(params)) {
-    const ForwardResult whole = forward(a, /*save_outputs=*/true);
+    const ForwardResult whole = forward(a, SavedOutputs::kBoth);
     return {whole.out, whole.o};
   }
   const Tensor workspace = workspace_on(a.q1, cuda::forward_workspace_bytes(params));

@@ -20,7 +20,7 @@ struct CudaFused {
   bool (*takes)(const ProblemArguments& arguments, int64_t value_dim);
   /// True if a kernel reads the pages of this call where they are.
   bool (*takes_pages)(const AttentionArguments& arguments);
-  ForwardResult (*forward)(const AttentionArguments& arguments, bool save_outputs);
+  ForwardResult (*forward)(const AttentionArguments& arguments, SavedOutputs save);
   /// True if a kernel computes this forward with less work once lse1 and lse2 are known.
   bool (*takes_recompute)(const AttentionArguments& arguments);
   RecomputeResult (*recompute)(const AttentionArguments& arguments, const Tensor& lse1,

@@ -46,8 +46,11 @@ Tensor attention(DIFFATTN_QUERIES_AND_KEYS, const Tensor& v, const Tensor& lam,
 template <auto Implementation>
 FiveTensors attention_forward(DIFFATTN_QUERIES_AND_KEYS, const Tensor& v, const Tensor& lam,
                               DIFFATTN_PROBLEM_PARAMETERS, DIFFATTN_EPILOGUE_PARAMETERS,
-                              bool save_outputs, DIFFATTN_WINDOW_PARAMETERS) {
-  const ForwardResult r = Implementation(AttentionArguments DIFFATTN_PACK_ATTENTION, save_outputs);
+                              bool save_outputs, DIFFATTN_WINDOW_PARAMETERS, bool save_o) {
+  const SavedOutputs save = save_outputs ? SavedOutputs::kBoth
+                            : save_o     ? SavedOutputs::kO
+                                         : SavedOutputs::kNone;
+  const ForwardResult r = Implementation(AttentionArguments DIFFATTN_PACK_ATTENTION, save);
   return {r.out, r.lse1, r.lse2, r.o, r.o2};
 }
 
@@ -125,7 +128,7 @@ void implement(torch::Library& m) {
 namespace call {
 
 Tensor attention(const AttentionArguments& arguments);
-ForwardResult attention_forward(const AttentionArguments& arguments, bool save_outputs);
+ForwardResult attention_forward(const AttentionArguments& arguments, SavedOutputs save);
 RecomputeResult attention_recompute(const AttentionArguments& arguments, const Tensor& lse1,
                                     const Tensor& lse2);
 BackwardResult attention_backward(const Tensor& dout, const AttentionArguments& arguments,

@@ -9,9 +9,9 @@
 namespace diffattn::ops::on_meta {
 namespace {
 
-ForwardResult forward(const AttentionArguments& a, bool save_outputs) {
+ForwardResult forward(const AttentionArguments& a, SavedOutputs save) {
   check(a);
-  return allocate_forward(a, save_outputs);
+  return allocate_forward(a, save);
 }
 
 RecomputeResult recompute(const AttentionArguments& a, const Tensor& lse1, const Tensor& lse2) {
@@ -25,7 +25,7 @@ BackwardResult backward(const Tensor&, const AttentionArguments& a, const Saved&
   return allocate_backward(a, wanted);
 }
 
-Tensor decode(const AttentionArguments& a) { return forward(a, /*save_outputs=*/false).out; }
+Tensor decode(const AttentionArguments& a) { return forward(a, SavedOutputs::kNone).out; }
 
 Tensor stats(const ProblemArguments& a, double) {
   check(a);

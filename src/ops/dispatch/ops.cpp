@@ -60,8 +60,10 @@ void check_checkpoint(const AttentionCheckpoint& saved, const ops::AttentionArgu
   }
   ops::check_lse(saved.lse1, saved.lse2, a);
   if (saved.out.defined()) ops::check_output("out", saved.out, a);
+  const bool alone = saved.o2.dim() == 1;  // o without o2 has plain rows
   const auto check_rows = [&](const char* name, const torch::Tensor& rows) {
-    if (rows.defined() && rows.dim() > 1) ops::check_output(name, rows, a, ops::saved_width(a));
+    if (!rows.defined() || rows.dim() == 1) return;
+    ops::check_output(name, rows, a, alone ? a.v.sym_size(-1) : ops::saved_width(a));
   };
   check_rows("o", saved.o);
   check_rows("o2", saved.o2);
@@ -85,8 +87,8 @@ CheckpointedAttention attention_with_checkpoint(const torch::Tensor& q1, const t
   ops::check(a);
   const bool sums = keep == KeepAttention::kSums && takes_recompute(a);
   if (keep != KeepAttention::kResults && !sums) return {ops::call::attention(a), {}};
-  const ops::ForwardResult r =
-      ops::call::attention_forward(a, sums || ops::backward_reads_outputs(a));
+  const ops::ForwardResult r = ops::call::attention_forward(
+      a, sums ? ops::SavedOutputs::kBoth : ops::outputs_of_backward(a));
   if (sums) return {r.out, {.out = {}, .lse1 = r.lse1, .lse2 = r.lse2, .o = {}, .o2 = r.o2}};
   return {r.out, {r.out, r.lse1, r.lse2, r.o, r.o2}};
 }

@@ -30,7 +30,7 @@ TORCH_LIBRARY(diffattn, m) {
 
   define("attention_forward(" + kQueriesAndKeys + ", Tensor v, Tensor lam, *, " + kProblem + ", " +
          kEpilogue + ", bool save_outputs=False, " + kWindow +
-         ") -> "
+         ", bool save_o=False) -> "
          "(Tensor out, Tensor lse1, Tensor lse2, Tensor o, Tensor o2)");
 
   define("attention_recompute(" + kQueriesAndKeys +

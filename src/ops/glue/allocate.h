@@ -24,20 +24,23 @@ inline Tensor empty_lse(const Tensor& q1) {
 /// Returns a tensor without elements, which stands for an absent result.
 inline Tensor nothing(const Tensor& like) { return at::empty({0}, like.options()); }
 
-/// Returns the width of a row of o and o2 in elements. In a 16-bit type, room for Dv bytes follows
-/// the Dv elements: CUDA kernels store the rounding errors there. The width is the same on every
-/// device, since a meta tensor stands for any of them.
+/// Returns the width of a row of o and o2 in elements if both are saved. In a 16-bit type, room for
+/// Dv bytes follows the Dv elements: CUDA kernels store the rounding errors there. The width is the
+/// same on every device, since a meta tensor stands for any of them.
 inline c10::SymInt saved_width(const AttentionArguments& a) {
   const c10::SymInt width = a.v.sym_size(-1);
   return a.q1.element_size() == 2 ? width + (width + 1) / 2 : width;
 }
 
-inline ForwardResult allocate_forward(const AttentionArguments& a, bool save_outputs) {
+inline ForwardResult allocate_forward(const AttentionArguments& a, SavedOutputs save) {
   const auto rows = [&](const c10::SymInt& width) {
     return empty_like_rows(a.q1, width, a.q1.scalar_type());
   };
-  const auto saved = [&] { return save_outputs ? rows(saved_width(a)) : nothing(a.q1); };
-  return {rows(a.v.sym_size(-1)), empty_lse(a.q1), empty_lse(a.q1), saved(), saved()};
+  const c10::SymInt width = a.v.sym_size(-1);
+  const bool both = save == SavedOutputs::kBoth, any = both || save == SavedOutputs::kO;
+  const c10::SymInt wide = both ? saved_width(a) : width;
+  return {rows(width), empty_lse(a.q1), empty_lse(a.q1), any ? rows(wide) : nothing(a.q1),
+          both ? rows(wide) : nothing(a.q1)};
 }
 
 inline RecomputeResult allocate_recompute(const AttentionArguments& a) {

@@ -53,9 +53,13 @@ struct AttentionArguments : ProblemArguments {
   double out_scale = 1.0;
 };
 
+/// Which outputs of the maps a forward saves for the backward. CUDA kernels read both, CPU kernels
+/// only o.
+enum class SavedOutputs : uint8_t { kNone, kO, kBoth };
+
 /// Results of the forward: out [B, M, H, Dv]; lse1, lse2 [B, H, M] (packed [H, total]); o and o2
-/// like out, or empty unless the caller asks for them. In a 16-bit type, Dv bytes follow each row
-/// of o and o2, in which CUDA kernels store the rounding errors.
+/// like out, or empty unless they are saved. If both are saved in a 16-bit type, Dv bytes follow
+/// each row, in which CUDA kernels store the rounding errors.
 struct ForwardResult {
   Tensor out, lse1, lse2, o, o2;
 };

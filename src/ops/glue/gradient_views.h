@@ -20,12 +20,13 @@ View<Void> rests_of(const View<Void>& saved, const Tensor& tensor, int64_t width
           saved.seq_stride * bytes, saved.head_stride * bytes};
 }
 
-inline void set_outputs(ForwardParams& params, const ForwardResult& result, bool save_outputs) {
+inline void set_outputs(ForwardParams& params, const ForwardResult& result, SavedOutputs save) {
   params.out = mutable_view_of(result.out);
   params.lse1 = mutable_rows_of(result.lse1);
   params.lse2 = mutable_rows_of(result.lse2);
-  if (!save_outputs) return;
+  if (save == SavedOutputs::kNone) return;
   params.o = mutable_view_of(result.o);
+  if (save == SavedOutputs::kO) return;
   params.o2 = mutable_view_of(result.o2);
   params.o_rest = rests_of(params.o, result.o, params.value_dim);
   params.o2_rest = rests_of(params.o2, result.o2, params.value_dim);
@@ -37,6 +38,7 @@ inline void set_saved(BackwardParams& params, const Saved& saved) {
   params.lse2 = rows_of(saved.lse2);
   if (saved.o.dim() == 1) return;  // not saved
   params.o = view_of(saved.o);
+  if (saved.o2.dim() == 1) return;
   params.o2 = view_of(saved.o2);
   params.o_rest = rests_of(params.o, saved.o, params.value_dim);
   params.o2_rest = rests_of(params.o2, saved.o2, params.value_dim);

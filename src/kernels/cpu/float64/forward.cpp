@@ -2,8 +2,8 @@
 //
 // Forward in float64. Tasks are blocks of kBlockRows query rows of one noise head; each computes
 // map 2 over all keys that its rows see, then map 1 and O = (p1 - lambda p2) v in one product for
-// each head that shares it. Kv heads are
-// packed in waves, so that packed copies exist for a few heads at a time.
+// each head that shares it. Kv heads are packed in waves, so that packed copies exist for a few
+// heads at a time.
 
 #include <algorithm>
 #include <vector>

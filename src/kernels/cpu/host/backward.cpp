@@ -4,7 +4,7 @@
 // To run them in parallel, the code gives each block to one of several slabs, private copies of dk
 // and dv. The number of slabs depends on the shape alone. The blocks of a slab run in order, and at
 // the end the slabs are added in order. So results do not depend on the number of threads. A block
-// holds the rows of all heads that share a noise head.
+// may hold the rows of all heads of a noise head, so that map 2 is computed once (noise_sharing.h).
 
 #include <algorithm>
 #include <cstring>
@@ -14,6 +14,7 @@
 #include "kernels/cpu/host/head.h"
 #include "kernels/cpu/host/kernels.h"
 #include "kernels/cpu/host/memory.h"
+#include "kernels/cpu/host/noise_sharing.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tile_size.h"
 
@@ -43,18 +44,19 @@ struct BackwardRun {
       code.rows * (is_wide ? 2 : 1);
   const int64_t map_panels = panels_in_key_blocks(params.seq_k, code);
   using Rows = BlockRows<BackwardRow>;
-  const int64_t share = params.noise_group();
-  const int64_t row_bytes = Rows::bytes(share * block_rows);
+  const int64_t group = params.noise_group();
+  const std::vector<Head> heads = heads_that_share();
+  const int64_t row_bytes = Rows::bytes(group * block_rows);
   const int64_t scratch =
       row_bytes +
       (dstats == nullptr ? code.backward_scratch : code.stats_backward_scratch)(
-          block_rows, static_cast<int>(share), map_panels, params.head_dim, params.value_dim);
+          block_rows, static_cast<int>(group), map_panels, params.head_dim, params.value_dim);
   const bool dmask_alone = params.dmask != nullptr && rows_own_dmask();
   DlambdaSum dlambda{params};
+  NoiseQuerySum noise_queries{params, heads};
   std::vector<double> dgain{};  // [kv heads of all sequences][kMaxSlabs][Dv]
 
   void run() {
-    const std::vector<Head> heads = heads_of(params, /*empty=*/true);
     if (params.dmask != nullptr) clear_dmask(params);
     if (params.dnorm_weight != nullptr) {
       dgain.assign(heads.size() * kMaxSlabs * params.value_dim, 0.0);
@@ -68,10 +70,20 @@ struct BackwardRun {
       first = last;
     }
     dlambda.store();
+    noise_queries.store();
     store_dgain(heads.size());
   }
 
  private:
+  /// Heads of one noise head run together if that is no more work. dA, dv, A^T dO, and q k, ds k
+  /// and ds^T q of each map make up the work of a head.
+  std::vector<Head> heads_that_share() const {
+    std::vector<Head> all = heads_of(params, /*empty=*/true);
+    const int64_t d = params.head_dim, values = (plan.rows_of_v ? 3 : 2) * params.value_dim;
+    share_noise_heads(all, group, {6 * d + values, 3 * d + values}, code.rows);
+    return all;
+  }
+
   /// Where the blocks of one slab add their sums.
   struct Sums {
     float* slab;    // dk and dv; without keys it has no elements
@@ -82,7 +94,7 @@ struct BackwardRun {
   int64_t slabs(const Head& head) const {
     const int64_t blocks_of =
         params.kv_heads < kFewHeads ? kBlocksPerSlabOfFewHeads : kBlocksPerSlab;
-    const int64_t least = ceil_div(is_wide ? ceil_div(blocks_of, 2) : blocks_of, share);
+    const int64_t least = ceil_div(is_wide ? ceil_div(blocks_of, 2) : blocks_of, head.share);
     const int64_t most =
         is_long ? std::clamp<int64_t>(kSlabsOfLong / params.kv_heads, 2, kMaxSlabs) : kMaxSlabs;
     return std::clamp<int64_t>(ceil_div(blocks(head), least), 1, most);
@@ -159,9 +171,9 @@ struct BackwardRun {
   /// Runs noise rows [first, end) of the head. If `into` is null, computes dmask only.
   void run_block(const Head& head, const PackedKeys& keys, int64_t first, int64_t end,
                  const Sums* into, char* memory) {
-    const Rows rows(share * block_rows, memory);
+    const Rows rows(group * block_rows, memory);
     const int count = static_cast<int>(std::min(end, head.noise_rows()) - first);
-    for (int64_t h = 0; h < share; ++h) {
+    for (int64_t h = 0; h < head.share; ++h) {
       for (int i = 0; i < count; ++i) {
         const int64_t r = head.row(first + i, h);
         Row& row = rows.rows[h * count + i] = row_of(params, head, r);
@@ -172,7 +184,7 @@ struct BackwardRun {
     block.maps = maps_of(params, keys, map_panels);
     block.maps.rows = rows.rows;
     block.maps.count = count;
-    block.maps.heads = static_cast<int>(share);
+    block.maps.heads = static_cast<int>(head.share);
     block.rows = rows.outputs;
     block.value_dim = params.value_dim;
     block.epilogue = {.norm = params.epilogue.norm,
@@ -180,6 +192,8 @@ struct BackwardRun {
                       .gain = gain.data()};
     block.scale[0] = static_cast<float>(params.scale);
     block.scale[1] = static_cast<float>(params.scale2);
+    block.dq_dtype[0] = params.dtype;
+    block.dq_dtype[1] = noise_queries.has(head) ? Dtype::kFloat32 : params.dtype;
     block.dmask_stride = params.dmask_strides.column;
     block.products = into != nullptr;
     if (into != nullptr) {
@@ -207,7 +221,11 @@ struct BackwardRun {
     }
     if (products) {
       if (params.dq1) out.dq[0] = at(params.dq1, params.dtype, head.b, l, h);
-      if (params.dq2) out.dq[1] = at(params.dq2, params.dtype, head.b, l, h / share);
+      if (noise_queries.has(head)) {
+        out.dq[1] = noise_queries.row(head, r);
+      } else if (params.dq2) {
+        out.dq[1] = at(params.dq2, params.dtype, head.b, l, h / group);
+      }
       out.dlambda = dlambda.row(head.b, l, h);
     }
     if (params.dmask != nullptr && products == dmask_alone) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The forward over all heads. It packs a few kv heads at a time (a wave) and then runs blocks of
-// their query rows as independent tasks. A block holds the rows of all heads that share a noise
-// head, so that map 2 is computed once. Heads with few rows are decoded instead: nothing is
-// packed, and chunks of keys are the tasks. Only decoding reads pages.
+// their query rows as independent tasks. A block may hold the rows of all heads of a noise head, so
+// that map 2 is computed once (noise_sharing.h). Heads with few rows are decoded instead: nothing
+// is packed, and chunks of keys are the tasks. Only decoding reads pages.
 
 #include <algorithm>
 
@@ -11,6 +11,7 @@
 #include "kernels/cpu/host/head.h"
 #include "kernels/cpu/host/kernels.h"
 #include "kernels/cpu/host/memory.h"
+#include "kernels/cpu/host/noise_sharing.h"
 #include "kernels/cpu/host/waves.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tile_size.h"
@@ -24,7 +25,7 @@ struct ForwardRun {
   const TileCode& code;
   const PackPlan plan{.problem = params, .v = params.v, .code = code};
   const std::vector<float> gain = gain_of(params.epilogue, params.value_dim);
-  const int block_rows = forward_block_rows(params.seq_k, code);
+  int block_rows = forward_block_rows(params.seq_k, code);
   const int64_t map_panels =
       std::min(panels_in_key_blocks(params.seq_k, code), panels_in_key_blocks(kMapKeys, code));
   const bool stretches = panels_in_key_blocks(params.seq_k, code) > map_panels;
@@ -34,6 +35,8 @@ struct ForwardRun {
     const auto few = std::stable_partition(
         heads.begin(), heads.end(), [](const Head& head) { return head.rows > kDecodeRows; });
     run_decode({few, heads.end()});
+    block_rows = share_noise_heads({heads.begin(), few}, params.noise_group(), pair_work(),
+                                   code.rows, block_rows);
     const int64_t scratch =
         code.forward_scratch(block_rows, map_panels, params.head_dim, params.value_dim);
     using Rows = BlockRows<ForwardRow>;
@@ -50,6 +53,13 @@ struct ForwardRun {
   }
 
  private:
+  /// Returns the work of both maps of scores and of their product with v. Together with another
+  /// head, map 2 takes no product of its own unless O2 is summed apart (forward.h).
+  PairWork pair_work() const {
+    const int64_t d = params.head_dim, dv = params.value_dim;
+    return {2 * d + (stretches || params.o2 ? 2 : 1) * dv, d + dv};
+  }
+
   /// True if the rows of k1, k2 and v hold all kv heads without gaps.
   bool heads_are_interleaved() const {
     const auto dense = [&](const View<const void>& view, int64_t width) {

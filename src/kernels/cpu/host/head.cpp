@@ -40,12 +40,8 @@ std::vector<Head> heads_of(const Problem& problem, bool empty) {
     const Sequence seq = sequence_of(problem, b);
     for (int64_t g = 0; g < problem.kv_heads; ++g) {
       if (seq.seq_q == 0 && !empty) continue;
-      heads.push_back({.b = b,
-                       .g = g,
-                       .seq = seq,
-                       .first_head = g * group,
-                       .rows = group * seq.seq_q,
-                       .share = problem.noise_group()});
+      heads.push_back(
+          {.b = b, .g = g, .seq = seq, .first_head = g * group, .rows = group * seq.seq_q});
     }
   }
   return heads;
@@ -140,7 +136,7 @@ Row row_of(const Problem& problem, const Head& head, int64_t r) {
   const Columns columns = columns_of(problem, head.seq, m);
   Row row{};
   row.q[0] = at(problem.q1, problem.dtype, head.b, l, h);
-  row.q[1] = at(problem.q2, problem.dtype, head.b, l, h / head.share);
+  row.q[1] = at(problem.q2, problem.dtype, head.b, l, h / problem.noise_group());
   if (columns.begin < columns.end) {
     row.begin = columns.begin;
     row.end = columns.end;

@@ -10,14 +10,14 @@
 namespace diffattn::cpu {
 
 /// One kv head of one sequence, with all query rows that read it. Row r is query r % M of head
-/// first_head + r / M. A noise row is a row of q2, which `share` rows read, one of each head that
-/// shares its noise head.
+/// first_head + r / M. `share` heads run together and compute map 2 once (noise_sharing.h): a noise
+/// row stands for the rows of these heads that have the same row of q2.
 struct Head {
   int64_t b = 0, g = 0;
   Sequence seq;
   int64_t first_head = 0;  // of the group
   int64_t rows = 0;        // group size * M
-  int64_t share = 1;       // heads per noise head
+  int64_t share = 1;       // 1, or all heads of a noise head
 
   int64_t noise_rows() const { return rows / share; }
   /// Returns the row of head i < share among the heads that read this noise row.
@@ -28,7 +28,8 @@ struct Head {
   int64_t query(int64_t r) const { return r % seq.seq_q; }
 };
 
-/// Returns every kv head that has query rows; with `empty`, also those without.
+/// Returns every kv head that has query rows; with `empty`, also those without. Each head computes
+/// its own map 2.
 std::vector<Head> heads_of(const Problem& problem, bool empty);
 
 /// The packed copies of a kv head that an operation needs.
