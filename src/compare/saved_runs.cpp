@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -10,6 +11,7 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
+#include "io/hash.h"
 
 namespace diffattn::compare {
 namespace {
@@ -17,6 +19,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kMaxBytes = uint64_t{64} << 20;
+constexpr size_t kMaxNameBytes = 160;  // file systems allow 255, of which seed and suffix need some
 
 /// JSON has no numbers that are not finite; they become texts.
 Json saved(double value) {
@@ -37,10 +40,8 @@ Outliers loaded_outliers(const Json& json) {
 }
 
 Json key_json(const RunKey& key) {
-  return {{"config", key.config},
-          {"data", key.data},
-          {"test", key.test},
-          {"measured", key.measured},
+  return {{"version", kRunVersion}, {"config", key.config}, {"source", key.source},
+          {"data", key.data},       {"test", key.test},     {"measured", key.measured},
           {"samples", key.samples}};
 }
 
@@ -109,6 +110,15 @@ RunResult result_from(const Json& json) {
 }
 
 }  // namespace
+
+std::string file_name_of(const std::string& model) {
+  std::string name = model;
+  for (char& c : name) {
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '.' && c != '-') c = '_';
+  }
+  if (name == model) return name;
+  return fmt::format("{}-{:016x}", name.substr(0, kMaxNameBytes), io::hash64(model));
+}
 
 std::string runs_to_text(const std::vector<const RunResult*>& runs) {
   Json all = Json::array();

@@ -149,8 +149,8 @@ class Language(unittest.TestCase):
         [run] = json.loads(short.stdout)["models"]["transformer"]["runs"]
         self.assertEqual(run["curve"][-1]["step"], 30)
         for rate in ("1e-09", "0.01"):
-            trial = json.loads((out / f"runs/transformer_at_{rate}-seed1011.json").read_text())
-            self.assertEqual(trial["result"]["curve"][-1][0], 4)
+            [trial] = (out / "runs").glob(f"transformer_at_{rate}-*-seed1011.json")
+            self.assertEqual(json.loads(trial.read_text())["result"]["curve"][-1][0], 4)
         self.assertEqual(program("compare", *self.given, "--rate-steps", 4).returncode, 2)
 
     def test_texts_that_cannot_be_read_are_known_before_training(self):
@@ -203,6 +203,51 @@ class Language(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual([model["parameters_of_baseline"] == 1
                           for model in json.loads(result.stdout)["models"].values()], [True, False])
+
+    def train_source(self, out, rate=1e-3):
+        """Trains a model from which comparisons start. Returns its folder, which does not name the rate."""
+        source = program("compare", *self.given[:-1], "transformer", "--set", "train.steps=1", "--seeds", 1,
+                         "--set", f"train.learning_rate={rate}", "--keep-models", "--out", out)
+        self.assertEqual(source.returncode, 0, source.stderr)
+        return out / "models/transformer-seed1/model"
+
+    def test_a_source_that_was_trained_again_trains_again(self):
+        model = self.train_source(self.folder / "source")
+        words = [*self.given[:-1], f"transformer:from={model}", "--set", "train.steps=1",
+                 "--out", self.folder / "from"]
+        for change, continues in ((lambda: None, False), (lambda: None, True),
+                                  (lambda: self.train_source(self.folder / "source", 2e-3), False)):
+            change()
+            result = program("compare", *words)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(", from " in result.stderr, continues, result.stderr)
+        # So does another configuration with the same weights.
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
+        result = program("compare", *words)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertNotIn(", from ", result.stderr)
+
+    def test_a_result_of_another_version_trains_again(self):
+        out = self.folder / "versions"
+        words = [*self.given[:-1], "transformer", "--set", "train.steps=1", "--out", out]
+        self.assertEqual(program("compare", *words).returncode, 0)
+        [file] = (out / "runs").iterdir()
+        saved = json.loads(file.read_text())
+        saved["key"]["version"] -= 1
+        file.write_text(json.dumps(saved))
+        result = program("compare", *words)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertNotIn(", from ", result.stderr)
+
+    def test_models_of_similar_names_have_files_of_their_own(self):
+        folders = [self.train_source(self.folder / name) for name in ("twin/a", "twin_a")]
+        out = self.folder / "similar"
+        result = program("compare", *self.given[:-1], ",".join(f"transformer:from={path}" for path in folders),
+                         "--set", "train.steps=1", "--keep-models", "--out", out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(len(list((out / "runs").iterdir())), 2)
+        self.assertEqual(len(list((out / "models").iterdir())), 2)
 
     def test_matched_widths_are_aligned_where_the_tolerance_allows(self):
         sizes = ["model.hidden_size=128", "model.num_hidden_layers=4", "model.vocab_size=2048", "train.steps=1"]
