@@ -13,6 +13,7 @@
 #include <mutex>
 #include <thread>
 
+#include "compare/environment.h"
 #include "compare/language.h"
 #include "compare/model_digest.h"
 #include "compare/saved_runs.h"
@@ -144,6 +145,7 @@ class Runner {
     } else {
       const auto start = std::chrono::steady_clock::now();
       learn(trained, label, result);
+      result.machine = machine_of(options_.environment);
       result.train_seconds =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       if (stopped_) return;
@@ -168,6 +170,7 @@ class Runner {
             .source = source_of(trained.config.model.from),
             .data = data,
             .test = test_,
+            .software = software_of(options_.environment),
             .measured = measured_,
             .samples = options_.samples};
   }

@@ -40,9 +40,9 @@ Outliers loaded_outliers(const Json& json) {
 }
 
 Json key_json(const RunKey& key) {
-  return {{"version", kRunVersion}, {"config", key.config}, {"source", key.source},
-          {"data", key.data},       {"test", key.test},     {"measured", key.measured},
-          {"samples", key.samples}};
+  return {{"version", kRunVersion},   {"config", key.config},  {"source", key.source},
+          {"data", key.data},         {"test", key.test},      {"software", key.software},
+          {"measured", key.measured}, {"samples", key.samples}};
 }
 
 Json cell_json(const NeedleCell& c) {
@@ -83,6 +83,7 @@ Json result_json(const RunResult& r) {
           {"attention_logits", saved_outliers(r.attention_logits)},
           {"hidden_states", saved_outliers(r.hidden_states)},
           {"train_seconds", r.train_seconds},
+          {"machine", r.machine},
           {"finite", r.finite}};
 }
 
@@ -105,6 +106,7 @@ RunResult result_from(const Json& json) {
   r.attention_logits = loaded_outliers(json.at("attention_logits"));
   r.hidden_states = loaded_outliers(json.at("hidden_states"));
   r.train_seconds = json.at("train_seconds");
+  r.machine = json.at("machine");
   r.finite = json.at("finite");
   return r;
 }

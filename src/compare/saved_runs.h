@@ -15,10 +15,11 @@ inline constexpr int64_t kRunVersion = 1;
 
 /// The settings that a saved run must match, so that compare() need not train it again.
 struct RunKey {
-  std::string config;  // the resolved run file
-  std::string source;  // digest of the folder in model.from, whose weights may change
-  std::string data;    // where training and validation begin, with the identity of their texts
-  std::string test;    // fingerprint of CompareOptions::test
+  std::string config;    // the resolved run file
+  std::string source;    // digest of the folder in model.from, whose weights may change
+  std::string data;      // where training and validation begin, with the identity of their texts
+  std::string test;      // fingerprint of CompareOptions::test
+  std::string software;  // versions of diffattn and torch
   bool measured = true;
   int64_t samples = 0;
 };
