@@ -133,6 +133,17 @@ std::vector<analysis::NextCommand> next_steps(const CompareArguments& arguments,
   return steps;
 }
 
+compare::Environment environment_of(const std::string& device) {
+  const Machine machine = this_machine();
+  compare::Environment result;
+  result.cpu = machine.cpu;
+  if (device != "cpu") result.gpu = gpu_names(machine);
+  result.threads = at::get_num_threads();
+  result.diffattn = DIFFATTN_VERSION;
+  result.torch = DIFFATTN_TORCH_VERSION;
+  return result;
+}
+
 /// Throws io::Error before hours of training if results cannot be written to the folder.
 void check_writable_folder(const std::string& folder) {
   std::error_code error;
@@ -160,6 +171,7 @@ compare::CompareOptions compare_options(const CompareArguments& arguments,
   if (arguments.samples > 0) options.samples = arguments.samples;
   options.match_parameters = !arguments.as_given;
   options.test = arguments.test;
+  options.environment = environment_of(base.train.device);
   if (!arguments.out.empty()) options.runs_folder = arguments.out + "/runs";
   if (arguments.keep_models && !arguments.out.empty()) {
     options.models_folder = arguments.out + "/models";

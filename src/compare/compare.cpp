@@ -130,21 +130,21 @@ CompareOptions trials_of(const CompareOptions& options) {
   return trials;
 }
 
-/// The learning rates that each model tried, with their validation losses.
-using TriedRates = std::vector<std::vector<std::pair<double, double>>>;
-
-/// Gives each model the learning rate with the smallest validation loss.
-TriedRates tune(CompareOptions& options, const CompareEvents& events, parallel::Collective& world) {
+/// Gives each model the learning rate with the smallest validation loss. Returns a result for each
+/// model that has only the rates it tried, with their validation losses and the time they took.
+std::vector<ModelResult> tune(CompareOptions& options, const CompareEvents& events,
+                              parallel::Collective& world) {
   const CompareOptions trials = trials_of(options);
   Comparison tried;
   tried.models = empty_results(trials);
   train_all(trials, events, tried, world, /*measured=*/false);
-  TriedRates rates(options.models.size());
+  std::vector<ModelResult> results = empty_results(options);
   for (size_t i = 0; i < options.models.size(); ++i) {
     double least = std::numeric_limits<double>::infinity();
     for (size_t j = 0; j < options.learning_rates.size(); ++j) {
       const RunResult& run = tried.models[i * options.learning_rates.size() + j].runs.front();
-      rates[i].emplace_back(options.learning_rates[j], run.valid.loss());
+      results[i].tried_rates.emplace_back(options.learning_rates[j], run.valid.loss());
+      results[i].tried_seconds += run.train_seconds;
       if (!(run.valid.loss() < least)) continue;
       least = run.valid.loss();
       options.models[i].config.train.learning_rate = options.learning_rates[j];
@@ -154,7 +154,7 @@ TriedRates tune(CompareOptions& options, const CompareEvents& events, parallel::
                   options.models[i].name + " reaches a finite validation loss, got none");
     }
   }
-  return rates;
+  return results;
 }
 
 }  // namespace
@@ -177,6 +177,7 @@ Comparison compare(CompareOptions options, const CompareEvents& events,
   Comparison comparison;
   comparison.task = options.models.front().config.task;
   comparison.seeds = options.seeds;
+  comparison.environment = options.environment;
   comparison.baseline = baseline_of(options.models);
   if (options.match_parameters) match_parameters(options.models, comparison.baseline);
   if (!options.test.empty()) {
@@ -186,10 +187,8 @@ Comparison compare(CompareOptions options, const CompareEvents& events,
     }
     check_test_texts(test_texts(options.test), options.models.front().config);
   }
-  TriedRates rates(options.models.size());
-  if (!options.learning_rates.empty()) rates = tune(options, events, *world);
-  comparison.models = empty_results(options);
-  for (size_t i = 0; i < rates.size(); ++i) comparison.models[i].tried_rates = std::move(rates[i]);
+  comparison.models =
+      options.learning_rates.empty() ? empty_results(options) : tune(options, events, *world);
   std::vector<Trained> trained = train_all(options, events, comparison, *world);
   if (comparison.task == train::Task::kLanguageModel) add_tokens_to_baseline(comparison);
   if (world->rank() > 0) return comparison;

@@ -27,6 +27,14 @@ struct Contender {
 /// a key without a dot belongs to [model]. The text is also the name. Throws train::ConfigError.
 Contender contender(const std::string& text, const train::RunConfig& config);
 
+/// The machine and the software that train, as results name them.
+struct Environment {
+  std::string cpu;              // model name
+  std::string gpu;              // model name; empty: the runs use the processor
+  int64_t threads = 0;          // of all runs together
+  std::string diffattn, torch;  // versions
+};
+
 struct CompareOptions {
   std::vector<Contender> models;  // the first "transformer" (else the first) is the baseline
   std::vector<int64_t> seeds = {11};
@@ -46,6 +54,8 @@ struct CompareOptions {
   /// Task kLanguageModel: a text to evaluate after training, or a folder with one text per kind.
   /// Empty: none.
   std::string test = {};
+  /// Results name it. compare() repeats a saved run of other versions.
+  Environment environment = {};
 };
 
 /// A point of the learning curve: mean training loss since the previous point, and validation.
@@ -89,6 +99,7 @@ struct RunResult {
   std::vector<NeedleCell> needles;
   Outliers attention_logits, hidden_states;  // 0 if not measured
   double train_seconds = 0;                  // while other runs train in parallel
+  std::string machine;                       // the processor or GPU that trained
   bool finite = true;                        // false: non-finite updates were skipped
 };
 
@@ -100,14 +111,16 @@ struct ModelResult {
   std::vector<RunResult> runs;  // in the order of seeds
   /// The learning rates of CompareOptions and their validation losses.
   std::vector<std::pair<double, double>> tried_rates = {};
-  double step_seconds = 0;  // median of single updates, with no other run in parallel
-  int64_t step_bytes = 0;   // peak memory of all tensors in training
+  double tried_seconds = 0;  // of training with these rates
+  double step_seconds = 0;   // median of single updates, with no other run in parallel
+  int64_t step_bytes = 0;    // peak memory of all tensors in training
 };
 
 struct Comparison {
   train::Task task = train::Task::kNeedle;
   std::vector<int64_t> seeds;
-  size_t baseline = 0;  // index in models
+  Environment environment;  // of rank 0
+  size_t baseline = 0;      // index in models
   /// Tokens of the training text that the task reads; 0 if it generates its data.
   int64_t corpus_tokens = 0;
   std::vector<ModelResult> models;

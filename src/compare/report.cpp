@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "compare/environment.h"
 #include "compare/numbers.h"
 #include "compare/report_curves.h"
 #include "compare/report_tables.h"
@@ -96,6 +97,8 @@ void write_report(const std::string& path, const Comparison& comparison,
                   comparison.seeds.size() == 1 ? "seed" : "seeds");
   report.verdict = verdicts(comparison);
   report.notes = introduction;
+  const std::string environment = environment_line(comparison);
+  if (!environment.empty()) report.notes.push_back(environment);
   if (comparison.example) report.examples.push_back(*comparison.example);
   report.commands = next;
   add_curves(comparison, report);

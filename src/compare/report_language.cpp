@@ -44,18 +44,23 @@ void add_kinds(const Comparison& comparison, analysis::Report& report) {
   if (kinds.empty()) return;
   analysis::Table table;
   table.name = "Bits per byte of texts that no model has seen";
-  table.note = "Mean over seeds; lower is better.";
+  const bool several = comparison.seeds.size() > 1;
+  table.note = several ? "Mean over seeds; ±: standard deviation. Lower is better."
+                       : "One seed: the spread is unknown. Lower is better.";
   table.columns = {{.label = "model", .number = false}};
   const std::string measure = fmt::format(".{}", kBitsPerByte);
   for (const std::string& kind : kinds) {
     const bool one = kind.ends_with(measure);
     table.columns.push_back(
         {.label = one ? kind.substr(0, kind.size() - measure.size()) : "all", .digits = 5});
+    if (several) table.columns.push_back({.label = "±", .digits = 2});
   }
   for (const ModelResult& model : comparison.models) {
     table.rows.push_back({model.name});
     for (const std::string& kind : kinds) {
-      table.rows.back().emplace_back(number_of(model, fmt::format("{}{}", kTest, kind)).mean);
+      const MeanSpread bits = number_of(model, fmt::format("{}{}", kTest, kind));
+      table.rows.back().emplace_back(bits.mean);
+      if (several) table.rows.back().emplace_back(bits.spread);
     }
   }
   report.tables.push_back(std::move(table));

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "compare/environment.h"
 #include "compare/numbers.h"
 #include "compare/report.h"
 #include "diffattn/io/file.h"
@@ -64,6 +65,7 @@ Json run_json(const RunResult& run) {
   return {{"seed", run.seed},
           {"finite", run.finite},
           {"train_seconds", run.train_seconds},
+          {"machine", run.machine},
           {"curve", curve},
           {"needles", cells_of(run)},
           {"attention_logits", outliers_json(run.attention_logits)},
@@ -163,6 +165,14 @@ std::string verdict_on(const Comparison& comparison, size_t index) {
                      base.name, others, seeds, difference);
 }
 
+Json environment_json(const Environment& environment) {
+  return {{"cpu", environment.cpu},
+          {"gpu", environment.gpu.empty() ? Json() : Json(environment.gpu)},
+          {"threads", environment.threads},
+          {"diffattn", environment.diffattn},
+          {"torch", environment.torch}};
+}
+
 /// Returns the tokens that a run trains on. Rows of generated tasks may have other lengths.
 double trained_tokens(const train::RunConfig& config) {
   const train::RunConfig::Train& t = config.train;
@@ -195,6 +205,7 @@ std::string to_json(const Comparison& comparison) {
                           {"metrics", metrics},
                           {"times",
                            {{"step_seconds", model.step_seconds},
+                            {"tried_seconds", model.tried_seconds},
                             {"steps_per_second", 1.0 / model.step_seconds},
                             {"of_baseline", model.step_seconds / base.step_seconds}}},
                           {"memory_bytes", model.step_bytes},
@@ -205,6 +216,10 @@ std::string to_json(const Comparison& comparison) {
            {"seeds", comparison.seeds},
            {"baseline", base.name},
            {"steps", base.config.train.steps},
+           {"environment", environment_json(comparison.environment)},
+           {"times",
+            {{"train_seconds", train_seconds(comparison)},
+             {"train_hours", train_seconds(comparison) / 3600}}},
            {"found", verdicts(comparison)},
            {"models", models}};
   if (comparison.task == train::Task::kLanguageModel) {
@@ -280,7 +295,8 @@ std::string to_text(const Comparison& comparison) {
   line("MiB of tensors", [](const ModelResult& m) {
     return fmt::format("{:.1f}", static_cast<double>(m.step_bytes) / (1 << 20));
   });
-  return text;
+  const std::string environment = environment_line(comparison);
+  return environment.empty() ? text : text + "\n" + environment + "\n";
 }
 
 std::vector<std::string> verdicts(const Comparison& comparison) {

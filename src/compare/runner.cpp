@@ -9,10 +9,13 @@
 #include <chrono>
 #include <exception>
 #include <filesystem>
+#include <map>
 #include <mutex>
 #include <thread>
 
+#include "compare/environment.h"
 #include "compare/language.h"
+#include "compare/model_digest.h"
 #include "compare/saved_runs.h"
 #include "compare/shared_runs.h"
 #include "diffattn/error.h"
@@ -27,13 +30,6 @@ namespace {
 using train::RunConfig;
 
 constexpr int64_t kSummaries = 64;  // for ROUGE
-
-std::string file_name(std::string name) {
-  for (char& c : name) {
-    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '.' && c != '-') c = '_';
-  }
-  return name;
-}
 
 /// Trains this process's runs, several in parallel.
 class Runner {
@@ -149,6 +145,7 @@ class Runner {
     } else {
       const auto start = std::chrono::steady_clock::now();
       learn(trained, label, result);
+      result.machine = machine_of(options_.environment);
       result.train_seconds =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       if (stopped_) return;
@@ -169,7 +166,22 @@ class Runner {
       if (texts_.empty()) return;
       test_ = fingerprint_of(texts_, *trained.data->tokenizer, trained.config);
     });
-    return {trained.config.to_toml(), data, test_, measured_, options_.samples};
+    return {.config = trained.config.to_toml(),
+            .source = source_of(trained.config.model.from),
+            .data = data,
+            .test = test_,
+            .software = software_of(options_.environment),
+            .measured = measured_,
+            .samples = options_.samples};
+  }
+
+  /// Returns the digest of the model folder from which runs start, or an empty text for none.
+  std::string source_of(const std::string& folder) {
+    if (folder.empty()) return "";
+    const std::lock_guard lock(sources_mutex_);
+    const auto known = sources_.find(folder);
+    if (known != sources_.end()) return known->second;
+    return sources_[folder] = model_digest(folder);
   }
 
   std::string label_of(const RunNumber& run) const {
@@ -277,7 +289,8 @@ class Runner {
 
   /// Returns the name of a run in the folders of a comparison.
   std::string run_name(const Trained& trained, size_t model) const {
-    return file_name(options_.models[model].name) + "-seed" + std::to_string(trained.config.seed);
+    return file_name_of(options_.models[model].name) + "-seed" +
+           std::to_string(trained.config.seed);
   }
 
   std::string result_file(const Trained& trained, size_t model) const {
@@ -317,6 +330,8 @@ class Runner {
   std::vector<TestText> texts_;
   std::once_flag texts_read_;
   std::string test_;  // fingerprint of the texts
+  std::mutex sources_mutex_;
+  std::map<std::string, std::string> sources_;  // digests by folder
   std::vector<Trained> kept_;
   std::mutex mutex_;
   std::exception_ptr failure_;

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -10,6 +11,7 @@
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
+#include "io/hash.h"
 
 namespace diffattn::compare {
 namespace {
@@ -17,6 +19,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kMaxBytes = uint64_t{64} << 20;
+constexpr size_t kMaxNameBytes = 160;  // file systems allow 255, of which seed and suffix need some
 
 /// JSON has no numbers that are not finite; they become texts.
 Json saved(double value) {
@@ -37,11 +40,9 @@ Outliers loaded_outliers(const Json& json) {
 }
 
 Json key_json(const RunKey& key) {
-  return {{"config", key.config},
-          {"data", key.data},
-          {"test", key.test},
-          {"measured", key.measured},
-          {"samples", key.samples}};
+  return {{"version", kRunVersion},   {"config", key.config},  {"source", key.source},
+          {"data", key.data},         {"test", key.test},      {"software", key.software},
+          {"measured", key.measured}, {"samples", key.samples}};
 }
 
 Json cell_json(const NeedleCell& c) {
@@ -82,6 +83,7 @@ Json result_json(const RunResult& r) {
           {"attention_logits", saved_outliers(r.attention_logits)},
           {"hidden_states", saved_outliers(r.hidden_states)},
           {"train_seconds", r.train_seconds},
+          {"machine", r.machine},
           {"finite", r.finite}};
 }
 
@@ -104,11 +106,21 @@ RunResult result_from(const Json& json) {
   r.attention_logits = loaded_outliers(json.at("attention_logits"));
   r.hidden_states = loaded_outliers(json.at("hidden_states"));
   r.train_seconds = json.at("train_seconds");
+  r.machine = json.at("machine");
   r.finite = json.at("finite");
   return r;
 }
 
 }  // namespace
+
+std::string file_name_of(const std::string& model) {
+  std::string name = model;
+  for (char& c : name) {
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '.' && c != '-') c = '_';
+  }
+  if (name == model) return name;
+  return fmt::format("{}-{:016x}", name.substr(0, kMaxNameBytes), io::hash64(model));
+}
 
 std::string runs_to_text(const std::vector<const RunResult*>& runs) {
   Json all = Json::array();

@@ -9,14 +9,24 @@
 
 namespace diffattn::compare {
 
+/// The version of training and measures. Raise it with every change after which the same settings
+/// give other numbers, so that compare() does not mix old numbers with new ones.
+inline constexpr int64_t kRunVersion = 1;
+
 /// The settings that a saved run must match, so that compare() need not train it again.
 struct RunKey {
-  std::string config;  // the resolved run file
-  std::string data;    // where training and validation begin, with the identity of their texts
-  std::string test;    // fingerprint of CompareOptions::test
+  std::string config;    // the resolved run file
+  std::string source;    // digest of the folder in model.from, whose weights may change
+  std::string data;      // where training and validation begin, with the identity of their texts
+  std::string test;      // fingerprint of CompareOptions::test
+  std::string software;  // versions of diffattn and torch
   bool measured = true;
   int64_t samples = 0;
 };
+
+/// Returns a file name for a model of a comparison. Different names give different file names:
+/// names with other characters than letters, digits, '_', '.' and '-' get a digest.
+std::string file_name_of(const std::string& model);
 
 /// Converts results to one text, for another process of the same program, and back.
 std::string runs_to_text(const std::vector<const RunResult*>& runs);

@@ -108,15 +108,19 @@ double FlopCounter::training(const Batch& batch) const {
                             written * tokens / std::max(1.0, sources)));
 }
 
+double measured_product_speed(torch::Device device, torch::ScalarType type) {
+  const torch::NoGradGuard no_grad;
+  return device.is_cpu() ? measure_cpu(type) : measure_gpu(device, type);
+}
+
 double product_speed(torch::Device device, const std::string& dtype) {
   static std::mutex mutex;
   static std::map<std::string, double> measured;
   const std::scoped_lock lock(mutex);
   const auto [entry, missing] = measured.try_emplace(device.str() + " " + dtype, 0.0);
   if (missing) {
-    const torch::NoGradGuard no_grad;
     const auto type = dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32;
-    entry->second = device.is_cpu() ? measure_cpu(type) : measure_gpu(device, type);
+    entry->second = measured_product_speed(device, type);
   }
   return entry->second;
 }

@@ -29,9 +29,11 @@ class FlopCounter {
   double elements_ = 0;          // all other matrix elements
 };
 
-/// Returns the FLOP/s of large matrix products on a device in "float32" or "bfloat16". The first
-/// call measures them in about 50 ms; later calls return the same number. On a CPU the number is
+/// Measures the FLOP/s of large matrix products on a device in about 50 ms. On a CPU the number is
 /// that of torch's threads on a machine without other work, even if other programs run.
+double measured_product_speed(torch::Device device, torch::ScalarType type);
+
+/// Returns the same for "float32" or "bfloat16". Only the first call measures.
 double product_speed(torch::Device device, const std::string& dtype);
 
 /// Estimates the operations of one update from the sizes in a resolved config, with rows of

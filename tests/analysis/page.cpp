@@ -65,17 +65,15 @@ std::vector<float> Page::entries(size_t map, int at_level, const std::string& pl
     return (entries + (int64_t{1} << at_level) - 1) >> at_level;
   };
   const int64_t rows = cells("rows"), columns = cells("columns");
-  const std::string id = stored["block"];
-  const std::vector<uint8_t> block =
-      inflated(from_base64(element("<script type=\"text/plain\" id=\"" + id + "\">")));
+  const std::vector<uint8_t> cells_of_tiles = inflated(from_base64(block(stored["block"])));
   std::vector<float> out(static_cast<size_t>(rows * columns), 0.0f);
   for (const nlohmann::json& tile : stored["planes"][plane]) {
     const int64_t top = tile[0].get<int64_t>() * side, left = tile[1].get<int64_t>() * side;
     const int64_t wide = std::min(side, columns - left), high = std::min(side, rows - top);
     for (int64_t i = 0; i < wide * high; ++i) {
       out.at(static_cast<size_t>((top + i / wide) * columns + left + i % wide)) =
-          read_value(block.data() + tile[2].get<size_t>(), stored["format"], static_cast<size_t>(i),
-                     static_cast<size_t>(wide * high), tile[3]);
+          read_value(cells_of_tiles.data() + tile[2].get<size_t>(), stored["format"],
+                     static_cast<size_t>(i), static_cast<size_t>(wide * high), tile[3]);
     }
   }
   return out;

@@ -48,6 +48,15 @@ class Page {
     throw std::runtime_error("no such level");
   }
 
+  /// Returns the bytes that the maps of a head take in the file.
+  int64_t bytes(size_t map) const {
+    int64_t sum = 0;
+    for (const nlohmann::json& one : maps.at(map)["levels"]) {
+      sum += static_cast<int64_t>(block(one["block"]).size());
+    }
+    return sum;
+  }
+
   /// Returns all entries of a map on a level, row by row.
   std::vector<float> entries(size_t map, int at_level, const std::string& plane) const;
 
@@ -62,6 +71,10 @@ class Page {
     const size_t at = html_.find(opening);
     if (at == std::string::npos) throw std::runtime_error("no element " + opening);
     return text_at(at + opening.size());
+  }
+
+  std::string block(const std::string& id) const {
+    return element("<script type=\"text/plain\" id=\"" + id + "\">");
   }
 
   std::string html_;

@@ -26,6 +26,13 @@ def program(*arguments):
     return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, timeout=240, encoding="utf-8")
 
 
+def header_of(page):
+    """Returns what a page shows beside its maps."""
+    text = page.read_text()
+    begin = text.index('id="report">') + len('id="report">')
+    return json.loads(text[begin:text.index("</script>", begin)])
+
+
 class Language(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -86,11 +93,36 @@ class Language(unittest.TestCase):
         shares = models["transformer"]["metrics"]["tokens_to_baseline.share"]["values"]
         self.assertTrue(all(share <= 1 for share in shares), shares)
 
+    def test_machine_versions_and_time(self):
+        report = self.report()
+        environment = report["environment"]
+        info = json.loads(program("info", "--json").stdout)
+        self.assertEqual((environment["cpu"], environment["gpu"]), (info["cpu"]["model"], None))
+        self.assertEqual((environment["diffattn"], environment["torch"]), (info["version"], info["torch"]))
+        self.assertEqual(environment["threads"], info["cpu"]["threads"])
+        runs = [run for model in report["models"].values() for run in model["runs"]]
+        self.assertEqual({run["machine"] for run in runs}, {environment["cpu"]})
+        seconds = report["times"]["train_seconds"]
+        self.assertGreater(seconds, 0)
+        self.assertAlmostEqual(seconds, sum(run["train_seconds"] for run in runs))
+        self.assertAlmostEqual(report["times"]["train_hours"], seconds / 3600)
+        line = f"Trained on {environment['cpu']} with {environment['threads']} thread"
+        self.assertIn(line, header_of(self.folder / "out/report.html")["notes"][-1])
+        shown = program("compare", *self.measured)
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.assertRegex(shown.stdout, re.escape(line) + r"s?, diffattn .*, torch .* All runs together took \d")
+
     def test_the_page_and_the_table_have_the_numbers(self):
-        self.report()
-        page = (self.folder / "out/report.html").read_text()
-        for words in ("loss by position", "Bits per byte of texts that no model has seen"):
-            self.assertIn(words, page)
+        models = self.report()["models"]
+        header = header_of(self.folder / "out/report.html")
+        self.assertIn("loss by position", [curves["name"] for curves in header["curves"]])
+        [table] = [one for one in header["tables"] if one["name"] == "Bits per byte of texts that no model has seen"]
+        self.assertEqual([column["label"] for column in table["columns"]],
+                         ["model", "digits", "±", "words", "±", "all", "±"])
+        for row in table["rows"]:
+            for kind, at in (("digits.", 1), ("words.", 3), ("", 5)):
+                bits = models[row[0]]["metrics"][f"test.{kind}bits_per_byte"]
+                self.assertEqual(row[at:at + 2], [bits["mean"], bits["spread"]])
         shown = program("compare", *self.measured)
         self.assertEqual(shown.returncode, 0, shown.stderr)
         for words in ("test.words.bits_per_byte", "tokens_to_baseline.share", "repeated.second"):
@@ -139,7 +171,11 @@ class Language(unittest.TestCase):
     def test_tried_rates_are_told(self):
         result = program("compare", *self.given[:-1], "transformer", "--learning-rates", "1e-9,1e-2", "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
-        [low, high] = json.loads(result.stdout)["models"]["transformer"]["tried_rates"]
+        report = json.loads(result.stdout)
+        [low, high] = report["models"]["transformer"]["tried_rates"]
+        tried = report["models"]["transformer"]["times"]["tried_seconds"]
+        self.assertGreater(tried, 0)
+        self.assertGreater(report["times"]["train_seconds"], tried)
         self.assertEqual([low["learning_rate"], high["learning_rate"]], [1e-9, 1e-2])
         self.assertLess(high["valid_loss"], low["valid_loss"])
         out = self.folder / "short_trials"
@@ -149,8 +185,8 @@ class Language(unittest.TestCase):
         [run] = json.loads(short.stdout)["models"]["transformer"]["runs"]
         self.assertEqual(run["curve"][-1]["step"], 30)
         for rate in ("1e-09", "0.01"):
-            trial = json.loads((out / f"runs/transformer_at_{rate}-seed1011.json").read_text())
-            self.assertEqual(trial["result"]["curve"][-1][0], 4)
+            [trial] = (out / "runs").glob(f"transformer_at_{rate}-*-seed1011.json")
+            self.assertEqual(json.loads(trial.read_text())["result"]["curve"][-1][0], 4)
         self.assertEqual(program("compare", *self.given, "--rate-steps", 4).returncode, 2)
 
     def test_texts_that_cannot_be_read_are_known_before_training(self):
@@ -203,6 +239,87 @@ class Language(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual([model["parameters_of_baseline"] == 1
                           for model in json.loads(result.stdout)["models"].values()], [True, False])
+
+    def test_commands_of_the_evidence(self):
+        """Runs the headers of the run files with a program that only writes down its arguments."""
+        examples = pathlib.Path(__file__).resolve().parents[2] / "examples/evidence"
+        work = self.folder / "evidence"
+        models = {name: {"learning_rate": rate} for name, rate in
+                  (("transformer", 1e-3), ("diffllama", 2e-3), ("microsoft_v2", 4e-3))}
+        for size in ("lm_10m", "lm_50m"):
+            for model in models:
+                (work / f"runs/{size}/models/{model}-seed11/model").mkdir(parents=True)
+            (work / f"runs/{size}/results.json").write_text(json.dumps({"models": models}))
+        stub = work / "bin/diffattn"
+        stub.parent.mkdir()
+        stub.write_text(f'#!/bin/sh\necho "$@" >> {work}/calls\n')
+        stub.chmod(0o755)
+        for file in examples.glob("*.toml"):
+            commands = re.findall(r"(?m)^#   (.+)$", file.read_text())
+            (work / "calls").write_text("")
+            subprocess.run(["bash", "-euc", "\n".join(commands)], cwd=work, check=True,
+                           env={**os.environ, "PATH": f"{stub.parent}:{os.environ['PATH']}"})
+            calls = [line.split() for line in (work / "calls").read_text().splitlines()]
+            [compared] = [call for call in calls if call[0] == "compare"]
+            self.assertEqual(compared[1:3], ["--config", f"examples/evidence/{file.name}"])
+            evaluated = [" ".join(call) for call in calls if call[0] == "eval"]
+            if file.stem not in ("lm_10m", "lm_50m"):
+                self.assertEqual(evaluated, [])
+                continue
+            self.assertEqual(len(set(evaluated)), 3 * 4 * 2 * 2)
+            self.assertIn(f"eval --model runs/{file.stem}/models/diffllama-seed11/model --data "
+                          "corpus/tokens/test/python.tokens --quantize int4 --quantize-activations "
+                          "--device cuda --json", evaluated)
+            self.assertEqual(len(list(work.glob(f"runs/{file.stem}/models/*/*.json"))), len(evaluated))
+            if file.stem == "lm_50m":
+                rates = re.findall(r"learning_rate=([\d.]+)", compared[compared.index("--models") + 1])
+                for rate, model in zip(rates, models.values(), strict=True):
+                    self.assertAlmostEqual(float(rate), model["learning_rate"] * 0.6)
+
+    def train_source(self, out, rate=1e-3):
+        """Trains a model from which comparisons start. Returns its folder, which does not name the rate."""
+        source = program("compare", *self.given[:-1], "transformer", "--set", "train.steps=1", "--seeds", 1,
+                         "--set", f"train.learning_rate={rate}", "--keep-models", "--out", out)
+        self.assertEqual(source.returncode, 0, source.stderr)
+        return out / "models/transformer-seed1/model"
+
+    def test_a_source_that_was_trained_again_trains_again(self):
+        model = self.train_source(self.folder / "source")
+        words = [*self.given[:-1], f"transformer:from={model}", "--set", "train.steps=1",
+                 "--out", self.folder / "from"]
+        for change, continues in ((lambda: None, False), (lambda: None, True),
+                                  (lambda: self.train_source(self.folder / "source", 2e-3), False)):
+            change()
+            result = program("compare", *words)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(", from " in result.stderr, continues, result.stderr)
+        # So does another configuration with the same weights.
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
+        result = program("compare", *words)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertNotIn(", from ", result.stderr)
+
+    def test_a_result_of_another_version_trains_again(self):
+        out = self.folder / "versions"
+        words = [*self.given[:-1], "transformer", "--set", "train.steps=1", "--out", out]
+        self.assertEqual(program("compare", *words).returncode, 0)
+        [file] = (out / "runs").iterdir()
+        saved = json.loads(file.read_text())
+        saved["key"]["version"] -= 1
+        file.write_text(json.dumps(saved))
+        result = program("compare", *words)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertNotIn(", from ", result.stderr)
+
+    def test_models_of_similar_names_have_files_of_their_own(self):
+        folders = [self.train_source(self.folder / name) for name in ("twin/a", "twin_a")]
+        out = self.folder / "similar"
+        result = program("compare", *self.given[:-1], ",".join(f"transformer:from={path}" for path in folders),
+                         "--set", "train.steps=1", "--keep-models", "--out", out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(len(list((out / "runs").iterdir())), 2)
+        self.assertEqual(len(list((out / "models").iterdir())), 2)
 
     def test_matched_widths_are_aligned_where_the_tolerance_allows(self):
         sizes = ["model.hidden_size=128", "model.num_hidden_layers=4", "model.vocab_size=2048", "train.steps=1"]

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "diffattn/nn/block.h"
@@ -216,14 +217,30 @@ TEST(Cache, BlocksRefuseForOneTokenWhatTheyRefuseForMany) {
   expect(error_of([](auto& next) { next.mask.key_starts(torch::zeros({3})); }), "key_starts");
   expect(error_of([](auto& next) { next.mask.window(-1); }), "window");
   expect(error_of([&](auto& next) { next.context = x; }), "context");
-  expect(error_of([](auto& next) { next.positions = integers({4, 4}); }), "cos");
+  expect(error_of([](auto& next) { next.positions = integers({4, 4}); }), "positions");
 
   KvCache cache;
   block->forward({.x = torch::randn({3, 4, 32}), .cache = &cache});
   AttentionInput next{.x = x, .cache = &cache};
-  next.angles = nn::RotaryTable{torch::ones({2, 1, 2}), torch::ones({2, 1, 2})};
-  EXPECT_THROW(block->forward(next), c10::Error);
-  EXPECT_EQ(cache.length(), 4);  // unchanged
+  constexpr int64_t half = 2;  // of the width of a head
+  const Tensor good = torch::ones({3, 1, half}), rows = torch::ones({2, 1, half});
+  const Tensor wide = torch::ones({3, 1, half + 1});
+  for (const auto& [cos, sin, name] :
+       {std::tuple{rows, rows, "angles.cos"}, std::tuple{wide, wide, "angles.cos"},
+        std::tuple{Tensor(), good, "angles.cos"}, std::tuple{good, rows, "angles.sin"},
+        std::tuple{good, good.to(torch::kFloat64), "angles.sin"}}) {
+    next.angles = nn::RotaryTable{cos, sin};
+    try {
+      block->forward(next);
+      ADD_FAILURE() << "no error that names " << name;
+    } catch (const Error& error) {
+      expect(error.what(), name);
+    }
+    EXPECT_EQ(cache.length(), 4);  // unchanged
+  }
+  next.angles = nn::RotaryTable{good, good};
+  block->forward(next);
+  EXPECT_EQ(cache.length(), 5);
 }
 
 TEST(Cache, FollowsItsRows) {

@@ -91,11 +91,12 @@ class MakeCorpus(unittest.TestCase):
             "made/near.py": code + "\n\nx = 'a line that no other module of the package has in it'\n",
             "made/latin.py": b"# \xff\n" * 200, "made-1.0.dist-info/METADATA": paragraphs(5, 8)}), "test", ["python"])
 
-    def run_tool(self, *arguments, out="out"):
+    def run_tool(self, *arguments, out="out", **environment):
         (self.root / "list.json").write_text(json.dumps(self.listed))
         return subprocess.run([sys.executable, ROOT / "scripts/make_corpus", "--list", self.root / "list.json",
                                "--packages", self.packages, "--out", self.root / out, "--jobs", "1",
-                               *(arguments or ["--text-only"])], capture_output=True, text=True)
+                               *(arguments or ["--text-only"])], capture_output=True, text=True,
+                              env={**os.environ, **environment})
 
     def records(self, name, out="out"):
         return [json.loads(line) for line in (self.root / out / "text" / name).read_text().splitlines()]
@@ -197,6 +198,38 @@ class MakeCorpus(unittest.TestCase):
         done = self.run_tool()
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, "package no-such-package-of-diffattn: expected version 9 from debian, got: ")
+
+    def registries(self):
+        """Made-up apt-get and pip that have only version 2.0. Returns the environment that finds them."""
+        new = self.root / "registries"
+        (new / "pip").mkdir(parents=True)
+        client = f"#!{sys.executable}\n" + """import pathlib, sys
+name, _, version = sys.argv[-1].replace("==", "=").partition("=")
+if version not in ("", "2.0"):
+    sys.exit(f"no version {version}")
+file = {"tool-doc": "tool-doc_1%3a2.0_all.deb", "made": "made-2.0-py3-none-any.whl"}[name]
+pathlib.Path(file).write_bytes(b"new " + name.encode())
+"""
+        for file in (new / "apt-get", new / "pip/__main__.py"):
+            file.write_text(client)
+            file.chmod(0o755)
+        (new / "pip/__init__.py").touch()
+        return {"PATH": f"{new}:{os.environ['PATH']}", "PYTHONPATH": str(new)}
+
+    def test_pin_takes_what_the_registries_have_today(self):
+        self.add_two()
+        self.listed["packages"][1]["share"] = 0.5
+        before = self.listed["packages"]
+        done = self.run_tool("--pin", **self.registries())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        pinned = json.loads((self.root / "list.json").read_text())
+        self.assertEqual({**pinned, "packages": []}, {**self.listed, "packages": []})
+        found = [("1:2.0", "tool-doc_1%3a2.0_all.deb", b"new tool-doc"),
+                 ("2.0", "made-2.0-py3-none-any.whl", b"new made")]
+        for old, new, (version, file, content) in zip(before, pinned["packages"], found, strict=True):
+            sha256 = hashlib.sha256(content).hexdigest()
+            self.assertEqual(new, {**old, "version": version, "file": file, "sha256": sha256})
+            self.assertEqual((self.packages / file).read_bytes(), content)
 
     @unittest.skipUnless(PROGRAM, "without the program there are no token files")
     def test_the_same_list_gives_the_same_bytes(self):

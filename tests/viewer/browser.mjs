@@ -23,8 +23,10 @@ before(async () => {
 after(() => browser?.close());
 
 // Opens a report, waits for its maps, calls `use` with its page and then checks that no such event has happened.
+// Calls `options.before` with the empty page, and `options.loading` with the page before its maps are complete.
 export async function withReport(file, options, use) {
   const { fragment = "", scheme = "light", width = 1280, height = 800, scale = 1 } = options;
+  const { before: prepare, loading } = options;
   const context = await browser.newContext({
     viewport: { width, height },
     colorScheme: scheme,
@@ -50,20 +52,40 @@ export async function withReport(file, options, use) {
     trouble.push(`dialog ${dialog.message()}`);
     dialog.dismiss();
   });
-  await page.goto(address + (fragment ? `#${fragment}` : ""));
+  await prepare?.(page);
+  await page.goto(address + (fragment ? `#${fragment}` : ""), {
+    waitUntil: loading ? "commit" : "load",
+  });
+  await loading?.(page);
   // The browser decompresses the maps after it has loaded the page.
-  if (file.endsWith(".html")) await page.waitForFunction(() => window.diffattn.payload.finished());
+  if (file.endsWith(".html")) await page.waitForFunction(() => window.diffattn?.payload.finished());
   await use(page);
   await context.close();
   assert.deepEqual(trouble, []);
 }
 
-// Waits until maps and crosshair show what was last asked for. The page draws in the next frame.
-export async function painted(page) {
+// Waits until the page has drawn, which it does in the next frame.
+export async function nextFrame(page) {
   await page.evaluate(
     () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))),
   );
+}
+
+// Waits until maps and crosshair show what was last asked for.
+export async function painted(page) {
+  await nextFrame(page);
   await page.waitForSelector('.maps-view[data-painted="true"]');
+}
+
+// Waits until the address holds row, column and zoom, which the page writes 150 ms after the last change.
+export async function addressed(page) {
+  await page.waitForFunction(() => {
+    const held = new URLSearchParams(location.hash.slice(1));
+    return ["row", "column", "left", "top", "cell"].every((key) => {
+      const wanted = Number(window.diffattn.state[key]);
+      return Math.abs(Number(held.get(key)) - wanted) <= 1e-7 * Math.abs(wanted);
+    });
+  });
 }
 
 // Returns the visible part of the maps {left, top, cell} and the position of panel i on the page.

@@ -10,6 +10,7 @@ import {
   download,
   folder,
   near,
+  nextFrame,
   numberOf,
   painted,
   pointAt,
@@ -252,7 +253,8 @@ test("30 hostile tokens of a real tokenizer are text in every view", options, as
     const views = await page.locator("nav button").count();
     for (let view = 0; view < views; ++view) {
       await page.keyboard.press(String(view + 1));
-      await page.waitForTimeout(50);
+      await page.waitForSelector(`nav button:nth-child(${view + 1})[aria-current]`);
+      await nextFrame(page);
       const foreign = "#app :is(img, script, style, a, iframe, i i, b b, title)";
       assert.equal(await page.locator(foreign).count(), 0);
     }
@@ -291,29 +293,35 @@ async function moveAround(page, session, move) {
   return { median: frames.median, busy: ((await busyTime(session)) - before) / frames.count };
 }
 
-test("4096 tokens: first paint in 1.5 s, 30 frames a second", options, async (context) => {
-  // The machine may be busy: takes the best of three runs.
-  const paints = [];
-  for (let i = 0; i < 3 && Math.min(...paints, Infinity) >= 1500; ++i) {
-    await withReport("real/long.html", {}, async (page) => {
-      await painted(page);
-      paints.push(
-        await page.evaluate(
-          () => performance.getEntriesByName("first-contentful-paint")[0].startTime,
-        ),
+// Returns what `options` of withReport measure in `cost`: the processor milliseconds of the page's main thread
+// until the test has seen its first paint. That is an upper bound.
+function firstPaint(cost) {
+  return {
+    before: async (page) => {
+      cost.session = await page.context().newCDPSession(page);
+      await cost.session.send("Performance.enable", { timeDomain: "threadTicks" });
+      cost.begin = await busyTime(cost.session);
+    },
+    loading: async (page) => {
+      await page.waitForFunction(
+        () => performance.getEntriesByName("first-contentful-paint").length > 0,
       );
-    });
-  }
-  assert.ok(Math.min(...paints) < 1500, `first paint after ${paints} ms`);
-  await withReport("real/long.html", {}, async (page) => {
-    const session = await page.context().newCDPSession(page);
-    await session.send("Performance.enable", { timeDomain: "threadTicks" });
+      cost.busy = (await busyTime(cost.session)) - cost.begin;
+    },
+  };
+}
+
+test("4096 tokens: first paint after 1.5 s of a core, 30 frames a second", options, async (context) => {
+  const first = {};
+  await withReport("real/long.html", firstPaint(first), async (page) => {
+    assert.ok(first.busy < 1500, `first paint after ${first.busy} ms of the main thread`);
+    const { session } = first;
     await page.waitForFunction(() => window.diffattn.payload.finished());
     await painted(page);
     for (const move of ["pan", "zoom"]) {
       const { median, busy } = await moveAround(page, session, move);
       context.diagnostic(
-        `first paint ${Math.min(...paints).toFixed(0)} ms; ${move}: ${busy.toFixed(1)} ms of the ` +
+        `first paint ${first.busy.toFixed(0)} ms; ${move}: ${busy.toFixed(1)} ms of the ` +
           `main thread per frame, median draw ${median.toFixed(1)} ms`,
       );
       // 30 frames per second allow 33 ms per frame.

@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import path from "node:path";
 import { test } from "node:test";
 import {
+  addressed,
   cellColour,
   download,
   expected,
@@ -107,22 +108,27 @@ test("the crosshair is on all maps, wheel and drag show single cells", async () 
         );
       assert.deepEqual(await marked(), [true, true, true, true, true, true]);
       assert.equal(await page.locator(".readout .values").count(), 2);
+      // The browser may join events of the wheel and hand them over later.
+      await page.evaluate(() => {
+        window.wheeled = 0;
+        addEventListener("wheel", ({ deltaY }) => (window.wheeled += deltaY));
+      });
       for (let i = 0; i < 12; ++i) await page.mouse.wheel(0, -240);
-      await page.waitForFunction(
-        (cell) => window.diffattn.view.view().cell > cell * 4,
-        before.cell,
-      );
+      await page.waitForFunction(() => window.wheeled === -12 * 240);
       const zoomed = await geometry(page, 0);
       const entry = ({ left, top, cell, x, y }) => [
         Math.floor(top + (point.y - y) / cell),
         Math.floor(left + (point.x - x) / cell),
       ];
+      assert.ok(zoomed.cell > before.cell * 4);
       assert.deepEqual(entry(zoomed), [55, 7]);
       await page.mouse.down();
       await page.mouse.move(point.x - 20, point.y - 80, { steps: 4 });
       await page.mouse.up();
-      const dragged = await geometry(page, 0);
-      assert.ok(Math.abs(dragged.top - zoomed.top - 80 / zoomed.cell) < 0.5);
+      await page.waitForFunction(
+        (top) => Math.abs(window.diffattn.view.view().top - top) < 0.5,
+        zoomed.top + 80 / zoomed.cell,
+      );
       await page.click("text=whole map");
       assert.equal((await geometry(page, 0)).cell, before.cell);
     },
@@ -135,7 +141,8 @@ test("the address holds the state", async () => {
     await page.focus(".stage");
     for (const key of ["ArrowDown", "ArrowDown", "ArrowRight", "+", "+", "+", "+"])
       await page.keyboard.press(key);
-    await page.waitForFunction(() => /cell=/.test(location.hash) && /row=2/.test(location.hash));
+    await addressed(page);
+    assert.match(await page.evaluate(() => location.hash), /row=2.*cell=/);
     const view = await geometry(page, 0);
     await page.reload();
     await painted(page);

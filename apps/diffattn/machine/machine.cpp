@@ -2,6 +2,7 @@
 #include "apps/diffattn/machine/machine.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -71,6 +72,11 @@ Machine this_machine() {
   machine.memory_limited = limit && *limit < static_cast<uint64_t>(machine.memory_bytes);
   if (machine.memory_limited) machine.memory_bytes = static_cast<int64_t>(*limit);
   return machine;
+}
+
+std::string gpu_names(const Machine& machine) {
+  const std::set<std::string> names(machine.gpus.begin(), machine.gpus.end());
+  return names.empty() ? "GPU" : fmt::format("{}", fmt::join(names, ", "));
 }
 
 std::string device_problem(const std::string& device) {

@@ -19,6 +19,9 @@ struct Machine {
 
 Machine this_machine();
 
+/// Returns the names of the GPUs, each once: "NVIDIA H200". Returns "GPU" if the driver names none.
+std::string gpu_names(const Machine& machine);
+
 /// Returns why `device` ("cpu", "cuda", "cuda:1") cannot be used here, or an empty string if it
 /// can. Fits CLI11's check().
 std::string device_problem(const std::string& device);

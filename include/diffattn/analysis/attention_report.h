@@ -48,11 +48,13 @@ struct HeadIndex {
 HeadIndex strongest_head(const StatisticsTable& table, const std::vector<std::string>& keys);
 
 struct ReportOptions {
-  /// The head of each model that the page opens first. Its maps keep every entry, up to 512 MiB.
+  /// The head of each model that the page opens first. These maps keep every entry if together they
+  /// need at most `max_opened_bytes`, with the default about 11,000 tokens for one head.
   std::vector<HeadIndex> shown;
+  int64_t max_opened_bytes = int64_t{512} << 20;
   /// If the maps of all heads could need more bytes than this, the other heads are downsampled to
-  /// 512 x 512 cells of one byte or fewer, until they fit. A cell has its entry of largest
-  /// magnitude.
+  /// at most 512 x 512 cells of one byte, and further until all of them fit. A cell has its entry
+  /// of largest magnitude.
   int64_t max_bytes = int64_t{16} << 20;
   /// Called after every head with the heads done and the total.
   std::function<void(int64_t, int64_t)> progress;

@@ -10,9 +10,7 @@
 namespace diffattn::analysis {
 namespace {
 
-/// Limit for the maps of the head that the page opens first: about 11,000 tokens, which a browser
-/// can still load.
-constexpr int64_t kMostOpenedBytes = int64_t{512} << 20;
+constexpr int64_t kMostOverviewSide = 512;
 
 void check_tokens(const ModelAttention& model) {
   const nn::HeadTensors& call = model.calls.front();
@@ -32,29 +30,47 @@ int64_t stored_bytes(const ModelAttention& model) {
   const bool exact = side <= 256;  // the page computes the difference of exact maps
   const int64_t planes = model.calls.front().single_map ? 1 : exact ? 2 : 3;
   const int64_t cell = exact ? 4 : side <= 1024 ? 2 : 1;
-  return rows * columns * planes * cell * 4 / 3;
+  const int64_t entries = rows * columns * planes * cell * 4 / 3;
+  // The coarse levels of long texts have less than 1/14 of the cells, of two bytes each.
+  return side <= 512 ? entries : entries + entries / 7;
 }
 
-/// Returns the same for maps that are downsampled to `side` cells.
+/// Returns the same for maps that are downsampled to at most `side` cells a side.
 int64_t overview_bytes(const ModelAttention& model, int64_t side) {
   const int64_t planes = model.calls.front().single_map ? 1 : 3;
   return std::min(model.sequence.row_count(), side) *
          std::min(model.sequence.column_count(), side) * planes * 4 / 3;
 }
 
-/// Returns the largest side of downsampled maps with which all heads fit into `max_bytes`, from
-/// 512 down to 32.
+int64_t all_heads(const ModelAttention& model) { return model.layers() * model.heads(); }
+
+/// Returns the largest side of downsampled maps, 512, 256, ... or 1 cell, with which all heads fit
+/// into `max_bytes`.
 int64_t overview_side(const std::vector<ModelAttention>& models, int64_t max_bytes) {
-  int64_t side = 512;
+  int64_t side = kMostOverviewSide;
   const auto total = [&] {
     int64_t bytes = 0;
     for (const ModelAttention& model : models) {
-      bytes += model.layers() * model.heads() * overview_bytes(model, side);
+      bytes += all_heads(model) * overview_bytes(model, side);
     }
     return bytes;
   };
-  while (side > 32 && total() > max_bytes) side /= 2;
+  while (side > 1 && total() > max_bytes) side /= 2;
   return side;
+}
+
+/// Says which maps of a page keep every entry.
+struct ExactMaps {
+  bool all = true, opened = true;
+};
+
+ExactMaps exact_maps(const std::vector<ModelAttention>& models, const ReportOptions& options) {
+  int64_t total = 0, opened = 0;
+  for (const ModelAttention& model : models) {
+    total += all_heads(model) * stored_bytes(model);
+    opened += stored_bytes(model);
+  }
+  return {.all = total <= options.max_bytes, .opened = opened <= options.max_opened_bytes};
 }
 
 ReportModel report_model(const ModelAttention& model) {
@@ -146,16 +162,16 @@ HeadIndex strongest_head(const StatisticsTable& table, const std::vector<std::st
 void write_report(const std::string& path, Report report, const std::vector<ModelAttention>& models,
                   const ReportOptions& options) {
   std::vector<int64_t> sequence_of;
-  int64_t total = 0, heads = 0;
+  int64_t heads = 0;
   for (const ModelAttention& model : models) {
     const auto known = std::find(report.sequences.begin(), report.sequences.end(), model.sequence);
     sequence_of.push_back(known - report.sequences.begin());
     if (known == report.sequences.end()) report.sequences.push_back(model.sequence);
     report.models.push_back(report_model(model));
-    heads += model.layers() * model.heads();
-    total += model.layers() * model.heads() * stored_bytes(model);
+    heads += all_heads(model);
   }
   ReportWriter writer(path, report);
+  const ExactMaps exact = exact_maps(models, options);
   const int64_t side = overview_side(models, options.max_bytes);
   int64_t done = 0;
   for (size_t i = 0; i < models.size(); ++i) {
@@ -165,8 +181,7 @@ void write_report(const std::string& path, Report report, const std::vector<Mode
       maps.model = static_cast<int64_t>(i);
       maps.sequence = sequence_of[i];
       const bool opened = layer == shown.layer && head == shown.head;
-      maps.full =
-          total <= options.max_bytes || (opened && stored_bytes(models[i]) <= kMostOpenedBytes);
+      maps.full = exact.all || (opened && exact.opened);
       maps.overview_side = side;
       writer.add(maps);
       if (options.progress) options.progress(++done, heads);

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diffattn/nn/multihead_diff_attention.h"
 
-#include <ostream>
-#include <sstream>
-
 #include "diffattn/ops_layers.h"
 #include "nn/attention/inputs.h"
 #include "nn/attention/layout.h"
@@ -12,12 +9,6 @@ namespace diffattn::nn {
 namespace {
 
 using torch::Tensor;
-
-std::string shape(const Tensor& tensor) {
-  std::ostringstream out;
-  out << "shape " << tensor.sizes();
-  return out.str();
-}
 
 const char* kind_name(AttentionKind kind) {
   switch (kind) {

@@ -10,6 +10,7 @@
 
 #include "diffattn/nn/introspective_attention.h"
 #include "diffattn/nn/presets.h"
+#include "tests/analysis/page.h"
 
 namespace diffattn::analysis {
 namespace {
@@ -317,6 +318,77 @@ TEST(AttentionReportTest, RefusesTokensOfAnotherText) {
   model.calls = calls_of_layer({"diffllama", Role::kCausal}).front();
   model.sequence.rows = {"only", "two"};
   EXPECT_THROW(describe(model), diffattn::Error);
+}
+
+/// Returns a model with random queries and keys.
+ModelAttention random_model(int64_t layers, int64_t heads, int64_t tokens) {
+  torch::manual_seed(11);
+  ModelAttention model;
+  model.name = "m";
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const auto vectors = [&] { return 3 * torch::randn({1, tokens, heads, 4}); };
+    model.calls.push_back({.q1 = vectors(),
+                           .q2 = vectors(),
+                           .k1 = vectors(),
+                           .k2 = vectors(),
+                           .v = vectors(),
+                           .lambda = torch::tensor(0.5)});
+  }
+  model.sequence.rows.assign(static_cast<size_t>(tokens), "t");
+  describe(model);
+  return model;
+}
+
+struct PageCase {
+  int64_t layers, heads, tokens, max_bytes;
+  int64_t models = 1, max_opened_bytes = ReportOptions().max_opened_bytes;
+  bool all_exact = false, opened_exact = true;
+};
+
+TEST(AttentionReportTest, MapsOfAPageHaveABoundOnTheirBytes) {
+  const testing::TempFolder folder;
+  const int64_t of_600 = 600 * 600 * 3 * 2 * 4 / 3;  // of one head, without its coarse level
+  for (const PageCase& one : {
+           PageCase{.layers = 2, .heads = 2, .tokens = 40, .max_bytes = 1 << 20, .all_exact = true},
+           PageCase{.layers = 3, .heads = 4, .tokens = 600, .max_bytes = 1 << 20},
+           PageCase{.layers = 12, .heads = 8, .tokens = 70, .max_bytes = 100 << 10},
+           PageCase{.layers = 24, .heads = 16, .tokens = 40, .max_bytes = 30 << 10},
+           // The coarse level counts.
+           PageCase{.layers = 1, .heads = 2, .tokens = 600, .max_bytes = 2 * of_600},
+           // The opened heads of all models count.
+           PageCase{.layers = 1,
+           .heads = 2,
+           .tokens = 600,
+           .max_bytes = 1 << 20,
+           .models = 2,
+           .max_opened_bytes = 2 * of_600,
+           .opened_exact = false},
+       }) {
+    const std::string path = folder / "page.html";
+    const std::vector<ModelAttention> models(static_cast<size_t>(one.models),
+                                             random_model(one.layers, one.heads, one.tokens));
+    Report report;
+    report.title = "page";
+    ReportOptions options;
+    options.max_bytes = one.max_bytes;
+    options.max_opened_bytes = one.max_opened_bytes;
+    write_report(path, report, models, options);
+    const testing::Page page(testing::slurp(path));
+    ASSERT_EQ(page.maps.size(), static_cast<size_t>(one.models * one.layers * one.heads));
+    int64_t opened = 0, others = 0;
+    for (size_t map = 0; map < page.maps.size(); ++map) {
+      const bool is_opened = page.maps[map]["layer"] == 0 && page.maps[map]["head"] == 0;
+      const bool is_exact = page.maps[map]["levels"].back()["level"] == 0 &&
+                            page.maps[map]["levels"].back()["format"] != "q8";
+      EXPECT_EQ(is_exact, one.all_exact || (is_opened && one.opened_exact)) << one.tokens;
+      (is_opened ? opened : others) += page.bytes(map);
+    }
+    EXPECT_LE(others, one.max_bytes) << one.tokens << " tokens, " << one.layers << " layers";
+    EXPECT_LE(opened, one.max_opened_bytes);
+    if (one.all_exact) {
+      EXPECT_LE(opened + others, one.max_bytes);
+    }
+  }
 }
 
 }  // namespace
