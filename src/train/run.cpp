@@ -11,6 +11,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "diffattn/data/random.h"
 #include "diffattn/error.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
@@ -53,6 +54,12 @@ void restore_random_state(const std::string& path, torch::Device device) {
   if (device.is_cpu()) return;
   at::Generator on_device = at::globalContext().defaultGenerator(device);
   on_device.set_state(models::read_tensor(file, "device"));
+}
+
+/// Seeds torch's generators, so that every rank draws its own numbers, such as dropout masks.
+void seed_rank(int64_t seed, int64_t rank, int64_t step) {
+  torch::manual_seed(data::random_at(static_cast<uint64_t>(seed), static_cast<uint64_t>(rank),
+                                     static_cast<uint64_t>(step)));
 }
 
 /// `parts`: processes that each have a part of the optimiser's state.
@@ -128,6 +135,8 @@ Run::Run(const std::string& folder, const RunConfig& config, std::shared_ptr<Tas
                               : nullptr),
       trainer_(std::move(model), config, world_),
       extra_files_(std::move(extra_files)) {
+  // All ranks made the model from one seed.
+  if (!is_first()) seed_rank(config_.seed, world_->rank(), 0);
   if (is_first()) remove_unfinished(folder);
 }
 
@@ -256,10 +265,12 @@ void Run::load(const std::string& checkpoint, BatchSource& train, const ResumeOp
   }
   load_optimizer(checkpoint, part, saved);
   trainer_.state = state_from(saved);
-  // A rank that had no part continues with the random state of rank 0.
-  const std::string own = rank_folder(checkpoint, world_->rank());
-  restore_random_state((fs::exists(own) ? own : part) + kRandomFile,
-                       torch::Device(config_.train.device));
+  const std::string own = is_first() ? part : rank_folder(checkpoint, world_->rank());
+  if (fs::exists(own)) {
+    restore_random_state(own + kRandomFile, torch::Device(config_.train.device));
+  } else {
+    seed_rank(config_.seed, world_->rank(), trainer_.state.step);
+  }
 }
 
 /// Reads the optimiser's state; `part` is the folder of rank 0.
