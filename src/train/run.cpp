@@ -180,25 +180,41 @@ void Run::write_part(const std::string& checkpoint, const BatchSource& train) {
                                                trainer_.has_parts() ? world_->size() : 1));
 }
 
+/// Writes the parts of all ranks and returns their part_checksums(). Each rank computes its own, so
+/// that rank 0 need not read all parts while the others wait.
+std::vector<std::string> Run::write_parts(const std::string& checkpoint, const BatchSource& train) {
+  std::string checksums;
+  together([&] {
+    write_part(checkpoint, train);
+    if (world_->size() > 1) checksums = part_checksums(checkpoint, world_->rank());
+  });
+  if (world_->size() == 1) return {};
+  return parallel::all_gather_texts(*world_, checksums);
+}
+
 void Run::save(const BatchSource& train) {
   check_lock();
   const Trainer::WholeWeights weights(trainer_);
   const int64_t step = trainer_.state.step;
   if (!is_first()) {
     together([] {});  // rank 0 makes the folder
-    together([&] { write_part(unfinished_checkpoint(folder_, step), train); });
+    write_parts(unfinished_checkpoint(folder_, step), train);
     return;
   }
   bool made = false;
+  std::vector<io::Manifest::Entry> known;
   try {
-    checkpoints_->save(step, world_->size(), [&](const std::string& folder) {
-      made = true;
-      together([&] {
-        trainer_.task_model().save(folder);
-        for (const auto& [name, text] : extra_files_) io::write_text(folder + "/" + name, text);
-      });
-      together([&] { write_part(folder, train); });
-    });
+    checkpoints_->save(
+        step, world_->size(),
+        [&](const std::string& folder) {
+          made = true;
+          together([&] {
+            trainer_.task_model().save(folder);
+            for (const auto& [name, text] : extra_files_) io::write_text(folder + "/" + name, text);
+          });
+          known = known_files(write_parts(folder, train));
+        },
+        known);
   } catch (...) {
     if (!made) any_rank(true);  // the others wait for the folder
     throw;
