@@ -70,7 +70,7 @@ RULES = {
     "src/nn": (layer(r"diffattn/(nn/|ops)", r"nn/", PRIVATE_OPS, TORCH), r"kernels/|nlohmann/"),
     "src/models": (layer(r"diffattn/(models|nn|io)/", r"diffattn/ops", r"models/", PRIVATE_IO, TORCH,
                          r"nlohmann/"), r"kernels/"),
-    "src/parallel": (layer(r"diffattn/parallel/", r"diffattn/ops", TORCH), r"kernels/|nlohmann/|" + CUDA),
+    "src/parallel": (layer(r"diffattn/parallel/", r"diffattn/ops", r"parallel/", TORCH), r"kernels/|nlohmann/|" + CUDA),
     "src/infer": (layer(r"diffattn/(infer|nn)/", r"diffattn/ops", r"infer/", PRIVATE_NN,
                         r"ops/layers/token_step\.h", r"kernels/token_step\.h", TORCH),
                   r"nlohmann/|" + CUDA),

@@ -9,6 +9,8 @@ verb on its part of the rows. docs/distributed.md describes it.
 import datetime
 import os
 import sys
+import time
+import uuid
 from typing import Mapping, NoReturn, Sequence
 
 import torch
@@ -46,7 +48,10 @@ def timeout_of(environment: Mapping[str, str]) -> int:
 
 
 def backend_of(cuda: bool, nccl: bool) -> str:
-    """Returns torch's backends: Gloo for the CPU, and NCCL if there are GPUs and NCCL. Gloo takes no GPU tensors."""
+    """Returns torch's backends: Gloo for the CPU, and NCCL if there are GPUs and NCCL.
+
+    Of the operations on GPU tensors that training needs, torch documents only broadcast and all-reduce for Gloo.
+    """
     return "cpu:gloo,cuda:nccl" if cuda and nccl else "cpu:gloo"
 
 
@@ -68,33 +73,70 @@ def _open_store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store
             raise RuntimeError(f"MASTER_ADDR: could not listen at {host}:{port} ({first})") from error
         raise RuntimeError(f"rank 0 is missing: nobody answered at {host}:{port} within "
                            f"{timeout.total_seconds():.0f} s ({first})") from error
-    # torchrun may serve one store to all attempts.
-    return dist.PrefixStore(f"diffattn/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return store
 
 
-def _meet(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
-    """Waits until all ranks have joined. Raises RuntimeError that names the missing ones."""
-    here = [f"here/{other}" for other in range(size)]
-    store.set(here[rank], "yes")
+def _answer_ranks(store: dist.Store, attempt: str, size: int, deadline: float) -> None:
+    """Tells all ranks that ask the name of this attempt, as rank 0, until all are here or the time is over."""
+    asked, seen = set(), 0  # questions without an answer
+    while store.add(f"{attempt}/present", 0) < size and time.monotonic() < deadline:
+        count = store.add("questions", 0)
+        asked.update(range(seen + 1, count + 1))
+        seen = count
+        for question in [number for number in asked if store.check([f"question/{number}"])]:
+            store.set(f"answer/{store.get(f'question/{question}').decode()}", attempt)
+            asked.remove(question)
+        time.sleep(0.02)
+
+
+def _attempt_name(store: dist.Store, deadline: float) -> str:
+    """Asks rank 0 for the name of this attempt. Raises RuntimeError if it does not answer."""
+    token = uuid.uuid4().hex  # so that nobody takes the answer to a process of an earlier attempt
+    store.set(f"question/{store.add('questions', 1)}", token)
+    store.wait([f"answer/{token}"], _time_until(deadline))
+    return store.get(f"answer/{token}").decode()
+
+
+def _time_until(deadline: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=max(0.001, deadline - time.monotonic()))
+
+
+def _meet(whole_store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
+    """Waits until all ranks have joined, and returns a store for them. Raises RuntimeError that names missing ranks.
+
+    torchrun may serve one store to all attempts of a job, and its agents on several machines count restarts apart. So
+    rank 0 gives every attempt a name of its own, below which nobody finds keys of an earlier attempt.
+    """
+    store = dist.PrefixStore("diffattn", whole_store)
+    deadline = time.monotonic() + timeout.total_seconds()
+    attempt = uuid.uuid4().hex if rank == 0 else ""
     try:
-        store.wait(here, timeout)
+        attempt = attempt or _attempt_name(store, deadline)
+        here = [f"{attempt}/here/{other}" for other in range(size)]
+        store.set(here[rank], "yes")
+        store.add(f"{attempt}/present", 1)
+        if rank == 0:
+            _answer_ranks(store, attempt, size, deadline)
+        store.wait(here, _time_until(deadline))
     except RuntimeError as error:  # DistStoreError, DistNetworkError
+        missing = ["0"]
         try:
-            missing = [str(other) for other in range(size) if not store.check([here[other]])]
+            store.check(["questions"])
+            if attempt:
+                missing = [str(other) for other in range(size) if not store.check([here[other]])]
         except RuntimeError:
             raise RuntimeError("rank 0 has ended while this one waited for the others") from error
-        if not missing:
-            return
-        raise RuntimeError(f"rank {', '.join(missing)} of {size} did not come to {os.environ['MASTER_ADDR']}:"
-                           f"{os.environ['MASTER_PORT']} within {timeout.total_seconds():.0f} s") from error
+        if missing:
+            raise RuntimeError(f"rank {', '.join(missing)} of {size} did not come to {os.environ['MASTER_ADDR']}:"
+                               f"{os.environ['MASTER_PORT']} within {timeout.total_seconds():.0f} s") from error
+    return dist.PrefixStore(f"diffattn/{attempt}", whole_store)
 
 
 def _join(verb: str) -> None:
     """Joins the process groups of this job."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     timeout = datetime.timedelta(seconds=timeout_of(os.environ))
-    store = _open_store(rank, size, timeout)
-    _meet(store, rank, size, timeout)
+    store = _meet(_open_store(rank, size, timeout), rank, size, timeout)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     backend = backend_of(torch.cuda.is_available(), dist.is_nccl_available())

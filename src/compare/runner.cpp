@@ -2,6 +2,8 @@
 #include "compare/runner.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "compare/environment.h"
@@ -54,9 +57,13 @@ class Runner {
       work();
     } else {
       at::set_num_threads(std::max(1, threads / static_cast<int>(jobs)));
+      // A new thread works on GPU 0 until it chooses this process's.
+      std::optional<c10::Device> gpu;
+      if (torch::cuda::is_available()) gpu = c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
       std::vector<std::thread> workers;
       for (int64_t i = 0; i < jobs; ++i) {
-        workers.emplace_back([this, threads, jobs] {
+        workers.emplace_back([this, threads, jobs, gpu] {
+          const c10::OptionalDeviceGuard guard(gpu);
           at::set_num_threads(std::max(1, threads / static_cast<int>(jobs)));
           work();
         });

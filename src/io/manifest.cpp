@@ -5,6 +5,8 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -62,6 +64,15 @@ std::vector<File> open_files(const std::string& folder, const std::vector<Manife
   return files;
 }
 
+void expect_sizes(const std::vector<File>& files, const std::vector<Manifest::Entry>& entries,
+                  const std::string& source) {
+  for (size_t i = 0; i < files.size(); ++i) {
+    if (files[i].size() == entries[i].bytes) continue;
+    throw Error(files[i].name(), "expected " + std::to_string(entries[i].bytes) + " bytes " +
+                                     source + ", got " + std::to_string(files[i].size()));
+  }
+}
+
 }  // namespace
 
 bool is_manifest_path(std::string_view path) noexcept {
@@ -113,9 +124,13 @@ Manifest Manifest::parse(std::string_view text, const std::string& file) {
   return manifest;
 }
 
-Manifest manifest_of(const std::string& folder, int64_t ranks) {
+Manifest manifest_of(const std::string& folder, int64_t ranks,
+                     const std::vector<Manifest::Entry>& known) {
+  std::map<std::string, const Manifest::Entry*> left;
+  for (const Manifest::Entry& entry : known) left[entry.path] = &entry;
   Manifest manifest;
   manifest.ranks = ranks;
+  std::vector<Manifest::Entry> unread;
   std::error_code failed;
   for (auto entry = fs::recursive_directory_iterator(folder, failed);
        !failed && entry != fs::recursive_directory_iterator(); entry.increment(failed)) {
@@ -124,27 +139,31 @@ Manifest manifest_of(const std::string& folder, int64_t ranks) {
     if (!is_manifest_path(path)) {
       throw Error(folder, "expected names of a checkpoint's files, got " + in_quotes(path));
     }
-    manifest.entries.push_back({.path = path});
+    const auto found = left.extract(path);
+    if (found.empty()) {
+      unread.push_back({.path = path});
+    } else {
+      manifest.entries.push_back(*found.mapped());
+    }
   }
   if (failed) throw Error(folder, "could not be listed: " + failed.message());
-  std::ranges::sort(manifest.entries, {}, &Manifest::Entry::path);
-  const std::vector<File> files = open_files(folder, manifest.entries);
+  if (!left.empty()) throw Error(folder + "/" + left.begin()->first, "is missing");
+  expect_sizes(open_files(folder, manifest.entries), manifest.entries,
+               "as the process that wrote it told");
+  const std::vector<File> files = open_files(folder, unread);
   const std::vector<uint64_t> checksums = file_checksums(files);
   for (size_t i = 0; i < files.size(); ++i) {
-    manifest.entries[i].bytes = files[i].size();
-    manifest.entries[i].checksum = checksums[i];
+    unread[i].bytes = files[i].size();
+    unread[i].checksum = checksums[i];
   }
+  std::ranges::move(unread, std::back_inserter(manifest.entries));
+  std::ranges::sort(manifest.entries, {}, &Manifest::Entry::path);
   return manifest;
 }
 
 void check_files(const std::string& folder, const Manifest& manifest) {
   const std::vector<File> files = open_files(folder, manifest.entries);
-  for (size_t i = 0; i < files.size(); ++i) {
-    if (files[i].size() == manifest.entries[i].bytes) continue;
-    throw Error(files[i].name(), "expected " + std::to_string(manifest.entries[i].bytes) +
-                                     " bytes as in the manifest, got " +
-                                     std::to_string(files[i].size()));
-  }
+  expect_sizes(files, manifest.entries, "as in the manifest");
   const std::vector<uint64_t> checksums = file_checksums(files);
   for (size_t i = 0; i < files.size(); ++i) {
     if (checksums[i] == manifest.entries[i].checksum) continue;

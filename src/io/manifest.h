@@ -43,8 +43,11 @@ bool is_manifest_path(std::string_view path) noexcept;
 /// Returns 16 hexadecimal digits.
 std::string checksum_text(uint64_t checksum);
 
-/// Lists all files of `folder` and of its subfolders, with their checksums.
-Manifest manifest_of(const std::string& folder, int64_t ranks);
+/// Lists all files of `folder` and of its subfolders, with their checksums. It does not read the
+/// files in `known`, which other processes have read. Throws Error if one of these is missing or
+/// has another size.
+Manifest manifest_of(const std::string& folder, int64_t ranks,
+                     const std::vector<Manifest::Entry>& known = {});
 
 /// Reads every file that the manifest lists. Throws Error that names the first one that is missing
 /// or has another size or checksum.

@@ -11,6 +11,7 @@
 
 #include "diffattn/error.h"
 #include "diffattn/parallel/collective.h"
+#include "parallel/failure_message.h"
 
 // torch 2.13 has new names for some operations, which 2.11 does not have yet.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -98,14 +99,10 @@ class ProcessGroup : public Collective {
     try {
       return call();
     } catch (const c10::Error& error) {
-      throw Error(message(where, error.what_without_backtrace()));
+      throw Error(failure_message(where, error.what_without_backtrace()));
     } catch (const std::exception& error) {
-      throw Error(message(where, error.what()));
+      throw Error(failure_message(where, error.what()));
     }
-  }
-  static std::string message(const std::string& where, const std::string& text) {
-    return "parallel: the " + where + " failed, probably because another process has ended: " +
-           text.substr(0, text.find('\n'));
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_, second_;

@@ -43,6 +43,13 @@ nn::DecoderInput Batch::model_input() const {
   return input;
 }
 
+int64_t Batch::label_count() const { return labels.ne(data::kIgnoredLabel).sum().item<int64_t>(); }
+
+int64_t Batch::text_rows() const {
+  const auto& lengths = mask.key_lengths();
+  return lengths ? lengths->sum().item<int64_t>() : ids.numel();
+}
+
 Batch Batch::to(torch::Device device) const {
   if (device.is_cpu()) return *this;
   // From pinned memory the copy waits neither for the device's work nor for the host.

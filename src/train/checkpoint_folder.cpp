@@ -5,10 +5,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
@@ -43,11 +45,30 @@ std::string rank_folder(const std::string& checkpoint, int64_t rank) {
   return fmt::format("{}/rank-{:05}", checkpoint, rank);
 }
 
-void finish_checkpoint(const std::string& folder, int64_t ranks) {
+std::string part_checksums(const std::string& checkpoint, int64_t rank) {
+  const std::string part = rank_folder(checkpoint, rank);
+  io::Manifest manifest = io::manifest_of(part, /*ranks=*/1);
+  for (auto& entry : manifest.entries) {
+    entry.path = fs::path(part).filename().string() + "/" + entry.path;
+  }
+  return manifest.to_json();
+}
+
+std::vector<io::Manifest::Entry> known_files(const std::vector<std::string>& texts) {
+  std::vector<io::Manifest::Entry> known;
+  for (const std::string& text : texts) {
+    std::ranges::move(io::Manifest::parse(text, "checksums of a process").entries,
+                      std::back_inserter(known));
+  }
+  return known;
+}
+
+void finish_checkpoint(const std::string& folder, int64_t ranks,
+                       const std::vector<io::Manifest::Entry>& known) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.is_directory()) sync_folder(entry.path());
   }
-  const std::string text = io::manifest_of(folder, ranks).to_json();
+  const std::string text = io::manifest_of(folder, ranks, known).to_json();
   io::write_text(folder + kManifestFile, text);
   io::write_text(folder + kMarkerFile, io::checksum_text(io::hash64(text)) + "\n");
   sync_folder(folder);

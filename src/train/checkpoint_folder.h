@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "io/manifest.h"
 
 // One checkpoint is a folder:
 //   config.json, model.safetensors, ...   a model folder
@@ -26,8 +29,14 @@ CheckpointState checkpoint_state(const std::string& folder);
 /// Returns the folder of one process's part.
 std::string rank_folder(const std::string& checkpoint, int64_t rank);
 
-/// Writes the manifest of a checkpoint whose other files are complete, and then the marker.
-void finish_checkpoint(const std::string& folder, int64_t ranks);
+/// Writes the manifest of a checkpoint whose other files are complete, and then the marker. It does
+/// not read the files in `known`, whose checksums other processes have computed.
+void finish_checkpoint(const std::string& folder, int64_t ranks,
+                       const std::vector<io::Manifest::Entry>& known = {});
+/// Returns the files of one process's part with their checksums, as JSON text of an io::Manifest.
+std::string part_checksums(const std::string& checkpoint, int64_t rank);
+/// Returns the files in a checkpoint that the texts of all ranks list.
+std::vector<io::Manifest::Entry> known_files(const std::vector<std::string>& texts);
 
 /// Reads all files of a complete checkpoint. Throws io::Error that names the first damaged file.
 /// Returns the number of processes that wrote the checkpoint.

@@ -52,13 +52,14 @@ std::string Checkpoints::folder_of(int64_t step) const {
 }
 
 void Checkpoints::save(int64_t step, int64_t ranks,
-                       const std::function<void(const std::string&)>& write) {
+                       const std::function<void(const std::string&)>& write,
+                       const std::vector<io::Manifest::Entry>& known) {
   const std::string temporary = unfinished_checkpoint(run_, step);
   fs::remove_all(temporary);
   make_folder(temporary);
   try {
     write(temporary);
-    finish_checkpoint(temporary, ranks);
+    finish_checkpoint(temporary, ranks, known);
     remove_later_than(step);
     replace_folder(temporary, folder_of(step));
   } catch (...) {

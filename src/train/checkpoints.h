@@ -8,6 +8,8 @@
 #include <system_error>
 #include <vector>
 
+#include "io/manifest.h"
+
 namespace diffattn::train {
 
 /// Returns the folder in which the processes of a run write a checkpoint.
@@ -22,12 +24,14 @@ class Checkpoints {
   Checkpoints(const std::string& run, int64_t keep);
 
   /// Calls `write` to fill a new folder with the parts of `ranks` processes, adds manifest and
-  /// marker, gives it its name, updates `latest` and removes old checkpoints. It also removes
-  /// checkpoints of later steps: they belong to a course of the run that the user left by resuming
-  /// from an earlier step. If `write` throws or the process is killed, the checkpoints of earlier
-  /// steps stay intact.
+  /// marker (`write` may add files to `known` whose checksums other processes have computed), gives
+  /// it its name, updates `latest` and removes old checkpoints. It also removes checkpoints of
+  /// later steps: they belong to a course of the run that the user left by resuming from an earlier
+  /// step. If `write` throws or the process is killed, the checkpoints of earlier steps stay
+  /// intact.
   void save(int64_t step, int64_t ranks,
-            const std::function<void(const std::string& folder)>& write);
+            const std::function<void(const std::string& folder)>& write,
+            const std::vector<io::Manifest::Entry>& known = {});
 
   /// The checkpoint to resume from.
   struct Choice {

@@ -11,6 +11,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "diffattn/data/random.h"
 #include "diffattn/error.h"
 #include "diffattn/io/error.h"
 #include "diffattn/io/file.h"
@@ -53,6 +54,12 @@ void restore_random_state(const std::string& path, torch::Device device) {
   if (device.is_cpu()) return;
   at::Generator on_device = at::globalContext().defaultGenerator(device);
   on_device.set_state(models::read_tensor(file, "device"));
+}
+
+/// Seeds torch's generators, so that every rank draws its own numbers, such as dropout masks.
+void seed_rank(int64_t seed, int64_t rank, int64_t step) {
+  torch::manual_seed(data::random_at(static_cast<uint64_t>(seed), static_cast<uint64_t>(rank),
+                                     static_cast<uint64_t>(step)));
 }
 
 /// `parts`: processes that each have a part of the optimiser's state.
@@ -128,6 +135,8 @@ Run::Run(const std::string& folder, const RunConfig& config, std::shared_ptr<Tas
                               : nullptr),
       trainer_(std::move(model), config, world_),
       extra_files_(std::move(extra_files)) {
+  // All ranks made the model from one seed.
+  if (!is_first()) seed_rank(config_.seed, world_->rank(), 0);
   if (is_first()) remove_unfinished(folder);
 }
 
@@ -171,25 +180,41 @@ void Run::write_part(const std::string& checkpoint, const BatchSource& train) {
                                                trainer_.has_parts() ? world_->size() : 1));
 }
 
+/// Writes the parts of all ranks and returns their part_checksums(). Each rank computes its own, so
+/// that rank 0 need not read all parts while the others wait.
+std::vector<std::string> Run::write_parts(const std::string& checkpoint, const BatchSource& train) {
+  std::string checksums;
+  together([&] {
+    write_part(checkpoint, train);
+    if (world_->size() > 1) checksums = part_checksums(checkpoint, world_->rank());
+  });
+  if (world_->size() == 1) return {};
+  return parallel::all_gather_texts(*world_, checksums);
+}
+
 void Run::save(const BatchSource& train) {
   check_lock();
   const Trainer::WholeWeights weights(trainer_);
   const int64_t step = trainer_.state.step;
   if (!is_first()) {
     together([] {});  // rank 0 makes the folder
-    together([&] { write_part(unfinished_checkpoint(folder_, step), train); });
+    write_parts(unfinished_checkpoint(folder_, step), train);
     return;
   }
   bool made = false;
+  std::vector<io::Manifest::Entry> known;
   try {
-    checkpoints_->save(step, world_->size(), [&](const std::string& folder) {
-      made = true;
-      together([&] {
-        trainer_.task_model().save(folder);
-        for (const auto& [name, text] : extra_files_) io::write_text(folder + "/" + name, text);
-      });
-      together([&] { write_part(folder, train); });
-    });
+    checkpoints_->save(
+        step, world_->size(),
+        [&](const std::string& folder) {
+          made = true;
+          together([&] {
+            trainer_.task_model().save(folder);
+            for (const auto& [name, text] : extra_files_) io::write_text(folder + "/" + name, text);
+          });
+          known = known_files(write_parts(folder, train));
+        },
+        known);
   } catch (...) {
     if (!made) any_rank(true);  // the others wait for the folder
     throw;
@@ -256,10 +281,12 @@ void Run::load(const std::string& checkpoint, BatchSource& train, const ResumeOp
   }
   load_optimizer(checkpoint, part, saved);
   trainer_.state = state_from(saved);
-  // A rank that had no part continues with the random state of rank 0.
-  const std::string own = rank_folder(checkpoint, world_->rank());
-  restore_random_state((fs::exists(own) ? own : part) + kRandomFile,
-                       torch::Device(config_.train.device));
+  const std::string own = is_first() ? part : rank_folder(checkpoint, world_->rank());
+  if (fs::exists(own)) {
+    restore_random_state(own + kRandomFile, torch::Device(config_.train.device));
+  } else {
+    seed_rank(config_.seed, world_->rank(), trainer_.state.step);
+  }
 }
 
 /// Reads the optimiser's state; `part` is the folder of rank 0.

@@ -75,14 +75,14 @@ AdamW optimizer_of(DataParallel* processes, const TaskModel& model, const RunCon
                [processes](Tensor& squares) { processes->world().all_reduce(squares).wait(); });
 }
 
-int64_t counted_labels(const Batch& batch) { return batch.labels.ne(-100).sum().item<int64_t>(); }
-
 }  // namespace
 
-/// A micro-batch of this process, and the share of its labels.
+/// A micro-batch of this process, and its part of the update's micro-batches of all processes.
 struct Trainer::Share {
   Batch batch;
-  double weight = 1.0;
+  double divisor = 1.0;  // of the cross-entropy: the update's TaskModel::loss_weight / this one's
+  double labels = 1.0;   // share of the labels that count
+  double text = 1.0;     // share of the tokens of `ids` that are not padding
 };
 
 /// An update on its way: its loss, label count and gradient norm arrive in `numbers`.
@@ -115,22 +115,37 @@ Trainer::Trainer(std::shared_ptr<TaskModel> model, const RunConfig& config,
 
 Trainer::~Trainer() = default;
 
-Trainer::Loss Trainer::loss_of(const Batch& batch) {
+Trainer::Loss Trainer::loss_of(const Share& share) {
   const RunConfig::Train& t = config_.train;
+  const Batch batch = own_tokens(share.batch).to(device_);
   const MixedPrecision region(device_, t.dtype);
   const nn::SharedRows::Scope rows(context_.get());
   const bool penalized = t.sparsity_weight != 0.0 || t.focus_weight != 0.0;
   std::vector<nn::AttentionTrace> traces;
+  // The z-loss is a mean over labels, also if their cross-entropy has class weights.
+  const double z_loss = share.labels > 0 ? t.z_loss * (share.labels * share.divisor) : 0.0;
   const nn::TokenLoss loss = model_->loss(
-      batch, nn::CrossEntropyOptions().label_smoothing(t.label_smoothing).z_loss(t.z_loss),
+      batch, nn::CrossEntropyOptions().label_smoothing(t.label_smoothing).z_loss(z_loss),
       penalized && torch::GradMode::is_enabled() ? &traces : nullptr);
-  Tensor value = loss.mean;
+  Tensor value = loss.mean / share.divisor;
   if (!traces.empty()) {
     const nn::AttentionPenalty penalty =
-        nn::attention_penalty(traces, traced_row_lengths(*model_, batch, traces.size()));
+        nn::attention_penalty(traces, traced_row_lengths(*model_, batch, traces.size()),
+                              traced_row_shares(share, traces.size()));
     value = value + t.sparsity_weight * penalty.sparsity + t.focus_weight * penalty.focus;
   }
   return {value, loss.count};
+}
+
+/// The rows of an encoder's maps, or of those of the only stack, are the tokens of `ids`. All other
+/// rows are targets, one per label.
+std::vector<double> Trainer::traced_row_shares(const Share& share, size_t layers) const {
+  std::vector<double> shares(layers, share.text);
+  if (!share.batch.target_ids.defined()) return shares;
+  const auto encoder = static_cast<size_t>(model_->config().num_encoder_layers);
+  std::fill(shares.begin() + static_cast<std::ptrdiff_t>(std::min(encoder, layers)), shares.end(),
+            share.labels);
+  return shares;
 }
 
 // Lambda is 0 in the first update and has its full value after the last update of the warm-up.
@@ -153,51 +168,58 @@ std::vector<Trainer::Share> Trainer::next_shares(BatchSource& source, StepReport
   const int64_t count = config_.train.accumulate;
   const int64_t processes = world_->size() / config_.train.context_parallel;  // with other rows
   std::vector<Share> shares;
-  Tensor own = torch::zeros({count}, torch::kFloat64);  // labels
   for (int64_t micro = 0; micro < count; ++micro) {
     const Batch& batch = shares.emplace_back(Share{source.next()}).batch;
     report.flops += flops_->training(batch) * static_cast<double>(processes);
     report.model_tokens += batch.ids.numel() * processes;
     if (batch.target_ids.defined()) report.model_tokens += batch.target_ids.numel() * processes;
-    own[micro] = static_cast<double>(counted_labels(own_tokens(batch)));
   }
-  Tensor all = own.clone();
-  world_->all_reduce(all).wait();
-  for (int64_t micro = 0; micro < count; ++micro) {
-    const double labels = all[micro].item<double>();
-    if (labels > 0) shares[static_cast<size_t>(micro)].weight = own[micro].item<double>() / labels;
-  }
+  if (count > 1 || world_->size() > 1) weigh(shares);
   return shares;
+}
+
+/// Sets the shares that these micro-batches have of the update.
+void Trainer::weigh(std::vector<Share>& shares) {
+  Tensor sums = torch::zeros({3}, torch::kFloat64);  // weights, labels, tokens that are text
+  std::vector<Tensor> own;                           // of the tokens of this process
+  for (const Share& share : shares) {
+    const Batch batch = own_tokens(share.batch);
+    own.push_back(
+        torch::tensor({model_->loss_weight(batch), static_cast<double>(batch.label_count()),
+                       static_cast<double>(batch.text_rows())},
+                      torch::kFloat64));
+    sums += own.back();
+  }
+  world_->all_reduce(sums).wait();
+  const auto all = [&](int64_t i) { return sums[i].item<double>(); };
+  for (size_t micro = 0; micro < shares.size(); ++micro) {
+    const auto mine = [&](int64_t i) { return own[micro][i].item<double>(); };
+    if (all(2) > 0) shares[micro].text = mine(2) / all(2);
+    if (all(1) == 0) continue;  // every loss is 0
+    // Micro-batches with as many labels each give exactly their number.
+    shares[micro].divisor = all(0) / mine(0);
+    shares[micro].labels = mine(1) / all(1);
+  }
 }
 
 /// Runs the micro-batches of an update. Returns the sums of their losses and label counts, [2].
 Tensor Trainer::accumulate_gradients(BatchSource& source, StepReport& report) {
-  const int64_t count = config_.train.accumulate;
+  const bool several = config_.train.accumulate > 1;
   std::optional<WorkingCopy::InUse> copies;
   if (working_) copies.emplace(*working_);
   // Sums of gradients start during the last backward, unless some gradients come in pieces.
-  const bool overlaps = parallel_ && !(working_ && count > 1);
+  const bool overlaps = parallel_ && !(working_ && several);
   const bool every_time = parallel_ && parallel_->sums_every_backward();
   Tensor sums = torch::zeros({2}, torch::TensorOptions().device(device_).dtype(torch::kFloat64));
-  const auto run = [&](const Batch& batch, double weight, bool last) {
-    const Loss loss = loss_of(own_tokens(batch).to(device_));
-    const Tensor value = parallel_ ? loss.value * weight : loss.value;
+  const std::vector<Share> shares = next_shares(source, report);
+  for (const Share& share : shares) {
+    const Loss loss = loss_of(share);
+    const bool last = &share == &shares.back();
     if (every_time || (overlaps && last)) parallel_->begin_backward();
-    (value / static_cast<double>(count)).backward();
+    loss.value.backward();
     if (every_time) parallel_->finish_backward();
-    sums += torch::stack({value.detach().to(torch::kFloat64), loss.count.to(torch::kFloat64)});
-    if (working_ && count > 1) working_->collect_gradients();
-  };
-  if (parallel_) {
-    const std::vector<Share> shares = next_shares(source, report);
-    for (const Share& share : shares) run(share.batch, share.weight, &share == &shares.back());
-  }
-  for (int64_t micro = 0; !parallel_ && micro < count; ++micro) {
-    const Batch batch = source.next();
-    report.flops += flops_->training(batch);
-    report.model_tokens += batch.ids.numel();
-    if (batch.target_ids.defined()) report.model_tokens += batch.target_ids.numel();
-    run(batch, 1.0, micro + 1 == count);
+    sums += torch::stack({loss.value.detach().to(torch::kFloat64), loss.count.to(torch::kFloat64)});
+    if (working_ && several) working_->collect_gradients();
   }
   if (working_) working_->deliver_gradients();
   if (parallel_ && !every_time) parallel_->finish_backward();
@@ -239,7 +261,7 @@ StepReport Trainer::finish() {
   pending_.pop_front();
   if (update.arrived) update.arrived->synchronize();
   StepReport report = update.report;
-  report.loss = update.numbers[0].item<double>() / static_cast<double>(config_.train.accumulate);
+  report.loss = update.numbers[0].item<double>();
   report.tokens = static_cast<int64_t>(update.numbers[1].item<double>());
   report.gradient_norm = update.numbers[2].item<double>();
   report.skipped = !std::isfinite(report.loss) || !std::isfinite(report.gradient_norm);

@@ -63,6 +63,30 @@ TEST(Manifest, NamesTheFileThatDiffers) {
   EXPECT_EQ(message().find((folder / "rank-00000/b") + ": expected a readable file"), 0u);
 }
 
+TEST(Manifest, TakesFilesThatAnotherProcessHasRead) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "rank-00001");
+  folder.put("a", "12345");
+  folder.put("rank-00001/b", "123");
+  const Manifest::Entry known{.path = "rank-00001/b", .bytes = 3, .checksum = 17};
+  const Manifest manifest = manifest_of(folder.path(), 2, {known});
+  ASSERT_EQ(manifest.entries.size(), 2u);
+  EXPECT_EQ(manifest.entries[0], manifest_of(folder.path(), 2).entries[0]);
+  EXPECT_EQ(manifest.entries[1], known) << "it reads no known file";
+  const auto message = [&](const Manifest::Entry& entry) {
+    try {
+      manifest_of(folder.path(), 2, {entry});
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(
+      message({"rank-00001/b", 4, 17}),
+      (folder / "rank-00001/b") + ": expected 4 bytes as the process that wrote it told, got 3");
+  EXPECT_EQ(message({"rank-00002/b", 4, 17}), (folder / "rank-00002/b") + ": is missing");
+}
+
 TEST(FileChecksums, DoNotDependOnThreadsAndSeeEveryByte) {
   const TempFolder folder;
   std::string data(2 * kChecksumChunkBytes + 1001, 'x');

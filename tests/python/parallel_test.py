@@ -3,17 +3,12 @@
 import datetime
 import itertools
 import os
-import socket
 import unittest
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-
-if not dist.is_available():
-    print("skipped: this torch has no torch.distributed")
-    raise SystemExit(77)  # ctest shows it as skipped
-
+from process_jobs import free_port  # skips the test if this torch has no torch.distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -159,9 +154,7 @@ class Parallel(unittest.TestCase):
             parallel.rows(5, "ring")
 
     def run_with(self, size):
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port = str(one.getsockname()[1])
+        port = free_port()
         failures = processes.get_context("spawn").SimpleQueue()
         processes.spawn(check, (size, port, failures), nprocs=size)
         found = []

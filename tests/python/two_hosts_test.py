@@ -15,7 +15,7 @@ import tempfile
 import time
 import unittest
 
-import distributed_test as one_host
+import process_jobs as one_host
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")  # only inside the two namespaces
 PORT = "29577"

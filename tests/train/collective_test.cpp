@@ -10,6 +10,7 @@
 #include "diffattn/error.h"
 #include "diffattn/parallel/collective.h"
 #include "diffattn/parallel/token_ranges.h"
+#include "parallel/failure_message.h"
 
 namespace diffattn::parallel::collective_test {
 namespace {
@@ -51,6 +52,21 @@ TEST(Collective, OneProcessGathersItsOwnText) {
   const auto alone = one_process();
   for (const std::string& text : {std::string("a\0b", 3), std::string()}) {
     EXPECT_EQ(all_gather_texts(*alone, text), std::vector{text});
+  }
+}
+
+TEST(Collective, OnlyConnectionsSuggestThatAProcessHasEnded) {
+  const std::string suggestion = "probably because another process has ended";
+  for (const char* text : {"[gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:4711",
+                           "Timed out waiting 60000ms for recv operation to complete",
+                           "writev [::1]:4711: Broken pipe"}) {
+    EXPECT_NE(failure_message("sum", text).find(suggestion), std::string::npos) << text;
+  }
+  for (const char* text :
+       {"Number of tensor splits not equal to group size", "CUDA out of memory",
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library"}) {
+    EXPECT_EQ(failure_message("sum on rank 0 of 2", std::string(text) + "\nException raised"),
+              "parallel: the sum on rank 0 of 2 failed: " + std::string(text));
   }
 }
 

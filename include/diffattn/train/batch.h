@@ -28,6 +28,10 @@ struct Batch {
   torch::Tensor target_ids = {};  // [B, M] int64: input of the decoder of an encoder-decoder
 
   nn::DecoderInput model_input() const;
+  /// Returns the number of labels that count.
+  int64_t label_count() const;
+  /// Returns the number of tokens of `ids` that are not padding.
+  int64_t text_rows() const;
   Batch to(torch::Device device) const;
 };
 

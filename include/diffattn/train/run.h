@@ -83,6 +83,7 @@ class Run {
  private:
   void save(const BatchSource& train);
   void write_part(const std::string& checkpoint, const BatchSource& train);
+  std::vector<std::string> write_parts(const std::string& checkpoint, const BatchSource& train);
   void together(const std::function<void()>& work);
   void check_checkpoint(int64_t step) const;
   void load(const std::string& checkpoint, BatchSource& train, const ResumeOptions& options);

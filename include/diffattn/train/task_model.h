@@ -39,6 +39,10 @@ class TaskModel {
   /// model; for an encoder-decoder: encoder, decoder, cross-attention.
   virtual nn::TokenLoss loss(const Batch& batch, const nn::CrossEntropyOptions& options,
                              Traces* traces) = 0;
+  /// Returns the sum of the weights of the batch's labels, by which `loss` divides: the means of
+  /// several batches, weighted by it, give the mean of all. By default every label that counts
+  /// weighs 1. The z-loss and the attention penalty are other means.
+  virtual double loss_weight(const Batch& batch) const;
   /// Predicts without gradients. The model should be in evaluation mode.
   virtual Predictions predict(const Batch& batch, Traces* traces = nullptr) = 0;
 

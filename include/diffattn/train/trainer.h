@@ -56,6 +56,8 @@ struct StepReport {
 /// Trains a model one update at a time, on the device and in the dtype of the config. It does not
 /// touch files or the terminal.
 ///
+/// The loss of an update is the mean over the labels of all its micro-batches.
+///
 /// Several processes share the rows of every micro-batch: each has a `source` of its own part.
 /// Losses, norms and updates equal those of one process up to rounding.
 class Trainer {
@@ -117,16 +119,18 @@ class Trainer {
 
  private:
   struct Loss {
-    torch::Tensor value;  // with the attention penalty; backward() starts here
+    torch::Tensor value;  // its part of the update's loss, with the penalty; backward() starts here
     torch::Tensor count;  // labels that counted
   };
   struct Pending;
-  Loss loss_of(const Batch& batch);
+  struct Share;
+  Loss loss_of(const Share& share);
+  std::vector<double> traced_row_shares(const Share& share, size_t layers) const;
   void warm_up_lambda(int64_t step);
   torch::Tensor accumulate_gradients(BatchSource& source, StepReport& report);
   Batch own_tokens(const Batch& batch);
-  struct Share;
   std::vector<Share> next_shares(BatchSource& source, StepReport& report);
+  void weigh(std::vector<Share>& shares);
 
   RunConfig config_;
   torch::Device device_;

@@ -26,7 +26,8 @@ AttentionPenalty penalty_of(const HeadTensors& heads, const std::optional<Tensor
 }  // namespace
 
 AttentionPenalty attention_penalty(const std::vector<AttentionTrace>& traces,
-                                   const std::vector<std::optional<Tensor>>& row_lengths) {
+                                   const std::vector<std::optional<Tensor>>& row_lengths,
+                                   const std::vector<double>& shares) {
   if (!row_lengths.empty() && row_lengths.size() != traces.size()) {
     throw_argument_error("row_lengths", c10::str("one for each of the ", traces.size(), " traces"),
                          std::to_string(row_lengths.size()));
@@ -36,8 +37,9 @@ AttentionPenalty attention_penalty(const std::vector<AttentionTrace>& traces,
     for (const HeadTensors& heads : traces[i].calls) {
       const AttentionPenalty one =
           penalty_of(heads, row_lengths.empty() ? std::nullopt : row_lengths[i]);
-      sparsity.push_back(one.sparsity);
-      focus.push_back(one.focus);
+      const double share = shares.empty() ? 1.0 : shares.at(i);
+      sparsity.push_back(one.sparsity * share);
+      focus.push_back(one.focus * share);
     }
   }
   if (sparsity.empty()) throw_argument_error("traces", "at least one attention call", "none");

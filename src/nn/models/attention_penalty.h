@@ -23,8 +23,12 @@ struct AttentionPenalty {
 /// in the traces gets gradients. `row_lengths` holds for each trace the number [B] of rows that are
 /// not padding, or nullopt. Without it, a call with as many rows as columns counts as
 /// self-attention, and its `key_starts` and `key_lengths` tell which rows are padding.
+///
+/// If other batches belong to the same loss, `shares` holds for each trace the share of all text
+/// rows that this one has, and the penalties of all batches add up.
 AttentionPenalty attention_penalty(
     const std::vector<AttentionTrace>& traces,
-    const std::vector<std::optional<torch::Tensor>>& row_lengths = {});
+    const std::vector<std::optional<torch::Tensor>>& row_lengths = {},
+    const std::vector<double>& shares = {});
 
 }  // namespace diffattn::nn

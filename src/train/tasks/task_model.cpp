@@ -100,6 +100,13 @@ class ClassificationTaskModel final : public TaskModel {
     return {mean, counts.sum()};
   }
 
+  double loss_weight(const Batch& batch) const override {
+    if (!class_weights_.defined()) return TaskModel::loss_weight(batch);
+    const Tensor labels = batch.labels.to(class_weights_.device());
+    const Tensor counted = labels.masked_select(labels != nn::CrossEntropyOptions().ignore_index());
+    return class_weights_.index_select(0, counted).sum(torch::kFloat64).item<double>();
+  }
+
   Predictions predict(const Batch& batch, Traces* traces) override {
     const torch::NoGradGuard no_grad;
     const Tensor scores = logits(batch, traces);
@@ -175,6 +182,10 @@ class SummarizationTaskModel final : public TaskModel {
 
 void TaskModel::save(const std::string& folder) const {
   models::save_model(folder, *module(), config());
+}
+
+double TaskModel::loss_weight(const Batch& batch) const {
+  return static_cast<double>(batch.label_count());
 }
 
 torch::Device TaskModel::device() const { return module()->parameters().front().device(); }
