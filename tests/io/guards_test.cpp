@@ -48,6 +48,15 @@ TEST(Guards, FolderNamesHaveNoNul) {
   EXPECT_TRUE(holds(error_of([] { Directory::open(std::string("/\0x", 3)); }), "NUL byte"));
 }
 
+TEST(Guards, AFolderOpensWhileStandardInputIsClosed) {
+  const TempFolder folder;
+  const int kept = ::dup(STDIN_FILENO);
+  ::close(STDIN_FILENO);  // the folder gets the descriptor 0
+  EXPECT_NO_THROW(Directory::open(folder.path()));
+  ::dup2(kept, STDIN_FILENO);
+  ::close(kept);
+}
+
 TEST(Guards, IncompleteLinesOfTheKernelNameNoGroup) {
   const std::string mount = "31 22 0:27 / /point rw - cgroup2 cgroup2 rw";
   EXPECT_EQ(memory_limit_files("0::/", mount).size(), 1u);
@@ -67,6 +76,7 @@ TEST(Guards, HashesOfWholeBlocks) {
 TEST(Guards, TheFirstCharacterAfterHangulSyllablesStays) {
   EXPECT_EQ(unicode::nfc("\xed\x9e\xa3"), "\xed\x9e\xa3");
   EXPECT_EQ(unicode::nfc("\xed\x9e\xa4"), "\xed\x9e\xa4");
+  EXPECT_EQ(unicode::nfc("\xed\x9e\xa4\xcc\x81"), "\xed\x9e\xa4\xcc\x81");  // with an accent
 }
 
 TEST(Guards, ErrorsPointToTheBracketOrTheNumber) {
@@ -79,6 +89,21 @@ TEST(Guards, ErrorsPointToTheBracketOrTheNumber) {
   EXPECT_TRUE(holds(error("[1,2,3,null]"), "t: byte 7: expected at most 4 values"));
   EXPECT_TRUE(holds(error("[1,2,3,true]"), "t: byte 7: expected at most 4 values"));
   EXPECT_TRUE(holds(error("[1,2,3,\"a\\\"b\"]"), "t: byte 7: expected at most 4 values"));
+}
+
+TEST(Guards, AWrongWordInJsonIsNamed) {
+  const std::string error = error_of([] { parse_json("[tru]", "t"); });
+  EXPECT_TRUE(holds(error, "t: byte 4: expected valid JSON, got ']'")) << error;
+}
+
+TEST(Guards, AHeaderThatIsCutOffIsRefused) {
+  const std::string whole = testing::safetensors_file("{}      ", 0);
+  const auto parse = [&](size_t bytes) {
+    const std::string_view head = std::string_view(whole).substr(0, bytes);
+    SafetensorsHeader::parse(testing::bytes_of(head), whole.size(), "m");
+  };
+  EXPECT_NO_THROW(parse(16));
+  EXPECT_TRUE(holds(error_of([&] { parse(15); }), "m: byte 15: expected 8 bytes of header, got 7"));
 }
 
 TEST(Guards, TrainingReportsItsProgress) {
@@ -165,6 +190,24 @@ TEST(Guards, ChunksOfCapitalLettersEndBetweenWords) {
   }
 }
 
+TEST(Guards, ChunksEndOnlyBehindLetters) {
+  const TempFolder folder;
+  TextChunks chunks(folder.put("text", "word {{ {{ {{ {{ {{ end"), 16);
+  std::string chunk;
+  EXPECT_TRUE(chunks.next(chunk));
+  EXPECT_EQ(chunk, "word");
+}
+
+TEST(Guards, ChunksWithoutWordsEndAtALineOrAreCut) {
+  const TempFolder folder;
+  const std::string line = std::string(100, '1') + "\n";
+  TextChunks chunks(folder.put("text", line + std::string(1000, '2')), 16);
+  std::string chunk;
+  EXPECT_TRUE(chunks.next(chunk));
+  EXPECT_EQ(chunk, line);
+  while (chunks.next(chunk)) EXPECT_LE(chunk.size(), 17u * 16u);
+}
+
 TEST(Guards, ATokenFileFillsItsFileAndMatchesItsChecksum) {
   const TempFolder folder;
   const std::string path = folder / "tokens";
@@ -184,7 +227,12 @@ TEST(Guards, ATokenFileFillsItsFileAndMatchesItsChecksum) {
 }
 
 TEST(Guards, ContractionsFollowTheirPattern) {
-  EXPECT_EQ(match_end(Pattern::kGpt2, "'dx", 0), 2u);
+  for (const char* text : {"'sx", "'tx", "'mx", "'dx"}) {
+    EXPECT_EQ(match_end(Pattern::kGpt2, text, 0), 2u) << text;
+  }
+  for (const char* text : {"'rex", "'vex", "'llx"}) {
+    EXPECT_EQ(match_end(Pattern::kGpt2, text, 0), 3u) << text;
+  }
   EXPECT_EQ(match_end(Pattern::kGpt2, "'Dx", 0), 1u);
   EXPECT_EQ(match_end(Pattern::kLlama3, "'Dx", 0), 2u);
   EXPECT_EQ(match_end(Pattern::kGpt2, "'x", 0), 1u);
@@ -192,9 +240,21 @@ TEST(Guards, ContractionsFollowTheirPattern) {
   EXPECT_EQ(match_end(Pattern::kLlama3, "'\xc5\xbf", 0), 3u);
 }
 
+TEST(Guards, AMatchEndsWithItsText) {
+  const std::string_view whole = "!\nx";
+  EXPECT_EQ(match_end(Pattern::kLlama3, whole, 0), 2u);
+  EXPECT_EQ(match_end(Pattern::kLlama3, whole.substr(0, 1), 0), 1u);
+}
+
 TEST(Guards, ABlockedAccentDoesNotCompose) {
   EXPECT_EQ(unicode::nfc("a\xcc\x81"), "\xc3\xa1");
   EXPECT_EQ(unicode::nfc("a\xcc\x85\xcc\x81"), "a\xcc\x85\xcc\x81");  // U+0305 before U+0301
+}
+
+TEST(Guards, ACharacterEndsWithItsText) {
+  const std::string_view whole = "\xc3\xa9";
+  EXPECT_EQ(unicode::character_at(whole, 0).size, 2u);
+  EXPECT_EQ(unicode::character_at(whole.substr(0, 1), 0).code, unicode::Character::kInvalid);
 }
 
 TEST(Guards, TheFirstContinuationByteIsInvalid) {

@@ -141,6 +141,8 @@ TEST(JsonValue, ReadsTypedValues) {
   EXPECT_EQ(root.at("i").to_int(-3, 3), -3);
   EXPECT_EQ(root.at("u").to_uint(), std::numeric_limits<uint64_t>::max());
   EXPECT_EQ(root.at("d").to_double(0, 1), 0.5);
+  EXPECT_EQ(root.at("d").to_double(0.5, 1), 0.5);
+  EXPECT_EQ(root.at("d").to_double(0, 0.5), 0.5);
   EXPECT_EQ(root.at("w").to_double(0, 2), 2.0);
   EXPECT_TRUE(root.at("b").to_bool());
   EXPECT_EQ(root.at("s").to_string(), "text");

@@ -128,7 +128,7 @@ TEST(Jsonl, FaultsNameFileLineAndKey) {
       {"{\"text\": 3, \"label\": 1}", "key 'text': expected a string, got number 3"},
       {"{\"text\": \"a\"}", "key 'label'"},
       {"{\"text\": \"a\", \"label\": 0.5}", "key 'label'"},
-      {"{\"text\": \"a\", \"label\": []}", "key 'label'"},
+      {"{\"text\": \"a\", \"label\": []}", "key 'label': expected a string or an integer"},
       {"{\"text\": \"a\", \"label\": null}", "key 'label'"},
       {"{\"text\": \"a\", \"label\": 1", "byte 24"},
       {"{\"text\": \"\xff\", \"label\": 1}", "byte"},

@@ -38,6 +38,16 @@ TEST(Manifest, RefusesWhatIsNoManifest) {
   }
 }
 
+TEST(Manifest, AFolderWithoutFilesIsNoCheckpoint) {
+  const std::string text = Manifest{.ranks = 1, .entries = {}}.to_json();
+  try {
+    Manifest::parse(text, "m");
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_TRUE(testing::holds(error.what(), "key 'files': expected 1 to ")) << error.what();
+  }
+}
+
 TEST(Manifest, NamesTheFileThatDiffers) {
   const TempFolder folder;
   std::filesystem::create_directory(folder / "rank-00000");

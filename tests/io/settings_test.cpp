@@ -147,6 +147,14 @@ TEST(Settings, DeepNestingIsAnError) {
             1500u);
 }
 
+TEST(Settings, ALineMayHave256Dots) {
+  std::string dots;
+  for (int i = 0; i < 256; ++i) dots += "a.";
+  EXPECT_EQ(parse_settings("a = 1 # " + dots, "x").size(), 1u);
+  EXPECT_EQ(message("a = 1 # " + dots + "a."),
+            "run.toml: byte 521: line 1: expected at most 256 dots, got more");
+}
+
 TEST(Settings, ManyLinesTakeLinearTime) {
   std::string text;
   for (int i = 0; i < 60'000; ++i)

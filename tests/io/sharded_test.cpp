@@ -141,6 +141,16 @@ TEST(Sharded, WriterRefusesBadRequests) {
   EXPECT_EQ(folder.entries(), 0U);
 }
 
+TEST(Sharded, ATensorLargerThanAShardHasNoEmptyShardBeforeIt) {
+  const TempFolder folder;
+  ShardedWriter writer(folder.path(), {{"a", Dtype::kU8, {9}}, {"b", Dtype::kU8, {1}}}, 4);
+  writer.write("a", bytes_of("123456789"));
+  writer.write("b", bytes_of("1"));
+  writer.commit();
+  EXPECT_EQ(ShardedReader::open(folder.path()).shard_count(), 2U);
+  EXPECT_EQ(folder.entries(), 3U);  // with the index
+}
+
 TEST(Sharded, EveryFileMayBeALink) {
   const TempFolder cache, folder;
   write_model(cache.path(), 20);

@@ -158,6 +158,21 @@ TEST(TokenFile, HostileNumbers) {
   }
 }
 
+TEST(TokenFile, DocumentsEndInIncreasingOrder) {
+  const TempFolder folder;
+  write(folder / "tokens", {{1}, {2}, {3}}, 10);
+  const std::string content = slurp(folder / "tokens");
+  const auto error_with = [&](size_t end, char value) {
+    std::string changed = content;
+    changed[64 + 8 + 8 * end] = value;
+    folder.put("tokens", changed);
+    return error_of([&] { TokenFile::open(folder / "tokens"); });
+  };
+  EXPECT_TRUE(holds(error_with(0, 0), "byte 72: expected increasing document ends"));
+  EXPECT_TRUE(holds(error_with(1, 1), "byte 80: expected increasing document ends up to 3, got 1"));
+  EXPECT_TRUE(holds(error_with(2, 4), "byte 88: expected increasing document ends up to 3, got 4"));
+}
+
 TEST(TokenFile, TokensOutsideTheVocabularyAreNamed) {
   const TempFolder folder;
   write(folder / "tokens", {{1, 2, 3}}, 10);
@@ -168,6 +183,11 @@ TEST(TokenFile, TokensOutsideTheVocabularyAreNamed) {
   std::vector<TokenId> all(3);
   EXPECT_TRUE(
       holds(error_of([&] { file.read(0, all); }), "byte 66: expected a token below 10, got 11"));
+  content[64 + 2] = 10;
+  folder.put("tokens", content);
+  const TokenFile first = TokenFile::open(folder / "tokens");
+  EXPECT_TRUE(
+      holds(error_of([&] { first.read(0, all); }), "byte 66: expected a token below 10, got 10"));
   EXPECT_THROW(file.verify(), Error);
 }
 

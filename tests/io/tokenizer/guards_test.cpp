@@ -88,11 +88,47 @@ TEST(TokenizerGuards, WithoutADecoderSpacesSeparateTokens) {
 
 TEST(TokenizerGuards, OnlyByteTokensDecodeToBytes) {
   const json fallback = {{"type", "ByteFallback"}}, byte_level = {{"type", "ByteLevel"}};
-  const json changes = {{"decoder", fallback},
-                        {"model", {{"vocab", {{"<0x41>", 3}, {"abc41>", 4}, {"<0x41)", 5}}}}}};
-  EXPECT_EQ(parsed(changes).decode(std::vector<TokenId>{3, 4, 5}), "Aabc41><0x41)");
+  const json changes = {
+      {"decoder", fallback},
+      {"model", {{"vocab", {{"<0x41>", 3}, {"abc41>", 4}, {"<0x41)", 5}, {"<0x41>x", 6}}}}}};
+  EXPECT_EQ(parsed(changes).decode(std::vector<TokenId>{3, 4, 5, 6}), "Aabc41><0x41)<0x41>x");
   expect_refused({{"decoder", {{"type", "Sequence"}, {"decoders", {fallback, byte_level}}}}},
                  "ByteLevel as the only step");
+  const json replace = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "b"}};
+  expect_refused({{"decoder", {{"type", "Sequence"}, {"decoders", {fallback, replace}}}}},
+                 "Replace before ByteFallback and Fuse");
+}
+
+TEST(TokenizerGuards, StripTakesSpacesOnlyFromTheBeginning) {
+  const auto stripping = [](const std::string& content) {
+    const json strip = {{"type", "Strip"}, {"content", content}, {"start", 1}, {"stop", 0}};
+    return json{{"decoder", {{"type", "Sequence"}, {"decoders", {{{"type", "Fuse"}}, strip}}}},
+                {"model", {{"vocab", {{" b", 3}}}}}};
+  };
+  const Tokenizer tokenizer = parsed(stripping(" "));
+  EXPECT_EQ(tokenizer.decode(std::vector<TokenId>{0, 3}), "a b");
+  EXPECT_EQ(tokenizer.decode(std::vector<TokenId>{3, 3}), "b b");
+  expect_refused(stripping(""), "expected one character");
+  expect_refused(stripping("ab"), "expected one character");
+}
+
+TEST(TokenizerGuards, MetaspacePrependsAsItsSchemeSays) {
+  const auto ids = [](const std::string& scheme) {
+    const json metaspace = {
+        {"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", scheme}};
+    const json changes = {{"pre_tokenizer", metaspace}, {"model", {{"vocab", {{"_", 3}}}}}};
+    return parsed(changes).encode("a b");
+  };
+  EXPECT_EQ(ids("never"), (std::vector<TokenId>{0, 3, 1}));
+  EXPECT_EQ(ids("first"), (std::vector<TokenId>{3, 0, 3, 1}));
+  EXPECT_EQ(ids("always"), (std::vector<TokenId>{3, 0, 3, 1}));
+}
+
+TEST(TokenizerGuards, UnknownCharactersFuseAcrossAnUnknownMarker) {
+  const json model = {{"vocab", {{"<unk>", 3}}}, {"unk_token", "<unk>"}, {"fuse_unk", true}};
+  // U+2581 marks the beginning of a word, but is as unknown as the question marks here.
+  const Tokenizer tokenizer = parsed({{"model", model}});
+  EXPECT_EQ(tokenizer.encode("a?\xe2\x96\x81?b"), (std::vector<TokenId>{0, 3, 1}));
 }
 
 TEST(TokenizerGuards, ByteLevelKeepsTokensOutsideItsAlphabet) {
