@@ -35,7 +35,7 @@ demo: setup  ## train DIFF and a Transformer of equal size, three seeds each; de
 	@$(CMAKE) --build --preset release -j $(JOBS) --target diffattn_program
 	@build/release/diffattn info
 	@build/release/diffattn compare --task summarize --seeds 11,12,13 --set train.steps=800 \
-	  --set train.learning_rate=0.006 --keep-models --out demo
+	  --keep-models --out demo
 
 python: configure  ## install the Python package and the program into the Python that has torch
 	@$(CMAKE) --build --preset release -j $(JOBS) --target python_package
