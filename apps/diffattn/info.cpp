@@ -124,9 +124,11 @@ std::string job_text(const Json& job) {
     }
   }
   std::vector<std::string> texts;
-  for (const auto& [host, ranks] : hosts)
-    texts.push_back(fmt::format("{} (ranks {})", host, ranks));
-  return fmt::format("{} processes: {}", job["processes"].get<int64_t>(), fmt::join(texts, ", "));
+  for (const auto& [host, ranks] : hosts) {
+    const char* word = ranks.find(',') != std::string::npos ? "ranks" : "rank";
+    texts.push_back(fmt::format("{} ({} {})", host, word, ranks));
+  }
+  return fmt::format("{} {}: {}", rank, rank == 1 ? "process" : "processes", fmt::join(texts, ", "));
 }
 
 std::string gpu_text(const Json& gpu) {
@@ -184,7 +186,7 @@ VerbAction add_info(CLI::App& app) {
   return [options] {
     const auto world = parallel::world();
     Json info = options->model.empty() ? collect_info() : model_info(options->model);
-    if (world->size() > 1) info["job"] = job_info(*world);
+    if (world->is_group()) info["job"] = job_info(*world);
     if (world->rank() != 0) return 0;
     if (options->json) {
       print_json(info);

@@ -35,8 +35,8 @@ def runs_together(words: Sequence[str], environment: Mapping[str, str]) -> bool:
 
 
 def is_started_by_torchrun(environment: Mapping[str, str]) -> bool:
-    """True if the environment describes a job of several processes, as torch.distributed reads it."""
-    return int(environment.get("WORLD_SIZE") or 1) > 1 and "RANK" in environment and "MASTER_ADDR" in environment
+    """True if the environment describes a job, as torch.distributed reads it. It may have one process."""
+    return all(environment.get(name) for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"))
 
 
 def timeout_of(environment: Mapping[str, str]) -> int:
@@ -47,12 +47,17 @@ def timeout_of(environment: Mapping[str, str]) -> int:
     return int(text)
 
 
-def backend_of(cuda: bool, nccl: bool) -> str:
-    """Returns torch's backends: Gloo for the CPU, and NCCL if there are GPUs and NCCL.
+def shares_gpus(gpus: int, environment: Mapping[str, str]) -> bool:
+    """True if this machine has more processes of the job than GPUs, which NCCL refuses."""
+    return 0 < gpus < int(environment.get("LOCAL_WORLD_SIZE") or 1)
+
+
+def backend_of(cuda: bool, nccl: bool, shared: bool = False) -> str:
+    """Returns torch's backends: Gloo for the CPU, and NCCL if there are GPUs, one for each process, and NCCL.
 
     Of the operations on GPU tensors that training needs, torch documents only broadcast and all-reduce for Gloo.
     """
-    return "cpu:gloo,cuda:nccl" if cuda and nccl else "cpu:gloo"
+    return "cpu:gloo,cuda:nccl" if cuda and nccl and not shared else "cpu:gloo"
 
 
 def _open_store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
@@ -139,7 +144,12 @@ def _join(verb: str) -> None:
     store = _meet(_open_store(rank, size, timeout), rank, size, timeout)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    backend = backend_of(torch.cuda.is_available(), dist.is_nccl_available())
+    gpus = torch.cuda.device_count()
+    shared = shares_gpus(gpus, os.environ)
+    backend = backend_of(torch.cuda.is_available(), dist.is_nccl_available(), shared)
+    if shared and rank == 0:
+        print(f"diffattn: {os.environ['LOCAL_WORLD_SIZE']} processes share {gpus} GPU{'s' * (gpus > 1)}, so their sums go "
+              "through host memory", file=sys.stderr, flush=True)
     patience = datetime.timedelta(seconds=PATIENT_TIMEOUT) if verb in PATIENT_VERBS else timeout
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
@@ -148,7 +158,7 @@ def _join(verb: str) -> None:
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(f"the {size} processes could not connect to each other ({str(error).splitlines()[0]})"
                            ) from error
-    torch.ops.diffattn.join_process_group(dist.group.WORLD.group_name, second.group_name)
+    torch.ops.diffattn.join_process_group(dist.group.WORLD.group_name, second.group_name, shared)
 
 
 def _stop(message: str, code: int = 1) -> NoReturn:

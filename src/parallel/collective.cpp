@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "diffattn/error.h"
+#include "parallel/through_host.h"
 
 namespace diffattn::parallel {
 namespace {
@@ -59,8 +60,9 @@ std::shared_ptr<Collective> world() {
   return here.processes;
 }
 
-void join(const std::string& group_name, const std::string& second) {
+void join(const std::string& group_name, const std::string& second, bool shared_gpus) {
   auto processes = group_name.empty() ? one_process() : process_group(group_name, second);
+  if (shared_gpus) processes = through_host(std::move(processes));
   World& here = this_world();
   const std::scoped_lock lock(here.mutex);
   here.processes = std::move(processes);
@@ -106,8 +108,10 @@ std::vector<std::string> all_gather_texts(Collective& world, const std::string& 
 
 // Python names the groups that the verbs of this process work in; "" leaves them.
 TORCH_LIBRARY_FRAGMENT(diffattn, m) {
-  m.def("join_process_group(str name, str second) -> ()",
-        [](const std::string& name, const std::string& second) { join(name, second); });
+  m.def("join_process_group(str name, str second, bool shared_gpus=False) -> ()",
+        [](const std::string& name, const std::string& second, bool shared_gpus) {
+          join(name, second, shared_gpus);
+        });
 }
 
 }  // namespace diffattn::parallel

@@ -30,6 +30,7 @@ class ProcessGroup : public Collective {
 
   int64_t rank() const override { return group_->getRank(); }
   int64_t size() const override { return group_->getSize(); }
+  bool is_group() const override { return true; }
   bool takes(torch::DeviceType device) const override {
     const auto devices = group_->getDeviceTypes();
     return std::ranges::find(devices, device, &torch::Device::type) != devices.end();

@@ -53,8 +53,9 @@ std::unique_ptr<WorkingCopy> working_copy(const TaskModel& model, const RunConfi
 
 std::unique_ptr<DataParallel> data_parallel(std::shared_ptr<parallel::Collective> world,
                                             const TaskModel& model, const RunConfig::Train& t) {
-  if (world->size() == 1) return nullptr;
-  return std::make_unique<DataParallel>(std::move(world), *model.module(), t.shard);
+  if (!world->is_group()) return nullptr;
+  const std::string shard = world->size() == 1 ? "none" : t.shard;
+  return std::make_unique<DataParallel>(std::move(world), *model.module(), shard);
 }
 
 std::unique_ptr<ContextParallel> context_parallel(

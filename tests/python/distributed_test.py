@@ -25,6 +25,15 @@ class Distributed(Jobs):
                 for name, weight in weights.items():
                     torch.testing.assert_close(others[name], weight, rtol=0, atol=1e-4)
 
+    def test_a_group_of_one_process_gives_the_same_bits(self):
+        out = str(self.folder / "group")
+        (code, _, error), = self.finish(self.start(1, lambda rank: [
+            "--config", str(self.file), "--out", out, "--set", "train.shard=gradients"]))
+        self.assertEqual(code, 0, error)
+        self.assert_same_bits(self.folder / "group", self.train("alone", 1))
+        info = json.loads(self.finish(self.start(1, lambda rank: ["--json"], [*PROGRAM, "info"]))[0][1])
+        self.assertEqual(info["job"]["processes"], 1)
+
     def test_accumulated_micro_batches(self):
         settings = ["train.accumulate=3", "train.batch_size=4", "train.steps=8", "train.checkpoint_every=8"]
         one = self.train("one", 1, *settings)

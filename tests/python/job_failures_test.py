@@ -107,6 +107,11 @@ class Failures(Jobs):
         self.assertEqual(distributed.backend_of(cuda=True, nccl=True), "cpu:gloo,cuda:nccl")
         self.assertEqual(distributed.backend_of(cuda=True, nccl=False), "cpu:gloo")
         self.assertEqual(distributed.backend_of(cuda=False, nccl=True), "cpu:gloo")
+        self.assertEqual(distributed.backend_of(cuda=True, nccl=True, shared=True), "cpu:gloo")
+        self.assertFalse(distributed.shares_gpus(0, {"LOCAL_WORLD_SIZE": "2"}))
+        self.assertTrue(distributed.shares_gpus(1, {"LOCAL_WORLD_SIZE": "2"}))
+        self.assertFalse(distributed.shares_gpus(2, {"LOCAL_WORLD_SIZE": "2"}))
+        self.assertFalse(distributed.shares_gpus(1, {}))
         self.assertEqual(distributed.timeout_of({}), 60)
         self.assertEqual(distributed.timeout_of({"DIFFATTN_TIMEOUT": "600"}), 600)
         for text in ("0", "a minute", "-1"):

@@ -35,6 +35,9 @@ class Collective {
   virtual ~Collective() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
+  /// True for the processes of a group, which may be one. Training then sums gradients by the
+  /// group's operations.
+  virtual bool is_group() const { return size() > 1; }
   /// True if the operations work on tensors of this kind of device.
   virtual bool takes(torch::DeviceType device) const = 0;
   /// Returns a second group of the same processes. Operations of the two groups do not wait for
@@ -68,8 +71,9 @@ std::shared_ptr<Collective> process_group(const std::string& name, const std::st
 
 /// Returns the processes of this job: one process, unless join() named groups.
 std::shared_ptr<Collective> world();
-/// Sets the groups that world() returns. Empty names restore one process.
-void join(const std::string& group_name, const std::string& second);
+/// Sets the groups that world() returns. Empty names restore one process. With `shared_gpus`,
+/// tensors of devices that the groups do not take go through host memory.
+void join(const std::string& group_name, const std::string& second, bool shared_gpus = false);
 
 /// Throws diffattn::Error, naming `what` and the ranks, if `text` differs between ranks.
 void check_same(Collective& world, const std::string& what, const std::string& text);
