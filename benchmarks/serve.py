@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 
-SIZES = {"20m": {"hidden": 512, "intermediate": 1408, "layers": 6, "heads": 8},
-         "374m": {"hidden": 1024, "intermediate": 2816, "layers": 24, "heads": 16}}
+SIZES = {"20m": {"hidden": 512, "intermediate": 1408, "layers": 6, "heads": 8, "vocab": 257},
+         "374m": {"hidden": 1024, "intermediate": 2816, "layers": 24, "heads": 16, "vocab": 32000}}
 
 
 def run(*words):
@@ -34,6 +34,7 @@ def make_model(program, folder, size, context):
     corpus.write_text("the cat sat on the mat " * 2000)
     settings = {"model.hidden_size": size["hidden"], "model.intermediate_size": size["intermediate"],
                 "model.num_hidden_layers": size["layers"], "model.num_attention_heads": size["heads"],
+                "model.vocab_size": size["vocab"],
                 "model.max_position_embeddings": context, "train.seq_len": 16, "train.batch_size": 1, "train.steps": 1,
                 "train.warmup_steps": 0, "train.eval_every": 0, "data.train": corpus}
     run(program, "train", "--out", folder / "run", *(word for key, value in settings.items()
@@ -85,7 +86,7 @@ def main():
               f"{median('ms_first_token', 'p50'):8.1f} ms, p99 {median('ms_first_token', 'p99'):8.1f}; between tokens "
               f"{median('ms_between_tokens', 'p50'):7.2f} ms, p99 {median('ms_between_tokens', 'p99'):7.2f}")
     words = ["--hidden", size["hidden"], "--intermediate", size["intermediate"], "--layers", size["layers"], "--heads",
-             size["heads"], "--vocab", 257, "--device", args.device, "--batch", most, "--prompt", args.prompt,
+             size["heads"], "--vocab", size["vocab"], "--device", args.device, "--batch", most, "--prompt", args.prompt,
              "--new-tokens", args.new, "--attention", "diffllama", "--repeat", args.rounds,
              "--dtype", "float32" if args.device == "cpu" else "bfloat16", "--json"]
     point = json.loads(run(args.program, "bench", "generate", *words))["points"][0]
