@@ -128,7 +128,8 @@ std::string job_text(const Json& job) {
     const char* word = ranks.find(',') != std::string::npos ? "ranks" : "rank";
     texts.push_back(fmt::format("{} ({} {})", host, word, ranks));
   }
-  return fmt::format("{} {}: {}", rank, rank == 1 ? "process" : "processes", fmt::join(texts, ", "));
+  return fmt::format("{} {}: {}", rank, rank == 1 ? "process" : "processes",
+                     fmt::join(texts, ", "));
 }
 
 std::string gpu_text(const Json& gpu) {

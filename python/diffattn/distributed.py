@@ -148,8 +148,8 @@ def _join(verb: str) -> None:
     shared = shares_gpus(gpus, os.environ)
     backend = backend_of(torch.cuda.is_available(), dist.is_nccl_available(), shared)
     if shared and rank == 0:
-        print(f"diffattn: {os.environ['LOCAL_WORLD_SIZE']} processes share {gpus} GPU{'s' * (gpus > 1)}, so their sums go "
-              "through host memory", file=sys.stderr, flush=True)
+        print(f"diffattn: {os.environ['LOCAL_WORLD_SIZE']} processes share {gpus} GPU{'s' * (gpus > 1)}, so their sums "
+              "go through host memory", file=sys.stderr, flush=True)
     patience = datetime.timedelta(seconds=PATIENT_TIMEOUT) if verb in PATIENT_VERBS else timeout
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)

@@ -19,9 +19,8 @@ class ThroughHost : public Collective {
   std::shared_ptr<Collective> second() override { return through_host(inner_->second()); }
 
   Started broadcast(const Tensor& tensor, int64_t root) override {
-    return staged(tensor, tensor, [&](const Tensor& out, const Tensor&) {
-      return inner_->broadcast(out, root);
-    });
+    return staged(tensor, tensor,
+                  [&](const Tensor& out, const Tensor&) { return inner_->broadcast(out, root); });
   }
   Started all_reduce(const Tensor& tensor) override {
     return staged(tensor, tensor,
