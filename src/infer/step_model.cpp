@@ -139,9 +139,10 @@ void StepModel::set_sizes() {
 std::string StepModel::unsupported() const {
   const auto type = embedding_.scalar_type();
   const bool on_host = embedding_.is_cpu();
-  if (type != torch::kBFloat16 && type != (on_host ? torch::kFloat32 : torch::kFloat16)) {
+  const bool half = type == torch::kFloat16 && !on_host;
+  if (type != torch::kFloat32 && type != torch::kBFloat16 && !half) {
     return on_host ? "its parameters are neither float32 nor bfloat16"
-                   : "its parameters are neither bfloat16 nor float16";
+                   : "its parameters are neither float32, bfloat16 nor float16";
   }
   const auto fits = [&](const Tensor& t) {
     return !t.defined() ||

@@ -58,8 +58,9 @@ struct Place {
 inline std::vector<Place> places() {
   std::vector<Place> all{{torch::kCPU, torch::kFloat32}, {torch::kCPU, torch::kBFloat16}};
   if (torch::cuda::is_available()) {
-    all.push_back({torch::kCUDA, torch::kBFloat16});
-    all.push_back({torch::kCUDA, torch::kFloat16});
+    for (const auto type : {torch::kBFloat16, torch::kFloat16, torch::kFloat32}) {
+      all.push_back({torch::kCUDA, type});
+    }
   }
   return all;
 }

@@ -28,8 +28,7 @@ sm80::DecodePlan plan_of(const Problem& problem) {
 }  // namespace
 
 bool takes_attend(Dtype dtype, int64_t head_dim, int64_t value_dim) {
-  return (dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat16) && head_dim <= 128 &&
-         value_dim <= 256;
+  return dtype != Dtype::kFloat64 && head_dim <= 128 && value_dim <= 256;
 }
 
 size_t attend_workspace_bytes(const ForwardParams& params) {

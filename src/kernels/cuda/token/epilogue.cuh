@@ -13,6 +13,13 @@ __device__ inline float widen_or_zero(const T* data, int64_t index) {
   return data == nullptr ? 0.0f : widen(data[index]);
 }
 
+/// e^x, as exactly as a model of type T needs it.
+template <class T>
+__device__ inline float exponential(float x) {
+  if constexpr (__is_same(T, float)) return expf(x);
+  return __expf(x);
+}
+
 /// Where a row stands: its position, and its new token in the cache of kv head 0.
 template <class T>
 struct RowPlace {
@@ -168,7 +175,7 @@ struct PairFinish {
       case Epilogues::kHeads: store_heads(args, row, in, y0, y1); return 0.0f;
       case Epilogues::kGate:
         static_cast<T*>(args.out)[int64_t{row} * args.out_width + r0] =
-            narrow<T>(__fdividef(y0, 1.0f + __expf(-y0)) * y1);
+            narrow<T>(__fdividef(y0, 1.0f + exponential<T>(-y0)) * y1);
         return 0.0f;
       case Epilogues::kLogits: {
         float* const to = static_cast<float*>(args.out) + int64_t{row} * args.out_width;
@@ -193,8 +200,8 @@ struct PairFinish {
     const Projection& p = args.projection;
     if (segment == 3) {
       float* const to = p.lambda_out + int64_t{row} * p.lambda.rows;
-      if (r0 < p.lambda.rows) to[r0] = p.lambda_factor / (1.0f + __expf(-y0));
-      if (r1 < p.lambda.rows) to[r1] = p.lambda_factor / (1.0f + __expf(-y1));
+      if (r0 < p.lambda.rows) to[r0] = p.lambda_factor / (1.0f + exponential<T>(-y0));
+      if (r1 < p.lambda.rows) to[r1] = p.lambda_factor / (1.0f + exponential<T>(-y1));
       return;
     }
     for (int i = 0; i < copies; ++i) {

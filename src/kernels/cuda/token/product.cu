@@ -4,6 +4,7 @@
 // launches it with a tile shape for the number of rows.
 
 #include "kernels/cuda/token/launch.cuh"
+#include "kernels/cuda/token/plain_product.cuh"
 #include "kernels/cuda/token/product.cuh"
 #include "kernels/cuda/token/tiled_product.cuh"
 
@@ -41,6 +42,13 @@ void launch_as(const ProductArguments<T>& args, TiledConfig<kRows, kN, kWarpsN, 
               Config::kSmemBytes, stream, "token product", args, row_chunks_of<Config>(args.rows));
 }
 
+void launch_as(const ProductArguments<float>& args, PlainConfig, cudaStream_t stream) {
+  launch_step(plain_product_kernel,
+              static_cast<unsigned>(blocks_of<PlainConfig>(args.rows, args.tiles)),
+              PlainConfig::kThreads, 0, stream, "token product", args,
+              row_chunks_of<PlainConfig>(args.rows));
+}
+
 /// Calls visit with a configuration for few rows. Every SM should load weights at once; wider
 /// blocks read `a` less often.
 template <int kHalves, class Visit>
@@ -61,9 +69,9 @@ int loads_of(int rows, int tiles) {
   return (blocks_of<Config>(rows, tiles) + sms - 1) / sms * (Config::kRows + 8 * Config::kN);
 }
 
-/// Calls visit with the configuration of a product.
+/// Calls visit with the configuration of a product on tensor cores.
 template <class Visit>
-auto visit_config(int rows, int tiles, Visit visit) {
+auto visit_mma_config(int rows, int tiles, Visit visit) {
   using Large = TiledConfig<128, 12, 2, 4>;
   using Medium = TiledConfig<64, 12, 2, 5>;
   using Small = TiledConfig<64, 4, 1, 8>;
@@ -80,15 +88,26 @@ auto visit_config(int rows, int tiles, Visit visit) {
   return medium <= large ? visit(Medium()) : visit(Large());
 }
 
+/// Calls visit with the configuration of a product.
+template <class T, class Visit>
+auto visit_config(int rows, int tiles, Visit visit) {
+  if constexpr (__is_same(T, float)) {
+    return visit(PlainConfig());
+  } else {
+    return visit_mma_config(rows, tiles, visit);
+  }
+}
+
 template <class T>
 void launch(const ProductArguments<T>& args, cudaStream_t stream) {
-  visit_config(args.rows, args.tiles, [&](auto config) { launch_as<T>(args, config, stream); });
+  visit_config<T>(args.rows, args.tiles, [&](auto config) { launch_as(args, config, stream); });
 }
 
 /// Returns the number of sums of squares per row that `add` stores.
+template <class T>
 int parts_of(int rows, int width) {
   const int tiles = width / 8;
-  return visit_config(rows, tiles, [&](auto config) {
+  return visit_config<T>(rows, tiles, [&](auto config) {
     constexpr int kPartTiles = decltype(config)::kPartTiles;
     return (tiles + kPartTiles - 1) / kPartTiles;
   });
@@ -108,7 +127,7 @@ template <class T>
 ProductArguments<T> normed_arguments(const Batch& batch, const Residual& residual, float eps) {
   ProductArguments<T> args = arguments_of<T>(batch, residual.scaled, residual.width);
   args.squares = residual.squares;
-  args.parts = parts_of(batch.rows, residual.width);
+  args.parts = parts_of<T>(batch.rows, residual.width);
   args.eps = eps;
   return args;
 }
@@ -207,41 +226,57 @@ void embed_as(const Batch& batch, const void* embedding, const Norm& next, const
               cudaStream_t stream) {
   launch_step(embed_kernel<T>, static_cast<unsigned>(batch.rows), 256, 0, stream, "token embed",
               static_cast<const int32_t*>(batch.tokens), static_cast<const T*>(embedding),
-              static_cast<const T*>(next.weight), residual, parts_of(batch.rows, residual.width));
+              static_cast<const T*>(next.weight), residual,
+              parts_of<T>(batch.rows, residual.width));
 }
 
-bool is_bfloat16(const Batch& batch) { return batch.dtype == Dtype::kBFloat16; }
+/// Calls run with an element of the batch's type.
+template <class Run>
+void with_type(const Batch& batch, const Run& run) {
+  switch (batch.dtype) {
+    case Dtype::kFloat32: return run(float{});
+    case Dtype::kBFloat16: return run(bfloat16{});
+    default: return run(float16{});
+  }
+}
+
+cudaStream_t cuda(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 }  // namespace
 
 void embed(const Batch& batch, const void* embedding, const Norm& next, const Residual& residual,
            Stream stream) {
-  const auto run = is_bfloat16(batch) ? embed_as<bfloat16> : embed_as<float16>;
-  run(batch, embedding, next, residual, static_cast<cudaStream_t>(stream));
+  with_type(batch, [&](auto type) {
+    embed_as<decltype(type)>(batch, embedding, next, residual, cuda(stream));
+  });
 }
 
 void project(const Batch& batch, const Residual& residual, float eps, const Projection& projection,
              const Cache& cache, Stream stream) {
-  const auto run = is_bfloat16(batch) ? project_as<bfloat16> : project_as<float16>;
-  run(batch, residual, eps, projection, cache, static_cast<cudaStream_t>(stream));
+  with_type(batch, [&](auto type) {
+    project_as<decltype(type)>(batch, residual, eps, projection, cache, cuda(stream));
+  });
 }
 
 void add(const Batch& batch, const void* input, int in, const Matrix& matrix, const Norm& next,
          const Residual& residual, Stream stream) {
-  const auto run = is_bfloat16(batch) ? add_as<bfloat16> : add_as<float16>;
-  run(batch, input, in, matrix, next, residual, static_cast<cudaStream_t>(stream));
+  with_type(batch, [&](auto type) {
+    add_as<decltype(type)>(batch, input, in, matrix, next, residual, cuda(stream));
+  });
 }
 
 void gate(const Batch& batch, const Residual& residual, float eps, const Matrix& gate_matrix,
           const Matrix& up, void* out, Stream stream) {
-  const auto run = is_bfloat16(batch) ? gate_as<bfloat16> : gate_as<float16>;
-  run(batch, residual, eps, gate_matrix, up, out, static_cast<cudaStream_t>(stream));
+  with_type(batch, [&](auto type) {
+    gate_as<decltype(type)>(batch, residual, eps, gate_matrix, up, out, cuda(stream));
+  });
 }
 
 void logits(const Batch& batch, const Residual& residual, float eps, const Matrix& head, float* out,
             Stream stream) {
-  const auto run = is_bfloat16(batch) ? logits_as<bfloat16> : logits_as<float16>;
-  run(batch, residual, eps, head, out, static_cast<cudaStream_t>(stream));
+  with_type(batch, [&](auto type) {
+    logits_as<decltype(type)>(batch, residual, eps, head, out, cuda(stream));
+  });
 }
 
 }  // namespace diffattn::cuda::token

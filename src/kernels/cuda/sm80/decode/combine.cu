@@ -227,5 +227,7 @@ template void combine<bfloat16>(const ForwardParams&, const DecodePlan&, const P
                                 cudaStream_t);
 template void combine<float16>(const ForwardParams&, const DecodePlan&, const Partials&,
                                cudaStream_t);
+template void combine<float>(const ForwardParams&, const DecodePlan&, const Partials&,
+                             cudaStream_t);
 
 }  // namespace diffattn::cuda::sm80

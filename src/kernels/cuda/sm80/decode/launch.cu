@@ -61,6 +61,10 @@ int64_t decode_workspace_bytes(const Problem& problem, const DecodePlan& plan) {
 void decode(const ForwardParams& params, const DecodePlan& plan, void* workspace,
             cudaStream_t stream) {
   const Partials partials = partials_of(params, plan, workspace);
+  if (params.dtype == Dtype::kFloat32) {
+    launch_float32_decode(params, partials, stream);
+    return combine<float>(params, plan, partials, stream);
+  }
   const auto run = params.dtype == Dtype::kBFloat16 ? decode_of<bfloat16> : decode_of<float16>;
   run(params, plan, partials, stream);
 }

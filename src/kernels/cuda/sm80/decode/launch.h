@@ -31,7 +31,8 @@ DecodePlan decode_plan(const Problem& problem);
 int64_t decode_workspace_bytes(const Problem& problem, const DecodePlan& plan);
 
 /// Computes the forward by split-key decode: `launch_decode`, then `combine`. With one split,
-/// decode_kernel may finish the rows itself, and then it stores only `out`.
+/// decode_kernel may finish the rows itself, and then it stores only `out`. Also for float32, as
+/// far as `launch_float32_decode` goes.
 void decode(const ForwardParams& params, const DecodePlan& plan, void* workspace,
             cudaStream_t stream);
 
@@ -42,7 +43,7 @@ inline bool has_two_fragments(const Problem& problem) {
 
 /// True if decode_kernel finishes its rows, and combine has nothing to do.
 inline bool finishes_rows(const Problem& problem, const Partials& partials) {
-  return partials.splits == 1 && !has_two_fragments(problem);
+  return problem.dtype != Dtype::kFloat32 && partials.splits == 1 && !has_two_fragments(problem);
 }
 
 /// Launches decode_kernel for one element type and one pair of padded widths. CMake generates one
@@ -50,6 +51,10 @@ inline bool finishes_rows(const Problem& problem, const Partials& partials) {
 template <class T, int kD, int kDv>
 void launch_decode(const ForwardParams& params, const DecodePlan& plan, const Partials& partials,
                    cudaStream_t stream);
+
+/// Launches the kernel for float32: seq_q 1, no mask, head_dim up to 128 and value_dim up to 256.
+void launch_float32_decode(const ForwardParams& params, const Partials& partials,
+                           cudaStream_t stream);
 
 /// Merges the splits of each row and stores the results, see combine.cu.
 template <class T>
