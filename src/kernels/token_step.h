@@ -122,8 +122,8 @@ struct Sampling {
 
 }  // namespace diffattn::token
 
-/// The step on a GPU, for float32, bfloat16 and float16. All pointers are device memory, 16-byte aligned.
-/// Calls only enqueue work on `stream` and may be captured in a CUDA graph.
+/// The step on a GPU, for float32, bfloat16 and float16. All pointers are device memory, 16-byte
+/// aligned. Calls only enqueue work on `stream` and may be captured in a CUDA graph.
 namespace diffattn::cuda::token {
 
 using namespace diffattn::token;
