@@ -66,7 +66,7 @@ class Documents(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             result = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True,
                                     env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"},
-                                    timeout=240)
+                                    timeout=600)
             self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
             for made in ("runs/a/metrics.jsonl", "runs/a/model/config.json", "report.html"):
                 self.assertGreater((pathlib.Path(folder) / made).stat().st_size, 100, made)

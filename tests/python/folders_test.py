@@ -19,7 +19,7 @@ TRAIN = {"steps": 4, "batch_size": 2, "seq_len": 64, "peak_tflops": 0.1, "checkp
 
 def answers(*arguments):
     """Returns the results of a verb that reads and writes lines."""
-    result = subprocess.run([PROGRAM, *map(str, arguments), "--json"], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([PROGRAM, *map(str, arguments), "--json"], capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)["results"]
 

@@ -25,7 +25,7 @@ CONFIG = {"task": "lm", "seed": 3,
 
 
 def program(*arguments):
-    result = subprocess.run([PROGRAM, *map(str, arguments), "--json"], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([PROGRAM, *map(str, arguments), "--json"], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -119,33 +119,38 @@ class Full(unittest.TestCase):
             old.convert(there, self.folder / "again", to="diffllama", dry_run=True)
 
     def test_other_threads_run_meanwhile(self):
-        counted, done = 0, threading.Event()
-        worker = threading.Thread(target=lambda: (self.model.generate_ids([[1]], max_new_tokens=200), done.set()))
-        worker.start()
-        while not done.is_set():
-            counted += 1
-            time.sleep(0.0005)
-        worker.join()
-        self.assertGreater(counted, 10)
+        def counted():
+            """How often this thread runs while another one generates."""
+            count, done = 0, threading.Event()
+            worker = threading.Thread(target=lambda: (self.model.generate_ids([[1]], max_new_tokens=200), done.set()))
+            worker.start()
+            while not done.is_set():
+                count += 1
+                time.sleep(0.0005)
+            worker.join()
+            return count
+        # A busy machine may run this thread seldom during one call, but not during each of twenty.
+        self.assertTrue(any(counted() > 10 for _ in range(20)))
 
     def interrupted(self, code, started=lambda: True):
         """Runs code in another Python, sends SIGINT after it printed "ready" and `started`, and returns its output."""
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True, env={**os.environ, "FOLDER": str(self.folder)})
         self.assertEqual(child.stdout.readline(), "ready\n")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not started() and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.3)
         child.send_signal(signal.SIGINT)
-        return child.communicate(timeout=60)
+        return child.communicate(timeout=300)
 
     def test_control_c_stops_generation(self):
         out, err = self.interrupted(
             "import diffattn, os\n"
             "model = diffattn.load(os.environ['FOLDER'] + '/run/model')\n"
-            "print('ready', flush=True)\n"
-            "try:\n    model.generate_ids([[1]] * 4, max_new_tokens=1 << 20)\n"
+            "try:\n"
+            "    print('ready', flush=True)\n"
+            "    model.generate_ids([[1]] * 4, max_new_tokens=1 << 20)\n"
             "except KeyboardInterrupt:\n    print('stopped')\n")
         self.assertEqual(out, "stopped\n", err)
 
@@ -155,8 +160,9 @@ class Full(unittest.TestCase):
         size = log.stat().st_size
         out, err = self.interrupted(
             "import diffattn, os\n"
-            "print('ready', flush=True)\n"
-            "try:\n    diffattn.train(resume=os.environ['FOLDER'] + '/stopped', settings={'train.steps': 1 << 20})\n"
+            "try:\n"
+            "    print('ready', flush=True)\n"
+            "    diffattn.train(resume=os.environ['FOLDER'] + '/stopped', settings={'train.steps': 1 << 20})\n"
             "except KeyboardInterrupt as error:\n    print(error)\n", started=lambda: log.stat().st_size > size)
         self.assertRegex(out, r"stopped at step \d+; continue with diffattn.train\(resume=", err)
 
@@ -168,7 +174,7 @@ class OperatorsOnly(unittest.TestCase):
             os.symlink(library, f"{folder}/libdiffattn.so")
             result = subprocess.run(
                 [sys.executable, "-c", "import diffattn; diffattn.load('x')"], capture_output=True, text=True,
-                timeout=60, env={**os.environ, "DIFFATTN_LIBRARY": f"{folder}/libdiffattn.so"})
+                timeout=300, env={**os.environ, "DIFFATTN_LIBRARY": f"{folder}/libdiffattn.so"})
             self.assertIn("this installation has only the operators", result.stderr)
 
 

@@ -135,7 +135,7 @@ class Sharded(unittest.TestCase):
                 running = [subprocess.Popen([sys.executable, "-c", FSDP_PROGRAM, str(rank), folder, when],
                                             stderr=subprocess.PIPE, text=True) for rank in range(2)]
                 for process in running:
-                    _, error = process.communicate(timeout=240)
+                    _, error = process.communicate(timeout=600)
                     self.assertEqual(process.returncode, 0, error)
                 loss, again, grads = torch.load(f"{folder}/out0.pt")
             close(loss, want.detach())

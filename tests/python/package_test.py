@@ -24,7 +24,7 @@ LIBRARY, PROGRAM = pathlib.Path(os.environ["DIFFATTN_LIBRARY"]), os.environ["DIF
 def python(*arguments, drop=(), **variables):
     environment = {key: value for key, value in os.environ.items() if key not in drop}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd="/",
-                          env={**environment, **variables}, timeout=120)
+                          env={**environment, **variables}, timeout=600)
 
 
 class Package(unittest.TestCase):

@@ -92,7 +92,7 @@ def check_wrappers(rank, size, failures):
 def check(rank, size, port, failures):
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=120))
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=600))
     check_wrappers(rank, size, failures)
     lengths = {2: [[16, 16], [20, 9], [29, 0]], 4: [[8, 8, 8, 8], [7, 1, 20, 1]]}[size]
     cases = [(split, mask, method, {}) for split, mask, method in itertools.product(lengths, MASKS, ("heads", "keys"))]

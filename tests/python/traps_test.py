@@ -169,7 +169,7 @@ class Sharded(unittest.TestCase):
             running = [subprocess.Popen([sys.executable, "-c", DTENSOR_PROGRAM, str(rank), folder], text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2)]
             for process in running:
-                out, error = process.communicate(timeout=240)
+                out, error = process.communicate(timeout=600)
                 self.assertEqual(process.returncode, 0, error)
                 self.assertRegex(out, r"'q1'.*Shard\(2\) \(the heads\), got S.*redistribute")
                 self.assertRegex(out, "'q2': expected a DTensor placed as q1 is.*got an ordinary tensor")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the endpoints of a running `diffattn serve`."""
+import contextlib
 import http.client
 import json
 import signal
@@ -31,8 +32,9 @@ def raw(text, port=None, seconds=10):
     """Sends bytes and returns what comes back until the server closes or is silent for `seconds`."""
     with socket.create_connection(("127.0.0.1", port or SERVER.port), timeout=seconds) as connection:
         got = b""
-        try:
+        with contextlib.suppress(ConnectionError):  # a server that has answered may hang up before it has read all
             connection.sendall(text)
+        try:
             while piece := connection.recv(65536):
                 got += piece
         except (TimeoutError, ConnectionError):
@@ -214,7 +216,7 @@ class Endpoints(unittest.TestCase):
                 self.assertEqual(SERVER.request("GET", "/health")[0], 200)
         large = b"x" * (5 << 20)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(large)
-        answer = raw(head + large, seconds=60)
+        answer = raw(head + large, seconds=300)
         self.assertIn(b" 413 ", answer[:20])
 
 
@@ -240,7 +242,7 @@ class Behaviour(unittest.TestCase):
             body = json.dumps({"prompt": "a", "max_tokens": 90000, "ignore_eos": True, "stream": True})
             clients = []
             for _ in range(2):
-                client = http.client.HTTPConnection("127.0.0.1", small.port, timeout=60)
+                client = http.client.HTTPConnection("127.0.0.1", small.port, timeout=300)
                 client.request("POST", "/v1/completions", body)
                 clients.append(client)
             self.assertTrue(small.wait_until(running=1, waiting=1))
@@ -263,7 +265,7 @@ class Behaviour(unittest.TestCase):
     def test_sigterm_lets_running_requests_finish(self):
         # The signal comes right after the first token, so that almost all of the answer is missing.
         with server.Server(MODEL, "--max-context", 8000, "--cache-tokens", 8000) as ending:
-            client = http.client.HTTPConnection("127.0.0.1", ending.port, timeout=120)
+            client = http.client.HTTPConnection("127.0.0.1", ending.port, timeout=300)
             client.request("POST", "/v1/completions", json.dumps(
                 {"prompt": "the", "max_tokens": 4000, "ignore_eos": True, "temperature": 0, "stream": True,
                  "stream_options": {"include_usage": True}}))
@@ -280,7 +282,7 @@ class Behaviour(unittest.TestCase):
             self.assertEqual(events[-1], "data: [DONE]")
             self.assertEqual(json.loads(events[-2][6:])["usage"]["completion_tokens"], 4000)
             client.close()
-            self.assertEqual(ending.process.wait(60), 0)
+            self.assertEqual(ending.process.wait(300), 0)
 
     def test_slow_clients_hold_nobody_up(self):
         self.assertTrue(SERVER.wait_until_alone())

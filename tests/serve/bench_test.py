@@ -74,10 +74,9 @@ class BenchServe(unittest.TestCase):
             self.assertIn(b"--url: expected http://HOST:PORT of this machine", result.stderr)
 
     def test_names_servers_that_misbehave(self):
-        free = socket.create_server(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        self.assertIn(b"nobody answers at", bench(f"http://127.0.0.1:{port}").stderr)
+        with socket.socket() as held:  # bound, so that no other test gets the port, but nobody listens
+            held.bind(("127.0.0.1", 0))
+            self.assertIn(b"nobody answers at", bench(f"http://127.0.0.1:{held.getsockname()[1]}").stderr)
         for answer, message in ((b"", "got 0"), (b"HTTP/1.1 500 No\r\nContent-Length: 3\r\n\r\nbad", "got 500"),
                                 (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "a list of models"),
                                 (b"SSH-2.0\r\n\r\n", "expected status 200")):

@@ -102,7 +102,7 @@ def exchange(port, seed):
     draw = random.Random(seed)
     requests = [any_request(draw) for _ in range(draw.choice([1, 1, 1, 2, 4]))]
     data = b"".join(requests)
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
         connection.setblocking(False)
         got, sent, leaves = b"", 0, draw.random()
         end = time.monotonic() + 0.4 + draw.random() * 0.2

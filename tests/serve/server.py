@@ -58,7 +58,7 @@ class Server:
             stderr=self.log, text=True, env={**os.environ, **(environment or {})})
         line = self.process.stdout.readline()
         if "serving on" not in line:
-            self.process.wait(60)
+            self.process.wait(300)
             raise RuntimeError(f"the server did not start: {line}{self.errors()}")
         self.port = int(line.rsplit(":", 1)[1])
         self.url = f"http://127.0.0.1:{self.port}"
@@ -70,7 +70,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(60)
+                self.process.wait(300)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -85,14 +85,14 @@ class Server:
     def stop(self):
         """Sends SIGTERM and returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(300)
 
     def memory(self):
         """Resident bytes of the process."""
         fields = pathlib.Path(f"/proc/{self.process.pid}/statm").read_text().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    def request(self, method, path, body=None, headers=None, timeout=120):
+    def request(self, method, path, body=None, headers=None, timeout=300):
         """Returns (status, headers, bytes)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
@@ -132,26 +132,26 @@ class Server:
                 values[name.removeprefix("diffattn_")] = float(value)
         return values
 
-    def wait_until(self, running, waiting, seconds=60):
+    def wait_until(self, running, waiting, seconds=300):
         """Waits for a number of running and of waiting requests. A request that has just come waits."""
         return self.wait_for(
             lambda now: (now["num_requests_running"], now["num_requests_waiting"]) == (running, waiting), seconds)
 
-    def wait_until_idle(self, seconds=60):
+    def wait_until_idle(self, seconds=300):
         return self.wait_until(running=0, waiting=0, seconds=seconds)
 
-    def wait_until_alone(self, seconds=60):
+    def wait_until_alone(self, seconds=300):
         """Waits until the connection of this request is the only one."""
         return self.wait_for(lambda now: now["connections"] == 1, seconds)
 
-    def wait_until_free(self, seconds=60):
+    def wait_until_free(self, seconds=300):
         """Waits until nothing is computed, waits or has room in the cache, and nobody is left who could send a job:
         the server may read the request of a client after the client has left."""
         return self.wait_for(
             lambda now: now["connections"] == 1 and not any(
                 now[name] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")), seconds)
 
-    def wait_for(self, condition, seconds=60):
+    def wait_for(self, condition, seconds=300):
         """Returns True as soon as the condition holds for the metrics, False if that takes longer."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
