@@ -255,6 +255,18 @@ class Behaviour(unittest.TestCase):
             self.assertTrue(small.wait_until_idle())
             self.assertEqual(small.post("/v1/completions", prompt="a", max_tokens=2)[0], 200)
 
+    def test_requests_take_turns(self):
+        """A request of many sequences does not delay one that comes later until all of them have ended."""
+        with server.Server(MODEL, "--max-rows", 1, "--max-context", 100000, "--cache-tokens", 100000) as one:
+            client = http.client.HTTPConnection("127.0.0.1", one.port, timeout=300)
+            client.request("POST", "/v1/completions", json.dumps(
+                {"prompt": "a", "n": 32, "max_tokens": 1000, "ignore_eos": True}))
+            self.assertTrue(one.wait_for(lambda now: now["num_requests_waiting"] > 0))
+            one.complete(prompt="b", max_tokens=1)
+            self.assertGreater(one.metrics()["num_requests_waiting"], 0, "the later request came last")
+            client.close()
+            self.assertTrue(one.wait_until_idle())
+
     def test_a_time_limit(self):
         with server.Server(MODEL, "--time-limit", 1, "--max-context", 100000, "--cache-tokens", 100000) as short:
             status, answer = short.post("/v1/completions", prompt="a", max_tokens=90000, ignore_eos=True)

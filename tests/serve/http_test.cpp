@@ -241,6 +241,28 @@ TEST_F(HttpTest, ManyStreamsAtOnce) {
   }
 }
 
+TEST_F(HttpTest, HasALimitOfOpenConnections) {
+  options.max_connections = 8;
+  start();
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < 20; ++i) {
+    clients.push_back(std::make_unique<Client>(server->port()));
+    clients.back()->send(request("/later"));
+  }
+  ASSERT_TRUE(wait_for_reply(7));
+  std::this_thread::sleep_for(100ms);
+  EXPECT_EQ(server->connections(), 8u);
+  for (size_t i = 0; i < clients.size(); ++i) {  // as one closes, another opens
+    const auto reply = wait_for_reply(i);
+    ASSERT_TRUE(reply);
+    EXPECT_LE(server->connections(), 8u);
+    reply->send(200, "done", "text/plain", {{"Connection", "close"}});
+  }
+  for (const auto& client : clients) {
+    EXPECT_NE(client->read_until("done").find("done"), std::string::npos);
+  }
+}
+
 TEST_F(HttpTest, NamesAPortThatIsTaken) {
   start();
   HttpOptions taken = options;
