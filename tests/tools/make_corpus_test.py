@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 import tarfile
@@ -54,6 +55,14 @@ def wheel(files):
         for name, content in files.items():
             archive.writestr(name, content)
     return data.getvalue()
+
+
+def documents_in(file):
+    """The documents of a token file with tokens of two bytes, each as bytes."""
+    tokens, documents = struct.unpack_from("<QQ", file, 16)
+    ends = struct.unpack_from(f"<{documents}Q", file, len(file) - 8 * documents)
+    assert ends[-1] == tokens
+    return [file[64 + 2 * begin:64 + 2 * end] for begin, end in zip((0, *ends), ends)]
 
 
 class MakeCorpus(unittest.TestCase):
@@ -246,6 +255,31 @@ pathlib.Path(file).write_bytes(b"new " + name.encode())
         self.assertNotEqual(first["sha256"]["valid.tokens"], first["sha256"]["tokens/valid/prose.tokens"])
         self.assertIn("tokens/test/python.tokens", first["sha256"])
         self.assertGreater(first["counts"]["test"]["python"]["tokens"], 100)
+        self.assertNotIn("train_part.tokens", first["sha256"])
+
+    @unittest.skipUnless(PROGRAM, "without the program there are no token files")
+    def test_part_takes_a_share_of_the_training_documents(self):
+        files = {f"doc/{i}.txt": paragraphs(i, 8).encode() for i in range(1, 41)}
+        self.add("large", "large_1.0_all.deb", debian_package(files), "train", ["prose"])
+        documents = {}
+        for share in ("0.25", "0.5", "1"):
+            done = self.run_tool("--program", PROGRAM, "--part", share)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            whole, part = ((self.root / "out" / name).read_bytes() for name in ("train.tokens", "train_part.tokens"))
+            documents[share] = [documents_in(file) for file in (whole, part)]
+        for share, (whole, part) in documents.items():
+            self.assertTrue(set(part) <= set(whole))
+            self.assertLess(abs(len(part) - 40 * float(share)), 12 if share != "1" else 1)
+        self.assertLess(set(documents["0.25"][1]), set(documents["0.5"][1]))
+        self.assertEqual(self.run_tool("--program", PROGRAM).returncode, 0)
+        self.assertFalse((self.root / "out/train_part.tokens").exists())
+
+    def test_a_part_that_cannot_be(self):
+        for arguments, message in ((["--part", "1.5"], "expected a number above 0 and at most 1, got 1.5"),
+                                   (["--part", "0.5", "--text-only"], "--part: expected token files, got --text-only")):
+            done = self.run_tool(*arguments)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(message, done.stderr)
 
 
 if __name__ == "__main__":
