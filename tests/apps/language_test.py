@@ -225,6 +225,24 @@ class Language(unittest.TestCase):
             if tokens:
                 self.assertAlmostEqual(report["steps"] * report["tokens_per_step"] / tokens, 1, delta=0.01)
 
+    def test_widths_of_single_runs(self):
+        """docs/results.md trains microsoft_v2 alone at the width that compare finds beside the Transformer."""
+        root = pathlib.Path(__file__).resolve().parents[2]
+        width = re.search(r"microsoft_v2:\S+ --as-given \\\s+--set model.intermediate_size=(\d+)",
+                          (root / "docs/results.md").read_text())[1]
+        count = {}
+        for model, more in (("transformer", []), ("microsoft_v2", [f"model.intermediate_size={width}"])):
+            result = program("train", "--config", root / "examples/evidence/lm_10m.toml", "--dry-run", "--json",
+                             *(word for text in [f"model.attention={model}", "train.device=cpu", "train.dtype=float32",
+                                                 f"data.train={self.folder / 'train.txt'}", "data.valid=",
+                                                 "data.tokenizer=bytes", "model.vocab_size=16384", *more]
+                               for word in ("--set", text)))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            count[model] = json.loads(result.stdout)["parameters"]
+        layers, each = 6, 3 * 384  # feed-forward parameters of a layer and unit of width
+        # compare takes the multiple of 8 nearest to equal counts.
+        self.assertLessEqual(abs(count["microsoft_v2"] - count["transformer"]), 4 * layers * each)
+
     def test_trained_models_are_compared_as_they_are(self):
         self.report()
         wide = program("compare", *self.given[:-1], "transformer", "--set", "model.hidden_size=32", "--out",
