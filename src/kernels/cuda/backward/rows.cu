@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(kWarpSize)
   if (threadIdx.x == 0) dnorm_weight[blockIdx.x] = sum;
 }
 
-/// True if whole_rows.cuh supports the problem: no additive mask, and every row can be read in
-/// chunks of 8 columns (16 bytes, or 8 bytes of rests).
+/// True if whole_rows.cuh supports the problem: no additive mask, no factors of ds, and every row
+/// can be read in chunks of 8 columns (16 bytes, or 8 bytes of rests).
 bool has_whole_rows(const BackwardParams& params, const BackwardWorkspace& workspace) {
   const int64_t width = params.value_dim;
   const auto has_rests = [&](const View<const void>& rest) {
@@ -202,10 +202,11 @@ bool has_whole_rows(const BackwardParams& params, const BackwardWorkspace& works
            (reinterpret_cast<uintptr_t>(rest.data) % 8 == 0 && rest.batch_stride % 8 == 0 &&
             rest.seq_stride % 8 == 0 && rest.head_stride % 8 == 0);
   };
-  return params.mask.kind != MaskKind::kAdditive && width <= kMaxWidth &&
-         has_aligned_rows(params.dout, width) && has_aligned_rows(params.o, width) &&
-         has_aligned_rows(params.o2, width) && has_aligned_rows(workspace.d_o, width) &&
-         has_rests(params.o_rest) && has_rests(params.o2_rest);
+  return params.mask.kind != MaskKind::kAdditive && workspace.row_factors.ds.data == nullptr &&
+         width <= kMaxWidth && has_aligned_rows(params.dout, width) &&
+         has_aligned_rows(params.o, width) && has_aligned_rows(params.o2, width) &&
+         has_aligned_rows(workspace.d_o, width) && has_rests(params.o_rest) &&
+         has_rests(params.o2_rest);
 }
 
 template <class T, class U>
