@@ -136,7 +136,7 @@ TEST(ActivationCheckpointing, KeepsWhatItSays) {
   EXPECT_EQ(held(true, KeepAttention::kSums), nothing);  // no kernel reuses sums here
   const int64_t rows = kBatch * kLength;
   EXPECT_EQ(held(true, KeepAttention::kResults) - nothing,
-            kLayers * rows * (kHidden + 2 * kHeads) * 4);  // out and two sums per head
+            kLayers * rows * (2 * kHidden + 2 * kHeads) * 4);  // out, o and two sums per head
   EXPECT_GT(held(false, KeepAttention::kNothing), nothing + 4 * kLayers * rows * kHidden * 4);
 }
 
