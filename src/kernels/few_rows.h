@@ -29,4 +29,7 @@ struct FewRows {
 };
 void few_rows(const FewRows& params);
 
+/// The same by loops for any CPU, which few_rows takes where it has no faster ones.
+void portable_few_rows(const FewRows& params);
+
 }  // namespace diffattn::cpu

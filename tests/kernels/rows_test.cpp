@@ -45,7 +45,7 @@ TEST(FewRows, EqualSumsInDouble) {
   Rng rng(1);
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
     for (const int64_t rows : {1, 2, 3, 4, 7, 8, 13}) {
-      for (const int64_t width : {1, 31, 32, 100, 385}) {
+      for (const int64_t width : {1, 31, 32, 100, 385, 1024}) {
         const int64_t outputs[2] = {1, 700};  // the second is more than one task
         const std::vector<float> x = random_floats(rng, rows * width);
         // Products with bfloat16 matrices round x.
@@ -56,29 +56,31 @@ TEST(FewRows, EqualSumsInDouble) {
         const std::vector<float> add = random_floats(rng, rows * outputs[1]);
         const Matrix first(rng, width, dtype), second(rng, width * outputs[1], dtype);
         const Matrix bias(rng, outputs[1], dtype);
-        std::vector<float> y1(static_cast<size_t>(rows)), y2 = add;
-        const cpu::FewRowsMatrix matrices[2] = {
-            {.weight = first.data(), .y = y1.data(), .outputs = 1},
-            {.weight = second.data(),
-             .bias = bias.data(),
-             .add = y2.data(),
-             .y = y2.data(),
-             .outputs = outputs[1]}};
-        cpu::few_rows({x.data(), rows, width, dtype, matrices});
-        const auto want = [&](const Matrix& m, int64_t row, int64_t o) {
-          double sum = 0.0;
-          for (int64_t i = 0; i < width; ++i) {
-            sum += static_cast<double>(read[row * width + i]) * m.values[o * width + i];
-          }
-          return sum;
-        };
-        const double tolerance = 1e-6 * (4.0 + static_cast<double>(width) / 8.0);
-        for (int64_t row = 0; row < rows; ++row) {
-          EXPECT_NEAR(y1[row], want(first, row, 0), tolerance);
-          for (int64_t o = 0; o < outputs[1]; ++o) {
-            const int64_t at = row * outputs[1] + o;
-            ASSERT_NEAR(y2[at], add[at] + bias.values[o] + want(second, row, o), tolerance)
-                << rows << " rows, width " << width << ", output " << o;
+        for (const auto compute : {cpu::few_rows, cpu::portable_few_rows}) {
+          std::vector<float> y1(static_cast<size_t>(rows)), y2 = add;
+          const cpu::FewRowsMatrix matrices[2] = {
+              {.weight = first.data(), .y = y1.data(), .outputs = 1},
+              {.weight = second.data(),
+               .bias = bias.data(),
+               .add = y2.data(),
+               .y = y2.data(),
+               .outputs = outputs[1]}};
+          compute({x.data(), rows, width, dtype, matrices});
+          const auto want = [&](const Matrix& m, int64_t row, int64_t o) {
+            double sum = 0.0;
+            for (int64_t i = 0; i < width; ++i) {
+              sum += static_cast<double>(read[row * width + i]) * m.values[o * width + i];
+            }
+            return sum;
+          };
+          const double tolerance = 1e-6 * (4.0 + static_cast<double>(width) / 8.0);
+          for (int64_t row = 0; row < rows; ++row) {
+            EXPECT_NEAR(y1[row], want(first, row, 0), tolerance);
+            for (int64_t o = 0; o < outputs[1]; ++o) {
+              const int64_t at = row * outputs[1] + o;
+              ASSERT_NEAR(y2[at], add[at] + bias.values[o] + want(second, row, o), tolerance)
+                  << rows << " rows, width " << width << ", output " << o;
+            }
           }
         }
       }
@@ -92,20 +94,22 @@ TEST(FewRows, DependNeitherOnThreadsNorOnOtherRows) {
   const std::vector<float> x = random_floats(rng, kRows * kWidth);
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
     const Matrix w(rng, kWidth * kOutputs, dtype);
-    const auto run = [&](int64_t first, int64_t rows, int64_t threads) {
-      cpu::set_thread_count(threads);
-      std::vector<float> y(static_cast<size_t>(rows * kOutputs));
-      const cpu::FewRowsMatrix matrix{.weight = w.data(), .y = y.data(), .outputs = kOutputs};
-      cpu::few_rows({x.data() + first * kWidth, rows, kWidth, dtype, {&matrix, 1}});
-      cpu::set_thread_count(0);
-      return y;
-    };
-    const std::vector<float> all = run(0, kRows, 1);
-    EXPECT_EQ(run(0, kRows, 3), all);
-    for (int64_t row = 0; row < kRows; ++row) {
-      const std::vector<float> mine(all.begin() + row * kOutputs,
-                                    all.begin() + (row + 1) * kOutputs);
-      EXPECT_EQ(run(row, 1, 2), mine) << row;
+    for (const auto compute : {cpu::few_rows, cpu::portable_few_rows}) {
+      const auto run = [&](int64_t first, int64_t rows, int64_t threads) {
+        cpu::set_thread_count(threads);
+        std::vector<float> y(static_cast<size_t>(rows * kOutputs));
+        const cpu::FewRowsMatrix matrix{.weight = w.data(), .y = y.data(), .outputs = kOutputs};
+        compute({x.data() + first * kWidth, rows, kWidth, dtype, {&matrix, 1}});
+        cpu::set_thread_count(0);
+        return y;
+      };
+      const std::vector<float> all = run(0, kRows, 1);
+      EXPECT_EQ(run(0, kRows, 3), all);
+      for (int64_t row = 0; row < kRows; ++row) {
+        const std::vector<float> mine(all.begin() + row * kOutputs,
+                                      all.begin() + (row + 1) * kOutputs);
+        EXPECT_EQ(run(row, 1, 2), mine) << row;
+      }
     }
   }
 }

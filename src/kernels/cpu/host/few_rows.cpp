@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // y = add + x weight^T + bias for a few rows (few_rows.h). Every weight is read once, in address
-// order with prefetches, and used for all rows. The compiler emits a copy for each instruction set,
-// as in layers.cpp. A vector has 16 lanes in all copies, so that all add in the same order. Sums
-// are float32. Products with bfloat16 matrices take avx512_bf16/dot_rows.cpp where vdpbf16ps is
-// faster than FMA.
+// order with prefetches, and used for all rows. Sums are float32. With AVX-512 the passes of
+// dot_pass.h compute the products, those with bfloat16 matrices only where vdpbf16ps is faster than
+// FMA. The loops in this file compute the others; the compiler emits a copy of them for each
+// instruction set, as in layers.cpp, and all copies add in the same order.
 
 #include "kernels/few_rows.h"
 
@@ -12,9 +12,10 @@
 #include <vector>
 
 #include "diffattn/kernels/half.h"
-#include "kernels/cpu/avx512_bf16/dot_rows.h"
+#include "kernels/cpu/dot_rows.h"
 #include "kernels/cpu/host/cpu_features.h"
 #include "kernels/cpu/host/each_isa.h"
+#include "kernels/cpu/host/memory.h"
 #include "kernels/cpu/parallel.h"
 
 namespace diffattn::cpu {
@@ -192,34 +193,66 @@ void for_outputs(const FewRows& p, const Run& run) {
   });
 }
 
-void few_rows_by_dot_products(const FewRows& p) {
-  std::vector<uint16_t> x(static_cast<size_t>(p.rows * p.width));
-  avx512_bf16::to_bfloat16(p.x, x.data(), p.rows * p.width);
+/// Writes x in the order in which dot_rows reads it: the rows of a pass beside each other in pieces
+/// of a vector, padded with zeros. Rows whose distance is a power of two would share few lines of
+/// the L1 cache, so that the rows of a pass evict each other.
+template <class T>
+void pack_rows(const T* x, int64_t rows, int64_t width, T* packed) {
+  constexpr int64_t step = kVectorBytes / static_cast<int64_t>(sizeof(T));
+  for (int64_t row = 0; row < rows;) {
+    const int64_t together = rows_of_pass(rows - row);
+    for (int64_t i = 0; i < width; i += step) {
+      for (int64_t r = row; r < row + together; ++r, packed += step) {
+        const T* const from = x + r * width + i;
+        std::fill(std::copy_n(from, std::min(step, width - i), packed), packed + step, T{});
+      }
+    }
+    row += together;
+  }
+}
+
+template <class T>
+void few_rows_by_dot_products(const FewRows& p, const T* x,
+                              void (*dot_rows)(const DotRows<T>&, int64_t, int64_t)) {
+  const int64_t bytes = p.rows * packed_width<T>(p.width) * static_cast<int64_t>(sizeof(T));
+  T* const packed = reinterpret_cast<T*>(CallMemory::take(CallMemory::kRows, bytes));
+  pack_rows(x, p.rows, p.width, packed);
   for_outputs(p, [&](const FewRowsMatrix& m, int64_t begin, int64_t end) {
-    avx512_bf16::dot_rows({.x = x.data(),
-                           .weight = static_cast<const uint16_t*>(m.weight),
-                           .bias = static_cast<const uint16_t*>(m.bias),
-                           .add = m.add,
-                           .y = m.y,
-                           .rows = p.rows,
-                           .width = p.width,
-                           .outputs = m.outputs},
-                          begin, end);
+    dot_rows({.x = packed,
+              .weight = static_cast<const T*>(m.weight),
+              .bias = static_cast<const T*>(m.bias),
+              .add = m.add,
+              .y = m.y,
+              .rows = p.rows,
+              .width = p.width,
+              .outputs = m.outputs},
+             begin, end);
   });
 }
 
 }  // namespace
 
-void few_rows(const FewRows& params) {
+void portable_few_rows(const FewRows& params) {
   FewRows p = params;
-  if (p.dtype == Dtype::kBFloat16 && has_fast_bf16_dot_products()) {
-    return few_rows_by_dot_products(p);
-  }
   const std::vector<float> x = p.dtype == Dtype::kBFloat16 ? turned(p) : std::vector<float>();
   if (!x.empty()) p.x = x.data();
   const auto run = p.dtype == Dtype::kBFloat16 ? bfloat16_outputs : float_outputs;
   for_outputs(p,
               [&](const FewRowsMatrix& m, int64_t begin, int64_t end) { run(p, m, begin, end); });
+}
+
+void few_rows(const FewRows& p) {
+  if (p.dtype == Dtype::kFloat32 && has_avx512()) {
+    return few_rows_by_dot_products(p, p.x, avx512::dot_rows);
+  }
+  if (p.dtype == Dtype::kBFloat16 && has_fast_bf16_dot_products()) {
+    const int64_t count = p.rows * p.width;
+    auto* const x = reinterpret_cast<uint16_t*>(
+        CallMemory::take(CallMemory::kRounded, count * static_cast<int64_t>(sizeof(uint16_t))));
+    avx512_bf16::to_bfloat16(p.x, x, count);
+    return few_rows_by_dot_products<uint16_t>(p, x, avx512_bf16::dot_rows);
+  }
+  portable_few_rows(p);
 }
 
 }  // namespace diffattn::cpu

@@ -25,7 +25,7 @@ class CallMemory {
     return block.data.get();
   }
 
-  static constexpr int kScratch = 0, kPacked = 1, kSlabs = 2, kSlots = 3;
+  static constexpr int kScratch = 0, kPacked = 1, kSlabs = 2, kRounded = 3, kRows = 4, kSlots = 5;
 
  private:
   static constexpr std::align_val_t kAlignment{64};
