@@ -28,7 +28,7 @@ PRIVATE_KERNELS = r"kernels/(few_rows|layers|loss|optimizer|selective_scan|token
 PRIVATE_OPS = (r"ops/(dispatch/attention_checkpoint|"
                r"layers/(add_rms_norm|gated|lambda_vectors|linears|loss|projected_heads|selective_scan|token_layer))\.h")
 PRIVATE_NN = (r"nn/(attention/(step_attention|text_rows)|models/(attention_penalty|layer_kinds|prompts)|"
-              r"routes/shared_rows)\.h")
+              r"parts/pre_norm_layer|routes/shared_rows)\.h")
 PRIVATE_IO = (r"io/(cgroup|chat_prompt|chat_template/chat_template|checked|hash|manifest|settings|stop_text|text|"
               r"unicode/utf8|safetensors/sharded)\.h")
 PRIVATE_MODELS = r"models/(loaded_model|tensor_file)\.h"
@@ -100,7 +100,8 @@ RULES = {
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
-ASSEMBLY = re.compile(r"\b(asm|__asm__)\b\s*(volatile|__volatile__)?\s*\(")
+# asm("" ...) has no instruction: it keeps the compiler from moving a value.
+ASSEMBLY = re.compile(r"\b(asm|__asm__)\b\s*(volatile|__volatile__)?\s*\((?!\"\")")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|Users|work|mnt)/\w")
 OUTSIDE_PAGE = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|\bnew Function\b|\bfetch\(|"
                           r"XMLHttpRequest|WebSocket|sendBeacon|importScripts|https?://")

@@ -70,9 +70,7 @@ std::optional<StepModel> StepModel::make(nn::CausalLMImpl& model, std::string& r
   if (const nn::RMSNorm norm = model.model->norm.rms()) step.last_norm_ = norm->weight;
   step.norm_eps_ = static_cast<float>(model.config.rms_norm_eps);
   for (size_t i = 0; i < model.model->layers.size(); ++i) {
-    auto* block = dynamic_cast<nn::DiffBlockImpl*>(model.model->layers[i].get());
-    reason = "it is not a block of Llama's form";
-    auto layer = block != nullptr ? layer_of(*block, reason) : std::nullopt;
+    auto layer = layer_of(*model.model->layers[i], reason);
     if (!layer) {
       reason = "layer " + std::to_string(i) + ": " + reason;
       return std::nullopt;
@@ -88,6 +86,33 @@ std::optional<StepModel> StepModel::make(nn::CausalLMImpl& model, std::string& r
   return step;
 }
 
+std::optional<StepModel::Layer> StepModel::layer_of(nn::StackLayer& layer, std::string& reason) {
+  if (auto* const block = dynamic_cast<nn::DiffBlockImpl*>(&layer)) return layer_of(*block, reason);
+  if (auto* const plain = dynamic_cast<nn::PreNormLayerImpl*>(&layer)) {
+    return layer_of(*plain, reason);
+  }
+  reason = "it is not a block of Llama's or Motif's form";
+  return std::nullopt;
+}
+
+/// Sets the layer's attention, unless the kernels do not support it.
+bool StepModel::take_attention(nn::AttentionLayer& attention, Layer& layer, std::string& reason) {
+  auto step = attention.step_attention();
+  if (!step) {
+    reason = "its attention needs the general path";
+    return false;
+  }
+  if (step->rotary->options.rope_type() == nn::RotaryScaling::kDynamic) {
+    reason = "its rotary frequencies depend on the length";
+    return false;
+  }
+  layer.attention = std::move(*step);
+  if (layer.attention.norm_weight.defined()) {
+    layer.head_norm = layer.attention.norm_weight.detach().to(torch::kFloat32).contiguous();
+  }
+  return true;
+}
+
 std::optional<StepModel::Layer> StepModel::layer_of(nn::DiffBlockImpl& block, std::string& reason) {
   const bool residual =
       block.options.attention_residual().value_or(!block.self_attn->adds_residual());
@@ -95,27 +120,34 @@ std::optional<StepModel::Layer> StepModel::layer_of(nn::DiffBlockImpl& block, st
     reason = "it has parts besides attention and feed-forward layer";
     return std::nullopt;
   }
-  auto attention = block.self_attn->step_attention();
-  if (!attention) {
-    reason = "its attention needs the general path";
-    return std::nullopt;
-  }
-  if (attention->rotary->options.rope_type() == nn::RotaryScaling::kDynamic) {
-    reason = "its rotary frequencies depend on the length";
-    return std::nullopt;
-  }
   const auto& mlp = block.mlp;
   const int64_t inner = mlp->options.hidden();
   const bool merged = mlp->options.merged();
-  Layer layer{.attention = std::move(*attention),
-              .input_norm = block.input_layernorm->weight,
+  Layer layer{.input_norm = block.input_layernorm->weight,
               .post_norm = block.post_attention_layernorm->weight,
               .gate = merged ? rows_of(mlp->gate_up_proj, 0, inner) : map_of(mlp->gate_proj),
               .up = merged ? rows_of(mlp->gate_up_proj, inner, inner) : map_of(mlp->up_proj),
               .down = map_of(mlp->down_proj)};
-  if (layer.attention.norm_weight.defined()) {
-    layer.head_norm = layer.attention.norm_weight.detach().to(torch::kFloat32).contiguous();
+  if (!take_attention(*block.self_attn, layer, reason)) return std::nullopt;
+  return layer;
+}
+
+std::optional<StepModel::Layer> StepModel::layer_of(nn::PreNormLayerImpl& from,
+                                                    std::string& reason) {
+  const nn::RMSNorm input_norm = from.input_layernorm.rms();
+  const nn::RMSNorm post_norm = from.post_attention_layernorm.rms();
+  const auto* const mlp = dynamic_cast<nn::PolyGLUImpl*>(from.mlp.get());
+  if (!input_norm || !post_norm || mlp == nullptr) {
+    reason = "it is not a block of Llama's or Motif's form";
+    return std::nullopt;
   }
+  Layer layer{.input_norm = input_norm->weight,
+              .post_norm = post_norm->weight,
+              .gate = map_of(mlp->gate_proj),
+              .up = map_of(mlp->up_proj),
+              .down = map_of(mlp->down_proj),
+              .poly = mlp->act_fn};
+  if (!take_attention(*from.self_attn, layer, reason)) return std::nullopt;
   return layer;
 }
 
@@ -154,6 +186,10 @@ std::string StepModel::unsupported() const {
     const nn::StepAttention& a = layer.attention;
     for (const Map& map : {a.q, a.k, a.v, a.out, a.lambda_proj, layer.gate, layer.up, layer.down}) {
       if (!fits(map.weight) || !fits(map.bias)) return "its parameters differ in type or device";
+    }
+    if (layer.poly && kernels_->poly_gate == nullptr) return "its activation is PolyNorm";
+    if (layer.poly && (!fits(layer.poly->weight) || !fits(layer.poly->bias))) {
+      return "its parameters differ in type or device";
     }
     if (!layer.input_norm.defined() || !layer.post_norm.defined() || !fits(layer.input_norm) ||
         !fits(layer.post_norm)) {
@@ -312,8 +348,16 @@ void StepModel::enqueue(const StepBuffers& buffers, const PagedCache& cache, int
     kernels_->attend(attention_params(index, buffers, cache, rows, capacity), workspace, stream);
     kernels_->add(batch, data_of(buffers.heads), static_cast<int>(widths_.outputs),
                   matrix_of(layer.attention.out), norm(layer.post_norm), residual, stream);
-    kernels_->gate(batch, residual, norm_eps_, matrix_of(layer.gate), matrix_of(layer.up),
-                   buffers.inner.mutable_data_ptr(), stream);
+    void* const inner = buffers.inner.mutable_data_ptr();
+    if (layer.poly) {
+      const token::PolyNorm poly{data_of(layer.poly->weight), data_of(layer.poly->bias),
+                                 static_cast<float>(layer.poly->eps)};
+      kernels_->poly_gate(batch, residual, norm_eps_, matrix_of(layer.gate), matrix_of(layer.up),
+                          poly, inner, stream);
+    } else {
+      kernels_->gate(batch, residual, norm_eps_, matrix_of(layer.gate), matrix_of(layer.up), inner,
+                     stream);
+    }
     const Tensor& next = i + 1 < layers_.size() ? layers_[i + 1].input_norm : last_norm_;
     kernels_->add(batch, data_of(buffers.inner), static_cast<int>(widths_.inner),
                   matrix_of(layer.down), norm(next), residual, stream);

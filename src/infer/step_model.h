@@ -11,6 +11,7 @@
 #include "infer/paged_cache.h"
 #include "infer/step_buffers.h"
 #include "nn/attention/step_attention.h"
+#include "nn/parts/pre_norm_layer.h"
 #include "ops/layers/token_step.h"
 
 namespace diffattn::infer {
@@ -49,11 +50,16 @@ class StepModel {
     torch::Tensor input_norm = {}, post_norm = {};
     torch::Tensor head_norm = {};  // [Dv] float32; undefined = ones
     nn::StepAttention::Map gate = {}, up = {}, down = {};
+    nn::PolyNorm poly{nullptr};   // the activation; null: silu
     nn::RotaryTable angles = {};  // [positions, width / 2]; layers with equal tables share them
   };
 
   StepModel() = default;
+  /// Return none, and the reason, if the kernels do not support the layer.
+  static std::optional<Layer> layer_of(nn::StackLayer& layer, std::string& reason);
   static std::optional<Layer> layer_of(nn::DiffBlockImpl& block, std::string& reason);
+  static std::optional<Layer> layer_of(nn::PreNormLayerImpl& layer, std::string& reason);
+  static bool take_attention(nn::AttentionLayer& attention, Layer& layer, std::string& reason);
   std::string unsupported() const;
   void set_sizes();
   token::Projection projection(const Layer& layer, const StepBuffers& buffers) const;

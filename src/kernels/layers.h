@@ -43,6 +43,18 @@ void swiglu_rows(const float* both, float* y, int64_t rows, int64_t width);
 void swiglu_rows_backward(const float* dy, const float* both, float* dboth, int64_t rows,
                           int64_t width);
 
+/// PolyGLU on rows: y = poly(gate) * up, with poly(t) = w0 n(t^3) + w1 n(t^2) + w2 n(t) + bias and
+/// n(z) = z / sqrt(mean(z^2) + eps) over the row. Sums are in double.
+struct PolyGlu {
+  const float* gate = nullptr;  // [rows, width]
+  const float* up = nullptr;    // [rows, width]
+  float* y = nullptr;           // [rows, width]; may be gate
+  int64_t rows = 0, width = 0;
+  float weight[3] = {};  // w0, w1, w2
+  float bias = 0.0f, eps = 0.0f;
+};
+void poly_glu(const PolyGlu& params);
+
 /// Rotary embedding: rotates the first `width` elements of each head in pairs by the angles of the
 /// token and copies the rest. Pairs are (i, i + width / 2), or (2i, 2i + 1) if interleaved.
 struct Rotate {

@@ -17,6 +17,7 @@
 ///   attend     attention to the paged cache
 ///   add        x += product (output projection)
 ///   gate       inner = silu(gate product) * (up product), both of norm(x)
+///   poly_gate  the same with PolyNorm for silu
 ///   add        x += product (down projection)
 ///   logits     product of norm(x) with the head
 ///   sample     chooses each row's token and advances its position
@@ -50,6 +51,14 @@ struct Residual {
 /// The norm before a product: eps, and the weight [width] of the model's type.
 struct Norm {
   const void* weight = nullptr;
+  float eps = 0.0f;
+};
+
+/// The activation PolyNorm (PolyGlu in kernels/layers.h). weight [3] and bias [1] have the model's
+/// type.
+struct PolyNorm {
+  const void* weight = nullptr;
+  const void* bias = nullptr;
   float eps = 0.0f;
 };
 
@@ -190,6 +199,8 @@ void add(const Batch& batch, const void* input, int in, const Matrix& matrix, co
          const Residual& residual, Products products = few_rows);
 void gate(const Batch& batch, const Residual& residual, const Matrix& gate, const Matrix& up,
           void* out, Products products = few_rows);
+void poly_gate(const Batch& batch, const Residual& residual, const Matrix& gate, const Matrix& up,
+               const PolyNorm& norm, void* out, Products products = few_rows);
 void logits(const Batch& batch, const Residual& residual, const Matrix& head, float* out,
             Products products = few_rows);
 void sample(const Batch& batch, const Sampling& sampling);

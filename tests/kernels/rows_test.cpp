@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of a few rows, and the cross-entropy of rows, against sums in double.
+// Products of a few rows, PolyGLU and the cross-entropy of rows, against sums in double.
 
 #include <gtest/gtest.h>
 
@@ -12,6 +12,7 @@
 #include "diffattn/kernels/cpu.h"
 #include "diffattn/kernels/half.h"
 #include "kernels/few_rows.h"
+#include "kernels/layers.h"
 #include "kernels/loss.h"
 #include "tests/support/rng.h"
 
@@ -109,6 +110,37 @@ TEST(FewRows, DependNeitherOnThreadsNorOnOtherRows) {
         const std::vector<float> mine(all.begin() + row * kOutputs,
                                       all.begin() + (row + 1) * kOutputs);
         EXPECT_EQ(run(row, 1, 2), mine) << row;
+      }
+    }
+  }
+}
+
+TEST(PolyGlu, EqualsItsFormulaInDouble) {
+  Rng rng(3);
+  constexpr int64_t kRows = 3;
+  for (const int64_t width : {1, 15, 16, 100, 1027}) {
+    const std::vector<float> gate = random_floats(rng, kRows * width);
+    const std::vector<float> up = random_floats(rng, kRows * width);
+    std::vector<float> y = gate;
+    cpu::poly_glu({.gate = y.data(),
+                   .up = up.data(),
+                   .y = y.data(),
+                   .rows = kRows,
+                   .width = width,
+                   .weight = {0.5f, -0.25f, 0.75f},
+                   .bias = 0.125f,
+                   .eps = 1e-3f});
+    for (int64_t row = 0; row < kRows; ++row) {
+      const float* const t = gate.data() + row * width;
+      const auto normed = [&](int64_t i, int power) {
+        double sum = 0.0;
+        for (int64_t j = 0; j < width; ++j) sum += std::pow(t[j], 2 * power);
+        return std::pow(t[i], power) / std::sqrt(sum / static_cast<double>(width) + 1e-3f);
+      };
+      for (int64_t i = 0; i < width; i += 1 + width / 20) {
+        const double poly = 0.5 * normed(i, 3) - 0.25 * normed(i, 2) + 0.75 * normed(i, 1) + 0.125;
+        const auto at = static_cast<size_t>(row * width + i);
+        EXPECT_NEAR(y[at], poly * up[at], 1e-5 * (1.0 + std::abs(poly * up[at]))) << width;
       }
     }
   }

@@ -62,6 +62,8 @@ class CheckLayers(unittest.TestCase):
     def test_assembly_belongs_into_ptx(self):
         text = SPDX + 'void f() { asm volatile("nop;"); }\n'
         self.assertEqual(problems_of("src/kernels/cuda/ptx/a.cuh", text), [])
+        barrier = SPDX + 'void f() { asm("" : "+v"(x)); }\n'
+        self.assertEqual(problems_of("src/kernels/cpu/avx512/a.h", barrier), [])
 
 
 if __name__ == "__main__":

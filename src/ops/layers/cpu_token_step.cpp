@@ -78,6 +78,12 @@ constexpr TokenStep kOnHost{
     .gate = [](const token::Batch& batch, const token::Residual& residual, float,
                const token::Matrix& gate, const token::Matrix& up, void* out,
                token::Stream) { token::gate(batch, residual, gate, up, out, products_for(batch)); },
+    .poly_gate =
+        [](const token::Batch& batch, const token::Residual& residual, float,
+           const token::Matrix& gate, const token::Matrix& up, const token::PolyNorm& norm,
+           void* out, token::Stream) {
+          token::poly_gate(batch, residual, gate, up, norm, out, products_for(batch));
+        },
     .logits = [](const token::Batch& batch, const token::Residual& residual, float,
                  const token::Matrix& head, float* out,
                  token::Stream) { token::logits(batch, residual, head, out, products_for(batch)); },

@@ -24,6 +24,7 @@ const TokenStep* cuda_token_step() {
                                  .attend = cuda::token::attend,
                                  .add = cuda::token::add,
                                  .gate = cuda::token::gate,
+                                 .poly_gate = nullptr,
                                  .logits = cuda::token::logits,
                                  .sample = cuda::token::sample,
                                  .capture = capture,

@@ -19,6 +19,10 @@ struct TokenStep {
   decltype(&cuda::token::attend) attend;
   decltype(&cuda::token::add) add;
   decltype(&cuda::token::gate) gate;
+  /// Null if this device has no kernel for it.
+  void (*poly_gate)(const token::Batch& batch, const token::Residual& residual, float eps,
+                    const token::Matrix& gate, const token::Matrix& up, const token::PolyNorm& norm,
+                    void* out, Stream stream);
   decltype(&cuda::token::logits) logits;
   decltype(&cuda::token::sample) sample;
   /// Keeps the work that `enqueue` puts on the stream, for `launch`. A GPU calls it now, once; a

@@ -2,7 +2,7 @@
 
 #include "kernels/cpu/dot_rows.h"
 
-#include "kernels/cpu/dot_pass.h"
+#include "kernels/cpu/avx512/dot_pass.h"
 
 namespace diffattn::cpu::avx512_bf16 {
 namespace {

@@ -2,9 +2,9 @@
 //
 // y = add + x weight^T + bias for a few rows (few_rows.h). Every weight is read once, in address
 // order with prefetches, and used for all rows. Sums are float32. With AVX-512 the passes of
-// dot_pass.h compute the products, those with bfloat16 matrices only where vdpbf16ps is faster than
-// FMA. The loops in this file compute the others; the compiler emits a copy of them for each
-// instruction set, as in layers.cpp, and all copies add in the same order.
+// avx512/dot_pass.h compute the products, those with bfloat16 matrices only where vdpbf16ps is
+// faster than FMA. The loops in this file compute the others; the compiler emits a copy of them for
+// each instruction set, as in layers.cpp, and all copies add in the same order.
 
 #include "kernels/few_rows.h"
 

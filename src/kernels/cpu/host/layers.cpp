@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "kernels/cpu/host/each_isa.h"
@@ -80,6 +81,35 @@ DIFFATTN_EACH_ISA void swiglu_gradient(const float* dy, const float* gate, const
     const float silu = gate[i] * sigmoid;
     dup[i] = dy[i] * silu;
     dgate[i] = dy[i] * up[i] * (sigmoid + silu * (1.0f - sigmoid));
+  }
+}
+
+/// Sets mean[i] to the mean of x^(2 i + 2).
+DIFFATTN_EACH_ISA void even_moments(const float* x, int64_t width, double (&mean)[3]) {
+  constexpr int kChains = 16;  // additions that the compiler may do together
+  double sums[3][kChains] = {};
+  for (int64_t i = 0; i < width; i += kChains) {
+    const int64_t count = std::min<int64_t>(kChains, width - i);
+    double square[kChains] = {};
+    for (int64_t j = 0; j < count; ++j) square[j] = static_cast<double>(x[i + j]) * x[i + j];
+    for (int j = 0; j < kChains; ++j) {
+      sums[0][j] += square[j];
+      sums[1][j] += square[j] * square[j];
+      sums[2][j] += square[j] * square[j] * square[j];
+    }
+  }
+  for (int power = 0; power < 3; ++power) {
+    mean[power] =
+        std::accumulate(sums[power], sums[power] + kChains, 0.0) / static_cast<double>(width);
+  }
+}
+
+/// y = (((third t + second) t + first) t + bias) up with t = gate.
+DIFFATTN_EACH_ISA void cubic_block(const float* gate, const float* up, float first, float second,
+                                   float third, float bias, float* y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float t = gate[i];
+    y[i] = (((third * t + second) * t + first) * t + bias) * up[i];
   }
 }
 
@@ -176,6 +206,19 @@ void swiglu_rows_backward(const float* dy, const float* both, float* dboth, int6
       float* dgate = dboth + 2 * row * width;
       swiglu_gradient(dy + row * width, gate, gate + width, dgate, dgate + width, width);
     }
+  });
+}
+
+void poly_glu(const PolyGlu& p) {
+  over_blocks(p.rows, 1, [&](int64_t row, int64_t) {
+    const float* const gate = p.gate + row * p.width;
+    double mean[3];
+    even_moments(gate, p.width, mean);
+    const auto factor = [&](int i) {  // of t^(i + 1)
+      return static_cast<float>(p.weight[2 - i] / std::sqrt(mean[i] + p.eps));
+    };
+    cubic_block(gate, p.up + row * p.width, factor(0), factor(1), factor(2), p.bias,
+                p.y + row * p.width, p.width);
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/token_step.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <span>
@@ -45,6 +46,20 @@ void multiply(Products products, const Batch& batch, const float* x, int64_t wid
 
 FewRowsMatrix matrix_of(const Matrix& m, float* y, const float* add = nullptr) {
   return {.weight = m.weight, .bias = m.bias, .add = add, .y = y, .outputs = m.rows};
+}
+
+/// Stores the products with `gate` and `up` after `activate(gate, up, count)`, which writes to its
+/// first argument.
+template <class Activate>
+void store_gated(Products products, const Batch& batch, const Residual& residual,
+                 const Matrix& gate_matrix, const Matrix& up_matrix, void* out,
+                 const Activate& activate) {
+  const int64_t count = int64_t{batch.rows} * gate_matrix.rows;
+  std::vector<float> gate(static_cast<size_t>(count)), up(static_cast<size_t>(count));
+  const std::array matrices{matrix_of(gate_matrix, gate.data()), matrix_of(up_matrix, up.data())};
+  multiply(products, batch, static_cast<const float*>(residual.scaled), residual.width, matrices);
+  activate(gate.data(), up.data(), count);
+  with_type(batch, [&]<class T>(T) { narrow(gate.data(), static_cast<T*>(out), count); });
 }
 
 /// scaled = x weight / RMS(x), the input of the next product.
@@ -184,14 +199,25 @@ void add(const Batch& batch, const void* input, int in, const Matrix& matrix, co
   });
 }
 
-void gate(const Batch& batch, const Residual& residual, const Matrix& gate_matrix,
-          const Matrix& up_matrix, void* out, Products products) {
-  const int64_t count = int64_t{batch.rows} * gate_matrix.rows;
-  std::vector<float> gate(static_cast<size_t>(count)), up(static_cast<size_t>(count));
-  const std::array matrices{matrix_of(gate_matrix, gate.data()), matrix_of(up_matrix, up.data())};
-  multiply(products, batch, static_cast<const float*>(residual.scaled), residual.width, matrices);
-  swiglu(gate.data(), up.data(), gate.data(), count);
-  with_type(batch, [&]<class T>(T) { narrow(gate.data(), static_cast<T*>(out), count); });
+void gate(const Batch& batch, const Residual& residual, const Matrix& gate, const Matrix& up,
+          void* out, Products products) {
+  store_gated(products, batch, residual, gate, up, out,
+              [](float* g, const float* u, int64_t count) { swiglu(g, u, g, count); });
+}
+
+void poly_gate(const Batch& batch, const Residual& residual, const Matrix& gate, const Matrix& up,
+               const PolyNorm& norm, void* out, Products products) {
+  PolyGlu poly{.rows = batch.rows, .width = gate.rows, .eps = norm.eps};
+  with_type(batch, [&]<class T>(T) {
+    const std::vector<float> weight = widened<T>(norm.weight, 3);
+    std::copy(weight.begin(), weight.end(), poly.weight);
+    poly.bias = widened<T>(norm.bias, 1)[0];
+  });
+  store_gated(products, batch, residual, gate, up, out, [&](float* g, const float* u, int64_t) {
+    poly.gate = poly.y = g;
+    poly.up = u;
+    poly_glu(poly);
+  });
 }
 
 void logits(const Batch& batch, const Residual& residual, const Matrix& head, float* out,

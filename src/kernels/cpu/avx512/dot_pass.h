@@ -66,7 +66,7 @@ class DotPass {
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         auto xs = Numbers::load(x + i * R + r * kStep);
-        asm("" : "+v"(xs));  // one load, not one per product
+        asm("" : "+v"(xs));  // stays in a register: g++ would load it again for each product
 #pragma GCC unroll 4
         for (int j = 0; j < O; ++j) acc[r][j] = Numbers::multiply_add(acc[r][j], xs, w[j]);
       }
