@@ -26,7 +26,7 @@ CUDA = r"^(cuda_|cuda/|cuda\.h|cooperative_groups|mma\.h)"
 EVERY_LAYER = r"diffattn/error\.h"
 PRIVATE_KERNELS = r"kernels/(few_rows|layers|loss|optimizer|selective_scan|token_step)\.h"
 PRIVATE_OPS = (r"ops/(dispatch/attention_checkpoint|"
-               r"layers/(add_rms_norm|gated|lambda_vectors|linears|loss|projected_heads|selective_scan|token_layer))\.h")
+               r"layers/(add_rms_norm|float_product|gated|lambda_vectors|linears|loss|projected_heads|selective_scan|token_layer))\.h")
 PRIVATE_NN = (r"nn/(attention/(step_attention|text_rows)|models/(attention_penalty|layer_kinds|prompts)|"
               r"parts/pre_norm_layer|routes/shared_rows)\.h")
 PRIVATE_IO = (r"io/(cgroup|chat_prompt|chat_template/chat_template|checked|hash|manifest|settings|stop_text|text|"
@@ -84,7 +84,7 @@ RULES = {
     "src/analysis/model": (layer(r"diffattn/(nn|io|analysis)/", r"diffattn/ops", r"analysis/", PRIVATE_NN,
                                  TORCH), r"kernels/|nlohmann/"),
     "src/train": (layer(r"diffattn/(nn|models|io|data|analysis|parallel|train)/", r"diffattn/ops", r"train/",
-                        r"ops/layers/(fused_adamw|rounded_inputs)\.h", PRIVATE_NN, PRIVATE_IO, PRIVATE_MODELS, TORCH,
+                        r"ops/layers/(float_product|fused_adamw|rounded_inputs)\.h", PRIVATE_NN, PRIVATE_IO, PRIVATE_MODELS, TORCH,
                         r"nlohmann/"), r"kernels/"),
     "src/compare": (layer(r"diffattn/(nn|models|io|data|train|analysis|parallel)/", r"diffattn/ops", r"compare/",
                           PRIVATE_NN, PRIVATE_IO, PRIVATE_MODELS, PRIVATE_TRAIN, TORCH, r"nlohmann/"),

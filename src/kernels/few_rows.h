@@ -32,4 +32,8 @@ void few_rows(const FewRows& params);
 /// The same by loops for any CPU, which few_rows takes where it has no faster ones.
 void portable_few_rows(const FewRows& params);
 
+/// True where MKL, torch's library for products of float32, uses half of the vector units: on AMD
+/// processors with AVX-512 units of 512 bits (Zen 5 and later).
+bool mkl_uses_half();
+
 }  // namespace diffattn::cpu

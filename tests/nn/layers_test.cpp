@@ -141,6 +141,37 @@ TEST(FusedLayers, Rotate) {
   }
 }
 
+TEST(FusedLayers, LinearWithGradientsEqualsTorchs) {
+  torch::manual_seed(5);
+  // Some are large enough for oneDNN (ops/layers/float_product.cpp).
+  const Tensor w = torch::randn({130, 300}), bias = torch::randn({130});
+  const Tensor tall = torch::randn({300, 2, 400});
+  for (const Tensor& x : {torch::randn({2, 3, 300}), torch::randn({4, 100, 300}),
+                          tall.transpose(0, 2), torch::randn({600, 300})}) {
+    const Tensor dy = torch::randn(x.numel() / 300 * 130);
+    for (const bool with_bias : {true, false}) {
+      const auto results = [&](bool ours, torch::ScalarType type) {
+        const auto leaf = [&](const Tensor& t) { return t.detach().to(type).requires_grad_(); };
+        const Tensor xs = leaf(x), ws = leaf(w), b = leaf(bias);
+        const Tensor used = with_bias ? b : Tensor();
+        const Tensor y = ours ? diffattn::linear(xs, ws, used) : torch::linear(xs, ws, used);
+        y.backward(dy.view(y.sizes()).to(type));
+        std::vector<Tensor> all{y, xs.grad(), ws.grad()};
+        if (with_bias) all.push_back(b.grad());
+        return all;
+      };
+      const auto got = results(true, torch::kFloat32), plain = results(false, torch::kFloat32);
+      const auto want = results(false, torch::kFloat64);
+      for (size_t i = 0; i < want.size(); ++i) {
+        const auto error = [&](const Tensor& t) {
+          return ((t.to(torch::kFloat64) - want[i]).norm() / want[i].norm()).item<double>();
+        };
+        EXPECT_LE(error(got[i]), 1.5 * error(plain[i]) + 1e-7) << i;
+      }
+    }
+  }
+}
+
 TEST(FusedLayers, LinearOfAFewRows) {
   torch::manual_seed(5);
   const torch::NoGradGuard no_grad;

@@ -21,6 +21,7 @@
 #include <tuple>
 #include <utility>
 
+#include "ops/layers/float_product.h"
 #include "ops/layers/loss.h"
 
 namespace diffattn::nn {
@@ -141,15 +142,15 @@ Chunked run_chunks_in_place(const Tensor& hidden, const Tensor& weight, const Te
     const int64_t end = std::min(rows, begin + chunk);
     const Tensor h = hidden.slice(0, begin, end);
     Tensor logits = memory.slice(0, 0, end - begin);
-    at::mm_out(logits, h, weight_t);
+    ops::product_into(logits, h, weight_t);
     loss += cross_entropy_to_gradient_(logits, labels.slice(0, begin, end), row_options);
     if (!gradients) continue;
     Tensor dhidden = result.dhidden.slice(0, begin, end);
-    at::mm_out(dhidden, logits, weight);
+    ops::product_into(dhidden, logits, weight);
     if (begin == 0) {
-      at::mm_out(result.dweight, logits.t(), h);
+      ops::product_into(result.dweight, logits.t(), h);
     } else {
-      result.dweight.addmm_(logits.t(), h);
+      ops::add_product(result.dweight, logits.t(), h);
     }
   }
   result.loss = torch::full({}, loss * factor, hidden.options());

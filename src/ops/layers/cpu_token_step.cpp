@@ -5,6 +5,7 @@
 
 #include "diffattn/kernels/backend.h"
 #include "ops/dispatch/backend_choice.h"
+#include "ops/layers/float_product.h"
 #include "ops/layers/token_step.h"
 
 namespace diffattn::ops {
@@ -55,7 +56,8 @@ void many_rows(const cpu::FewRows& p) {
 
 token::Products products_for(const token::Batch& batch) {
   constexpr int kFew = 16;  // up to here reading the weights limits the time
-  return batch.rows <= kFew ? cpu::few_rows : many_rows;
+  const auto type = batch.dtype == Dtype::kBFloat16 ? torch::kBFloat16 : torch::kFloat32;
+  return batch.rows <= few_rows_limit(type, kFew) ? cpu::few_rows : many_rows;
 }
 
 constexpr TokenStep kOnHost{

@@ -5,6 +5,7 @@
 
 #include "diffattn/ops_layers.h"
 #include "kernels/layers.h"
+#include "ops/layers/float_product.h"
 #include "ops/layers/joined_rows.h"
 #include "ops/layers/layers.h"
 
@@ -42,7 +43,7 @@ class GatedProducts : public torch::autograd::Function<GatedProducts> {
   /// x [T, E] -> [T, I].
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& gate,
                         const Tensor& up) {
-    const Tensor both = torch::mm(x, ops::joined_rows({gate, up}).t());  // [T, 2 I]
+    const Tensor both = ops::product(x, ops::joined_rows({gate, up}).t());  // [T, 2 I]
     const Tensor y = torch::empty({x.size(0), gate.size(0)}, x.options());
     gate_rows(both, y);
     ctx->save_for_backward({x, gate, up, both});
@@ -57,9 +58,9 @@ class GatedProducts : public torch::autograd::Function<GatedProducts> {
     const Tensor dboth = torch::empty_like(both);
     gate_rows_backward(grads[0].contiguous(), both, dboth);
     Tensor dx, dgate, dup;
-    if (ctx->needs_input_grad(0)) dx = torch::mm(dboth, ops::joined_rows({gate, up}));
+    if (ctx->needs_input_grad(0)) dx = ops::product(dboth, ops::joined_rows({gate, up}));
     if (ctx->needs_input_grad(1) || ctx->needs_input_grad(2)) {
-      const Tensor dweights = torch::mm(dboth.t(), x);
+      const Tensor dweights = ops::product(dboth.t(), x);
       dgate = dweights.narrow(0, 0, width);
       dup = dweights.narrow(0, width, width);
     }

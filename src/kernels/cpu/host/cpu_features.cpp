@@ -24,6 +24,13 @@ bool cpu_has_amx_bf16() {
   return (d >> 24 & 1u) != 0 && (d >> 22 & 1u) != 0;
 }
 
+/// The family of the processor: CPUID leaf 1, EAX bits 8 to 11 plus 20 to 27.
+unsigned cpu_family() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0) return 0;
+  return (a >> 8 & 0xfu) + (a >> 20 & 0xffu);
+}
+
 }  // namespace
 
 bool has_avx2() {
@@ -46,6 +53,11 @@ bool has_avx512_bf16() {
 
 bool has_amx_bf16() {
   static const bool has = has_avx512_bf16() && cpu_has_amx_bf16() && ask_for_tiles();
+  return has;
+}
+
+bool has_full_avx512_on_amd() {
+  static const bool has = has_avx512() && __builtin_cpu_is("amd") && cpu_family() >= 0x1a;
   return has;
 }
 

@@ -14,4 +14,7 @@ bool has_amx_bf16();     // has_avx512_bf16(), AMX-TILE and AMX-BF16; asks Linux
 /// later) and half as many on Intel's (87 against 183 GFLOP/s on a Xeon with AMX).
 bool has_fast_bf16_dot_products();
 
+/// True on AMD processors with AVX-512 units of 512 bits (Zen 5 and later).
+bool has_full_avx512_on_amd();
+
 }  // namespace diffattn::cpu

@@ -241,6 +241,8 @@ void portable_few_rows(const FewRows& params) {
               [&](const FewRowsMatrix& m, int64_t begin, int64_t end) { run(p, m, begin, end); });
 }
 
+bool mkl_uses_half() { return has_full_avx512_on_amd(); }
+
 void few_rows(const FewRows& p) {
   if (p.dtype == Dtype::kFloat32 && has_avx512()) {
     return few_rows_by_dot_products(p, p.x, avx512::dot_rows);
