@@ -152,7 +152,7 @@ class Pages(unittest.TestCase):
             else:
                 self.assertIn("question", header["sequences"][0])
 
-    def assert_opens_on_the_answer(self, page):
+    def assert_opens_on_the_answer(self, page, layer=None):
         header = header_of(page)
         for number, model in enumerate(header["models"]):
             maps = [index for index in maps_of(page) if index["model"] == number]
@@ -161,7 +161,9 @@ class Pages(unittest.TestCase):
                        if region["kind"] == "answer"]
             self.assertTrue(answers)
             rows = [question_row(page, index, header) for index in maps]
-            masses = [sum(sum(row[region["begin"]:region["end"]]) for region in answers) for row in rows]
+            masses = [sum(sum(row[region["begin"]:region["end"]]) for region in answers)
+                      for row, index in zip(rows, maps, strict=True) if layer in (None, index["layer"])]
+            self.assertIn(layer, (None, maps[0]["layer"]))
             self.assertGreater(masses[0], max(masses) - 1e-5, (page, model["name"], masses))
 
     def test_pages_open_the_head_with_most_weight_on_the_answer(self):
@@ -169,12 +171,12 @@ class Pages(unittest.TestCase):
         _, page = self.compare("opened", "--task", "needle", *settings(*TINY, *sharp), "--samples", 1, "--keep-models")
         self.assert_opens_on_the_answer(page)
         for model in (page.parent / "models").iterdir():
-            for seed in (1, 2):
-                opened = self.folder / f"{model.name}{seed}.html"
-                result = program("analyze", "--model", model / "model", "--task", "needle", "--seed", seed, "--out",
-                                 opened)
+            for layer in (None, 0, 1):
+                opened = self.folder / f"{model.name}{layer}.html"
+                result = program("analyze", "--model", model / "model", "--task", "needle", "--out", opened,
+                                 *([] if layer is None else ["--layer", layer]))
                 self.assertEqual(result.returncode, 0, result.stderr)
-                self.assert_opens_on_the_answer(opened)
+                self.assert_opens_on_the_answer(opened, layer)
 
     def test_a_stopped_comparison_says_how_to_continue(self):
         out = self.folder / "stopped"
