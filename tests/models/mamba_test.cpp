@@ -242,7 +242,8 @@ TEST(SelectiveScan, PaddingChangesNoGradient) {
   torch::manual_seed(12);
   constexpr int64_t kPadding = 67, kTokens = 70;  // the chunks of the text begin elsewhere
   const Inputs drawn(2, kPadding + kTokens, 40, 16);
-  Tensor weights = torch::randn({2, kPadding + kTokens, 40}), starts = torch::zeros({2, 137});
+  Tensor weights = torch::randn({2, kPadding + kTokens, 40});
+  Tensor starts = torch::zeros({2, kPadding + kTokens});
   weights.slice(1, 0, kPadding).zero_();
   starts.select(1, kPadding).fill_(1.0);
   for (const torch::Device device : devices()) {
