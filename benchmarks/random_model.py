@@ -6,6 +6,12 @@
     benchmarks/random_model.py motif_2_6b OUT --dtype float32 --shard-gb 2
     benchmarks/random_model.py phi4flash OUT --tiny        # a few hundred kB, for tests
 
+A training step of a small SambaY, and of a DIFF Llama with as many parameters (the script prints its sizes):
+
+    benchmarks/random_model.py sambay_100m OUT && diffattn bench step --model OUT --dtype bfloat16 --device cuda
+    diffattn bench step --attention diffllama --hidden 768 --layers 12 --heads 12 --kv-heads 6 --vocab 16384 \
+      --intermediate 1888 --dtype bfloat16 --device cuda
+
 Speed and memory of a model do not depend on the values of its weights, so such a folder stands in for the
 published one. Needs numpy. It writes one tensor after another and keeps one block of random numbers.
 """
@@ -89,11 +95,26 @@ def phi4flash(layers, hidden, inner, heads, kv_heads, vocabulary, window, positi
 MODELS = {
     "phi4flash": (lambda: phi4flash(32, 2560, 10240, 40, 20, 200064, 512, 262144),
                   lambda: phi4flash(8, 64, 96, 4, 2, 384, 8, 512)),
+    # As wide and deep as GPT-2's smallest; half as many kv heads as heads, as in Phi-4-mini-flash.
+    "sambay_100m": (lambda: phi4flash(12, 768, 2048, 12, 6, 16384, 512, 32768),
+                    lambda: phi4flash(8, 64, 96, 4, 2, 384, 8, 512)),
     "motif_2_6b": (lambda: motif(32, 2048, 8192, 16, 16, 8, 128, 219520, True, 500000.0, 16384),
                    lambda: motif(3, 64, 96, 4, 4, 2, 16, 384, True, 500000.0, 512)),
     "motif_2_12_7b": (lambda: motif(40, 4096, 16384, 40, 16, 8, 128, 219520, False, 1000000.0, 16384),
                       lambda: motif(3, 64, 96, 10, 4, 2, 16, 384, False, 1000000.0, 512)),
 }
+
+
+def equal_diffllama(config, count):
+    """Options of `bench step` for a DIFF Llama of `count` parameters with the width, depth and heads of `config`."""
+    hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    width = hidden // heads
+    mixer = 2 * hidden * hidden + 2 * hidden * kv_heads * width + 4 * width
+    rest = count - 2 * vocabulary * hidden - hidden - layers * (mixer + 2 * hidden)  # the head is not tied
+    intermediate = round(rest / layers / (3 * hidden) / 16) * 16
+    return (f"--hidden {hidden} --layers {layers} --heads {heads} --kv-heads {kv_heads} --vocab {vocabulary} "
+            f"--intermediate {intermediate}")
 
 
 def spread(name, shape):
@@ -181,6 +202,9 @@ def main():
     (options.out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     count = sum(int(numpy.prod(shape, dtype=numpy.int64)) for shape in tensors.values())
     print(f"{options.out}: {count / 1e6:.1f} million parameters in {len(tensors)} tensors")
+    if options.model == "sambay_100m" and not options.tiny:
+        print("DIFF Llama of as many parameters: diffattn bench step --attention diffllama",
+              equal_diffllama(config, count))
 
 
 if __name__ == "__main__":

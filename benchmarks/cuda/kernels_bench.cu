@@ -9,21 +9,17 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-#include <vector>
 
 #include "benchmarks/cuda/random_data.cuh"
+#include "benchmarks/cuda/timing.cuh"
 #include "diffattn/kernels/cuda.h"
 
 namespace diffattn::cuda {
 namespace {
-
-constexpr int kWarmUps = 3;
-constexpr int kRepeats = 20;
 
 /// A dense tensor [B, L, H, W] of random numbers in device memory.
 struct Buffer {
@@ -81,26 +77,9 @@ std::string label_of(const Setting& s) {
 
 template <class Launch>
 void time_and_print(const Setting& s, double work, Launch launch) {
-  // Enqueue all launches before waiting for the first, so that the device never waits for the host.
-  std::vector<cudaEvent_t> events(kWarmUps + kRepeats + 1);
-  for (cudaEvent_t& event : events) check(cudaEventCreate(&event));
-  check(cudaEventRecord(events.front(), nullptr));
-  for (size_t i = 1; i < events.size(); ++i) {
-    launch();
-    check(cudaEventRecord(events[i], nullptr));
-  }
-  check(cudaEventSynchronize(events.back()));
-  std::vector<float> times;
-  for (size_t i = kWarmUps + 1; i < events.size(); ++i) {
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, events[i - 1], events[i]));
-    times.push_back(ms);
-  }
-  for (const cudaEvent_t event : events) check(cudaEventDestroy(event));
-  std::sort(times.begin(), times.end());
-  const double median = times[times.size() / 2];
-  std::printf("%s %9.4f ms [%.4f, %.4f] %7.1f TFLOP/s\n", label_of(s).c_str(), median,
-              times.front(), times.back(), work / median * 1e-9);
+  const Times times = times_of(launch);
+  std::printf("%s %9.4f ms [%.4f, %.4f] %7.1f TFLOP/s\n", label_of(s).c_str(), times.median,
+              times.least, times.most, work / times.median * 1e-9);
   std::fflush(stdout);
 }
 
@@ -194,19 +173,8 @@ int main(int argc, char** argv) {
   using diffattn::MaskKind;
   using diffattn::cuda::kNoWindow;
   using diffattn::cuda::run;
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-    std::puts("skipped: no GPU");
-    return 0;
-  }
-  cudaDeviceProp properties;
-  cudaGetDeviceProperties(&properties, 0);
-  int driver = 0, runtime = 0;
-  cudaDriverGetVersion(&driver);
-  cudaRuntimeGetVersion(&runtime);
-  std::printf("%s, sm_%d%d, driver CUDA %d, runtime CUDA %d; median [min, max] of 20 launches\n",
-              properties.name, properties.major, properties.minor, driver, runtime);
   try {
+    if (!diffattn::cuda::print_gpu()) return 0;
     for (const bool backward : {false, true}) {
       for (const int64_t seq : {2048, 4096, 16384}) {
         const int64_t batch = 32768 / seq;

@@ -60,28 +60,10 @@ void add_curves(const Comparison& comparison, analysis::Report& report) {
   report.curves.push_back(curves_of(comparison, "training loss", "loss", &CurvePoint::loss));
 }
 
-/// Returns the head that gives most of its attention in the question's row to the answer.
+/// Returns the head with most weight on the answer, or one that shows what the models did.
 analysis::HeadIndex head_to_open(const analysis::ModelAttention& model) {
-  const auto& regions = model.sequence.regions;
-  std::vector<analysis::ColumnRange> answer;
-  for (const analysis::Region& region : regions) {
-    if (region.kind == "answer") answer.push_back({region.begin, region.end});
-  }
-  if (!model.sequence.question || answer.empty()) {
-    return analysis::strongest_head(model.statistics, {"noise_cancelled", "focus"});
-  }
-  analysis::HeadIndex best;
-  double most = -1;
-  for (int64_t layer = 0; layer < model.layers(); ++layer) {
-    const auto mass = analysis::mass_on(model.calls[static_cast<size_t>(layer)],
-                                        *model.sequence.question, answer);
-    for (size_t head = 0; head < mass.size(); ++head) {
-      if (mass[head] <= most) continue;
-      most = mass[head];
-      best = {layer, static_cast<int64_t>(head)};
-    }
-  }
-  return best;
+  return analysis::head_on_answer(model).value_or(
+      analysis::strongest_head(model.statistics, {"noise_cancelled", "focus"}));
 }
 
 }  // namespace

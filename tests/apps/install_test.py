@@ -134,6 +134,18 @@ class Installed(unittest.TestCase):
         printed = self.run_example(EXAMPLE, self.folder / "example")
         self.assertIn("attention: gradient of lambda", printed)
         self.assertIn("training: loss", printed)
+        self.assert_spins_briefly(self.folder / "example" / "example")
+
+    def assert_spins_briefly(self, program):
+        """It starts itself again with GOMP_SPINCOUNT, which Linux shows in the process's environment."""
+        environment = {name: value for name, value in os.environ.items()
+                       if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+        with subprocess.Popen([program], env=environment, cwd=program.parent, stdout=subprocess.DEVNULL) as process:
+            found = b""
+            while b"GOMP_SPINCOUNT" not in found and process.poll() is None:
+                found = pathlib.Path(f"/proc/{process.pid}/environ").read_bytes()
+            process.kill()
+        self.assertIn(b"GOMP_SPINCOUNT=1000", found.split(b"\0"))
 
     def test_the_training_loop_of_the_documentation_runs(self):
         blocks = re.findall(r"```cpp\n(.*?)```", CPP_PAGE.read_text(), re.DOTALL)

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the pages that compare and train write: what they say must agree with their numbers."""
+import base64
 import json
 import os
 import pathlib
 import re
+import signal
+import struct
 import subprocess
 import tempfile
+import time
 import unittest
+import zlib
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
 
@@ -31,6 +36,29 @@ def header_of(page):
 def maps_of(page):
     found = re.findall(r'class="map">(.*?)</script>', page.read_text())
     return [json.loads(text) for text in found]
+
+
+def question_row(page, index, header):
+    """Returns A in the question's row of the map with that index, of a text of at most 256 tokens."""
+    sequence = header["sequences"][index["sequence"]]
+    level, = (level for level in index["levels"] if level["level"] == 0)
+    assert level["format"] == "f32"
+    text = re.search(rf'id="{level["block"]}">(.*?)</script>', page.read_text()).group(1)
+    block, cells = zlib.decompress(base64.b64decode(text)), index["rows"] * index["columns"]
+
+    def row_of(plane):
+        if not level["planes"].get(plane):  # a tile of zeros is left out
+            return [0.0] * index["columns"]
+        (_, _, offset, _), = level["planes"][plane]
+        first = sequence["question"] * index["columns"]
+        return [struct.unpack("<f", block[offset + cell:offset + 4 * cells:cells])[0]
+                for cell in range(first, first + index["columns"])]
+
+    p1 = row_of("p1")
+    if not index["lambda"]:
+        return p1
+    scale = index["lambda"][sequence["question"] if len(index["lambda"]) > 1 else 0]
+    return [a - scale * b for a, b in zip(p1, row_of("p2"), strict=True)]
 
 
 class Pages(unittest.TestCase):
@@ -93,6 +121,16 @@ class Pages(unittest.TestCase):
             self.assertEqual("is better by more than the spread" in header["verdict"][0], different)
             if len(results["seeds"]) == 1:
                 self.assertIn("one seed says nothing about the spread.", header["verdict"][0])
+            for curves in header["curves"]:
+                for series in curves["series"]:
+                    bands = "low" in series
+                    self.assertEqual(bands, len(results["seeds"]) > 1, (curves["name"], series["name"]))
+                    if not bands:
+                        continue
+                    for low, mean, high in zip(series["low"], series["y"], series["high"], strict=True):
+                        self.assertLessEqual(low, mean + 1e-9)
+                        self.assertLessEqual(mean, high + 1e-9)
+                    self.assertLess(series["low"], series["high"])  # somewhere the seeds differ
             columns = {column["label"]: column["better"] for column in header["tables"][0]["columns"]}
             self.assertEqual(columns["accuracy"], "higher" if different else "neither")
             self.assertEqual(columns["ms per step"], "neither")
@@ -113,6 +151,45 @@ class Pages(unittest.TestCase):
                 self.assertIn("".join(header["sequences"][0]["rows"])[:16], self.corpus.read_text())
             else:
                 self.assertIn("question", header["sequences"][0])
+
+    def assert_opens_on_the_answer(self, page, layer=None):
+        header = header_of(page)
+        for number, model in enumerate(header["models"]):
+            maps = [index for index in maps_of(page) if index["model"] == number]
+            self.assertEqual(len(maps), model["layers"] * model["heads"])
+            answers = [region for region in header["sequences"][maps[0]["sequence"]]["regions"]
+                       if region["kind"] == "answer"]
+            self.assertTrue(answers)
+            rows = [question_row(page, index, header) for index in maps]
+            masses = [sum(sum(row[region["begin"]:region["end"]]) for region in answers)
+                      for row, index in zip(rows, maps, strict=True) if layer in (None, index["layer"])]
+            self.assertIn(layer, (None, maps[0]["layer"]))
+            self.assertGreater(masses[0], max(masses) - 1e-5, (page, model["name"], masses))
+
+    def test_pages_open_the_head_with_most_weight_on_the_answer(self):
+        sharp = ["model.initializer_range=0.4", "needle.length=32"]
+        _, page = self.compare("opened", "--task", "needle", *settings(*TINY, *sharp), "--samples", 1, "--keep-models")
+        self.assert_opens_on_the_answer(page)
+        for model in (page.parent / "models").iterdir():
+            for layer in (None, 0, 1):
+                opened = self.folder / f"{model.name}{layer}.html"
+                result = program("analyze", "--model", model / "model", "--task", "needle", "--out", opened,
+                                 *([] if layer is None else ["--layer", layer]))
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assert_opens_on_the_answer(opened, layer)
+
+    def test_a_stopped_comparison_says_how_to_continue(self):
+        out = self.folder / "stopped"
+        for folder, says in (([], "nothing was written"), (["--out", out], "the same command continues with")):
+            with subprocess.Popen([PROGRAM, "compare", "--task", "recall", *settings(*TINY, "train.steps=1000000"),
+                                   *folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+                while "step 2:" not in process.stderr.readline():
+                    self.assertIsNone(process.poll())
+                process.send_signal(signal.SIGINT)
+                printed, errors = process.communicate(timeout=60)
+            self.assertEqual((process.returncode, printed), (1, ""), errors)
+            self.assertIn(f"compare: stopped by a signal; {says}", errors)
+        self.assertFalse((out / "report.html").exists())
 
     def test_a_curriculum_is_explained_where_validation_can_rise(self):
         curriculum = ["curriculum.steps=2", "curriculum.length=16", "needle.length=32"]
@@ -136,6 +213,10 @@ class Pages(unittest.TestCase):
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         self.assertEqual(curves["learning rate"][0]["y"],
                          [line["learning_rate"] for line in lines if "learning_rate" in line])
+        norms = [(line["step"], line["gradient_norm"]) for line in lines if "gradient_norm" in line]
+        drawn = curves["gradient norm"][0]
+        self.assertEqual(list(zip(drawn["x"], drawn["y"], strict=True)), norms)
+        self.assertEqual(len(norms), 4)
         self.assertIn("Step 4 of 4", header["verdict"][0])
         samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
         self.assertEqual([(sample["step"], sample["prompt"]) for sample in samples],
@@ -148,6 +229,24 @@ class Pages(unittest.TestCase):
         samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
         self.assertEqual([sample["step"] for sample in samples], [2, 2, 4, 4, 6, 6])
         self.assertIn("Step 6 of 6", header_of(out / "report.html")["verdict"][0])
+
+    def test_the_page_of_a_run_exists_after_the_first_evaluation(self):
+        page = self.folder / "going" / "report.html"
+        command = [PROGRAM, "train", "--out", page.parent, *settings(
+            *TINY, f"data.train={self.corpus}", "train.seq_len=32", "data.valid_fraction=0.2", "train.steps=1000000",
+            "train.eval_every=5")]
+        with subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True) as process:
+            while not page.exists():
+                self.assertIsNone(process.poll())
+                time.sleep(0.02)
+            header = header_of(page)
+            self.assertIsNone(process.poll())
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, errors)
+        curves = {curves["name"]: curves["series"] for curves in header["curves"]}
+        self.assertEqual(curves["loss"][-1]["x"][0], 5)
+        self.assertRegex(header["verdict"][0], r"^Step \d+ of 1000000")
 
     def test_samples_leave_the_training_as_it_is(self):
         losses = []

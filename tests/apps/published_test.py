@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the verbs on folders of published models: Motif-2 and Phi-4-mini-flash."""
 import json
+import math
 import os
 import pathlib
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
@@ -19,6 +22,15 @@ MAKER = ROOT / "benchmarks" / "random_model.py"
 
 def run(*arguments, **kwargs):
     return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300, **kwargs)
+
+
+def peak_of(*arguments):
+    """Runs the program and returns the most memory that it had, in bytes."""
+    code = ("import resource, subprocess, sys\nsubprocess.run(sys.argv[1:], check=True, capture_output=True)\n"
+            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+    result = subprocess.run([sys.executable, "-c", code, PROGRAM, *map(str, arguments)], capture_output=True, text=True,
+                            timeout=300, check=True)
+    return 1024 * int(result.stdout)
 
 
 def tensors_of(folder):
@@ -84,9 +96,33 @@ class Published(unittest.TestCase):
         names = [model["name"] for model in out["models"]]
         self.assertEqual(names, ["phi4flash_a, window", "phi4flash_a, full"])
         self.assertEqual([model["layers"] for model in out["models"]], [2, 2])
+        weights = tensors_of(FOLDERS / "phi4flash_a")
+        for model, layers in zip(out["models"], ((1, 3), (5, 7)), strict=True):
+            for found, layer in zip(model["lambda"], layers, strict=True):
+                init = 0.8 - 0.6 * math.exp(-0.3 * layer)
+                self.assertAlmostEqual(found["init"], init, places=6)
+                q1, k1, q2, k2 = (struct.unpack("<8f", weights[f"model.layers.{layer}.attn.inner_cross_attn.lambda_"
+                                                               + name][2]) for name in ("q1", "k1", "q2", "k2"))
+                products = (math.exp(sum(a * b for a, b in zip(q, k, strict=True))) for q, k in ((q1, k1), (q2, k2)))
+                self.assertAlmostEqual(found["heads"][0]["mean"], init + next(products) - next(products), places=5)
         self.assertIn("layers 0, 2, 4, 6 are Mamba layers and gates, which have no attention map",
                       out["models"][0]["description"])
-        self.succeed("analyze", "--model", FOLDERS / "motif2_b", "--prompt-ids", "5,6,7,8,9", "--json")
+        out = json.loads(self.succeed("analyze", "--model", FOLDERS / "motif2_b", "--prompt-ids", "5,6,7,8,9",
+                                      "--json"))
+        self.assertEqual([found["layer"] for found in out["models"][0]["lambda"]], [0, 1, 2])
+
+    @unittest.skipIf("ASAN_OPTIONS" in os.environ, "AddressSanitizer manages the memory")
+    def test_loading_needs_little_more_memory_than_the_weights(self):
+        large = self.folder / "sambay_100m"
+        subprocess.run([sys.executable, MAKER, "sambay_100m", large, "--shard-gb", "0.05"], check=True,
+                       capture_output=True)
+        weights = sum(file.stat().st_size for file in large.glob("*.safetensors"))
+        self.assertGreater(weights, 190e6)
+        for dtype, size in (("bfloat16", weights), ("float32", 2 * weights)):
+            process, whole = (peak_of("generate", "--model", folder, "--prompt-ids", "5,6", "--max-new-tokens", 1,
+                                      "--dtype", dtype) for folder in (self.tiny("phi4flash"), large))
+            self.assertLess(whole - process, 1.3 * size, dtype)
+        shutil.rmtree(large)
 
     def test_training_starts_from_a_folder_and_keeps_its_names(self):
         for model in ("motif_2_12_7b", "phi4flash"):
@@ -115,6 +151,37 @@ class Published(unittest.TestCase):
                                            self.folder / "text.txt", "--seq-len", 64, "--json"))
             self.assertLess(last["loss"], first["loss"] - 0.5, model)
             self.succeed("generate", "--model", run_folder, "--prompt", "A differential", "--max-new-tokens", 4)
+
+    def test_a_stopped_run_that_started_from_a_folder_continues(self):
+        start = self.folder / "start"
+        shutil.copytree(self.tiny("phi4flash"), start)
+        config = self.folder / "stopped.toml"
+        config.write_text(f'task = "lm"\n[model]\nfrom = "{start}"\n[data]\ntrain = "{self.folder}/text.txt"\n'
+                          f'[train]\nsteps = 6\nseq_len = 32\nbatch_size = 2\nlog_every = 1\ncheckpoint_every = 3\n')
+        whole = self.folder / "uninterrupted"
+        self.succeed("train", "--config", config, "--out", whole)
+        again = self.folder / "again"
+        shutil.copytree(whole, again)
+        shutil.rmtree(again / "model")
+        self.succeed("train", "--resume", again, "--from", "step-3")
+        self.assertEqual(tensors_of(again / "model"), tensors_of(whole / "model"))
+        out = self.folder / "stopped"
+        with subprocess.Popen([PROGRAM, "train", "--config", config, "--out", out, "--set", "train.steps=1000000"],
+                              stderr=subprocess.PIPE, text=True) as process:
+            while not (out / "metrics.jsonl").exists() and process.poll() is None:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, errors)
+        step = int((out / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
+        shutil.move(start, self.folder / "elsewhere")
+        refused = run("train", "--resume", out)
+        self.assertEqual(refused.returncode, 1, refused.stderr)
+        self.assertIn(str(start), refused.stderr)
+        shutil.move(self.folder / "elsewhere", start)
+        self.succeed("train", "--resume", out, "--set", f"train.steps={step + 2}")
+        self.assertEqual({name: item[:2] for name, item in tensors_of(out / "model").items()},
+                         {name: item[:2] for name, item in tensors_of(start).items()})
 
     def test_bench_times_the_model_of_a_folder(self):
         for model in ("motif_2_6b", "phi4flash"):

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Motif-3's grouped differential latent attention against a recording, its two forms against each
-// other, and its cached steps against the full pass.
+// other, and its cached steps against the full pass, on every CPU backend of this machine and on
+// its GPU.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -10,6 +11,7 @@
 
 #include "diffattn/error.h"
 #include "diffattn/nn/latent_attention.h"
+#include "tests/ops/backends.h"
 #include "tests/ops/golden.h"
 
 namespace diffattn::latent_test {
@@ -20,7 +22,9 @@ using torch::Tensor;
 
 const std::string kFolder = std::string(DIFFATTN_TEST_DATA) + "/published/motif3_gdla_a";
 
-double distance(const Tensor& a, const Tensor& b) { return (a - b).abs().max().item<double>(); }
+double distance(const Tensor& a, const Tensor& b) {
+  return (a.cpu() - b.cpu()).abs().max().item<double>();
+}
 
 /// The sizes in the recording's config.json. Layer 0 sees every token, layer 1 slides.
 nn::LatentAttentionOptions recorded_options(int64_t layer) {
@@ -38,7 +42,7 @@ nn::LatentAttentionOptions recorded_options(int64_t layer) {
       .scale_factor(nn::yarn_scale_factor(1.0, 8.0));
 }
 
-nn::LatentDiffAttention recorded_layer(int64_t layer, nn::LatentForm form) {
+nn::LatentDiffAttention recorded_layer(int64_t layer, nn::LatentForm form, torch::Device device) {
   nn::LatentDiffAttention attention(recorded_options(layer).form(form));
   const GoldenFile weights = testing::read_golden(kFolder + "/model.safetensors");
   const torch::NoGradGuard no_grad;
@@ -47,24 +51,33 @@ nn::LatentDiffAttention recorded_layer(int64_t layer, nn::LatentForm form) {
     EXPECT_EQ(item.value().sizes(), weights.tensors.at(name).sizes()) << name;
     item.value().copy_(weights.tensors.at(name));
   }
+  attention->to(device);
   return attention;
 }
 
-TEST(LatentDiffAttention, OutputsAndGradientsAsRecordedInBothForms) {
+class LatentAttentionAt : public testing::AtPlace,
+                          public ::testing::WithParamInterface<testing::Place> {
+ protected:
+  const testing::Place& place() const override { return GetParam(); }
+};
+
+TEST_P(LatentAttentionAt, OutputsAndGradientsAsRecordedInBothForms) {
   const GoldenFile recorded = testing::read_golden(kFolder + "/io.safetensors");
-  const Tensor mask = recorded.tensors.at("attention_mask"), real = mask.to(torch::kBool);
+  const torch::Device device = place().device();
+  const auto at = [&](const std::string& name) { return recorded.tensors.at(name).to(device); };
+  const Tensor mask = at("attention_mask"), real = mask.to(torch::kBool);
   for (const auto form : {nn::LatentForm::kExpanded, nn::LatentForm::kAbsorbed}) {
-    const Tensor x = recorded.tensors.at("x").clone().requires_grad_();
-    Tensor loss = torch::zeros({});
+    const Tensor x = at("x").clone().requires_grad_();
+    Tensor loss = torch::zeros({}, x.options().requires_grad(false));
     std::vector<nn::LatentDiffAttention> layers;
     for (int64_t i = 0; i < 2; ++i) {
-      layers.push_back(recorded_layer(i, form));
+      layers.push_back(recorded_layer(i, form, device));
       nn::AttentionInput input{.x = x, .positions = (mask.cumsum(1) - 1).clamp_min(0)};
       input.mask.key_starts(mask.size(1) - mask.sum(1));
       const Tensor out = layers.back()->forward(input);
-      const Tensor expected = recorded.tensors.at("out." + std::to_string(i));
+      const Tensor expected = at("out." + std::to_string(i));
       EXPECT_LE(distance(out.index({real}), expected.index({real})), 1e-4) << i;
-      const Tensor probe = recorded.tensors.at("probe." + std::to_string(i));
+      const Tensor probe = at("probe." + std::to_string(i));
       loss = loss + (out * probe * mask.unsqueeze(-1)).sum() / mask.sum();
     }
     EXPECT_NEAR(loss.item<double>(), recorded.tensors.at("loss").item<double>(), 1e-4);
@@ -83,15 +96,16 @@ TEST(LatentDiffAttention, OutputsAndGradientsAsRecordedInBothForms) {
   }
 }
 
-TEST(LatentDiffAttention, CachedStepsEqualTheFullPassInBothForms) {
+TEST_P(LatentAttentionAt, CachedStepsEqualTheFullPassInBothForms) {
   torch::manual_seed(1);
   const torch::NoGradGuard no_grad;
-  const Tensor x = torch::randn({2, 30, 64});
+  const torch::Device device = place().device();
+  const Tensor x = torch::randn({2, 30, 64}).to(device);
   for (int64_t i = 0; i < 2; ++i) {
-    const Tensor full = recorded_layer(i, nn::LatentForm::kExpanded)->forward({.x = x});
+    const Tensor full = recorded_layer(i, nn::LatentForm::kExpanded, device)->forward({.x = x});
     for (const auto form :
          {nn::LatentForm::kAuto, nn::LatentForm::kExpanded, nn::LatentForm::kAbsorbed}) {
-      nn::LatentDiffAttention layer = recorded_layer(i, form);
+      nn::LatentDiffAttention layer = recorded_layer(i, form, device);
       nn::KvCache cache;
       for (int64_t begin = 0; begin < 30;) {
         const int64_t end = begin == 0 ? 12 : begin + 1;
@@ -107,6 +121,9 @@ TEST(LatentDiffAttention, CachedStepsEqualTheFullPassInBothForms) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, LatentAttentionAt, ::testing::ValuesIn(testing::places()),
+                         testing::place_name);
 
 TEST(LatentDiffAttention, TheLayersOfMotif3HaveItsPublishedSizes) {
   const torch::NoGradGuard no_grad;

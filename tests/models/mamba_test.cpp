@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The selective scan against the plain loop in double, its laws, and the Mamba layer's.
+// The selective scan against the plain loop in double, its laws, and the Mamba layer's, on every
+// device of this machine.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -30,11 +31,25 @@ struct Inputs {
     d = torch::randn({channels}, options);
   }
   std::vector<Tensor*> all() { return {&u, &delta, &a, &b, &c, &d}; }
-  Inputs in(torch::ScalarType type) {
-    Inputs copy = *this;
-    for (Tensor* x : copy.all()) *x = x->detach().to(type);
-    return copy;
+  Inputs in(torch::ScalarType type) const {
+    return each([&](Tensor& x) { x = x.to(type); });
   }
+  Inputs on(torch::Device device) const {
+    return each([&](Tensor& x) { x = x.to(device); });
+  }
+  /// Returns tokens [begin, end) of every sequence.
+  Inputs tokens(int64_t begin, int64_t end) const {
+    Inputs part = each([](Tensor&) {});
+    for (Tensor* x : part.of_tokens()) *x = x->slice(1, begin, end);
+    return part;
+  }
+  /// Returns one sequence of the batch.
+  Inputs row(int64_t row) const {
+    Inputs part = each([](Tensor&) {});
+    for (Tensor* x : part.of_tokens()) *x = x->slice(0, row, row + 1);
+    return part;
+  }
+  std::vector<Tensor*> of_tokens() { return {&u, &delta, &b, &c}; }
   ScanResult run(const ScanOptions& options = {}) {
     return selective_scan(u, delta, a, b, c, d, options);
   }
@@ -43,7 +58,27 @@ struct Inputs {
     for (Tensor* x : all()) leaves.push_back(x->requires_grad_());
     return torch::autograd::grad({run(options).y}, leaves, {dy});
   }
+
+ private:
+  template <class Change>
+  Inputs each(const Change& change) const {
+    Inputs copy = *this;
+    for (Tensor* x : copy.all()) {
+      *x = x->detach();
+      change(*x);
+    }
+    return copy;
+  }
 };
+
+/// The places of gradients() that belong to single tokens.
+constexpr std::array<size_t, 4> kOfTokens{0, 1, 3, 4};
+
+std::vector<torch::Device> devices() {
+  std::vector<torch::Device> all{torch::kCPU};
+  if (torch::cuda::is_available()) all.emplace_back(torch::kCUDA);
+  return all;
+}
 
 void expect_near(const Tensor& actual, const Tensor& expected, double bound,
                  const std::string& what) {
@@ -51,6 +86,12 @@ void expect_near(const Tensor& actual, const Tensor& expected, double bound,
   const Tensor wide = expected.to(torch::kFloat64);
   const double error = (actual.to(torch::kFloat64) - wide).abs().max().item<double>();
   EXPECT_LE(error, bound * (1.0 + wide.abs().max().item<double>())) << what;
+}
+
+/// Expects the same bits on a CPU. A GPU may take rows in parts of other lengths.
+void expect_same(const Tensor& actual, const Tensor& expected, const std::string& what) {
+  if (expected.is_cuda()) return expect_near(actual, expected, 1e-6, what);
+  EXPECT_TRUE(torch::equal(actual, expected)) << what;
 }
 
 Tensor some_starts(int64_t batch, int64_t length) { return torch::rand({batch, length}) < 0.05; }
@@ -150,46 +191,102 @@ TEST(SelectiveScan, GradientsAgreeWithDifferences) {
 
 TEST(SelectiveScan, PartsOfASequenceAndOfABatchEqualTheWhole) {
   torch::manual_seed(3);
-  Inputs whole(3, 150, 40, 16);
+  Inputs drawn(3, 150, 40, 16);
   // Some tokens of some channels forget everything.
-  whole.delta.masked_fill_(torch::rand_like(whole.delta) < 0.001, 300.0);
-  const ScanResult expected = whole.run();
-  Tensor state;
-  for (int64_t begin = 0; begin < 150;) {
-    const int64_t end = std::min<int64_t>(150, begin + 1 + begin % 61);
-    Inputs part = whole;
-    for (Tensor* x : {&part.u, &part.delta, &part.b, &part.c}) *x = x->slice(1, begin, end);
-    const ScanResult result =
-        part.run(state.defined() ? ScanOptions().state(state) : ScanOptions());
-    EXPECT_TRUE(torch::equal(result.y, expected.y.slice(1, begin, end))) << begin;
-    state = result.state;
-    begin = end;
+  drawn.delta.masked_fill_(torch::rand_like(drawn.delta) < 0.001, 300.0);
+  for (const torch::Device device : devices()) {
+    Inputs whole = drawn.on(device);
+    const ScanResult expected = whole.run();
+    Tensor state;
+    for (int64_t begin = 0; begin < 150;) {
+      const int64_t end = std::min<int64_t>(150, begin + 1 + begin % 61);
+      const ScanResult result =
+          whole.tokens(begin, end)
+              .run(state.defined() ? ScanOptions().state(state) : ScanOptions());
+      expect_same(result.y, expected.y.slice(1, begin, end), c10::str(device, " from ", begin));
+      state = result.state;
+      begin = end;
+    }
+    expect_same(state, expected.state, c10::str(device, " state"));
+    for (int64_t row = 0; row < 3; ++row) {
+      expect_same(whole.row(row).run().y, expected.y.slice(0, row, row + 1),
+                  c10::str(device, " row ", row));
+    }
   }
-  EXPECT_TRUE(torch::equal(state, expected.state));
-  for (int64_t row = 0; row < 3; ++row) {
-    Inputs part = whole;
-    for (Tensor* x : {&part.u, &part.delta, &part.b, &part.c}) *x = x->slice(0, row, row + 1);
-    EXPECT_TRUE(torch::equal(part.run().y, expected.y.slice(0, row, row + 1)));
+}
+
+TEST(SelectiveScan, SequencesOfABatchHaveTheGradientsOfSingleOnes) {
+  torch::manual_seed(11);
+  const Inputs drawn(3, 70, 40, 16);
+  const Tensor weights = torch::randn({3, 70, 40});
+  for (const torch::Device device : devices()) {
+    Inputs whole = drawn.on(device);
+    const Tensor dy = weights.to(device);
+    const auto together = whole.gradients(dy);
+    Tensor da = torch::zeros_like(together[2]), dd = torch::zeros_like(together[5]);
+    for (int64_t row = 0; row < 3; ++row) {
+      const auto alone = drawn.on(device).row(row).gradients(dy.slice(0, row, row + 1));
+      for (const size_t i : kOfTokens) {
+        expect_same(together[i].slice(0, row, row + 1), alone[i],
+                    c10::str(device, " row ", row, ", gradient ", i));
+      }
+      da += alone[2];
+      dd += alone[5];
+    }
+    expect_near(together[2], da, 1e-6, c10::str(device, " of A"));
+    expect_near(together[5], dd, 1e-6, c10::str(device, " of D"));
+  }
+}
+
+TEST(SelectiveScan, PaddingChangesNoGradient) {
+  torch::manual_seed(12);
+  constexpr int64_t kPadding = 67, kTokens = 70;  // the chunks of the text begin elsewhere
+  const Inputs drawn(2, kPadding + kTokens, 40, 16);
+  Tensor weights = torch::randn({2, kPadding + kTokens, 40});
+  Tensor starts = torch::zeros({2, kPadding + kTokens});
+  weights.slice(1, 0, kPadding).zero_();
+  starts.select(1, kPadding).fill_(1.0);
+  for (const torch::Device device : devices()) {
+    const Tensor dy = weights.to(device);
+    const auto options = ScanOptions().starts(starts.to(torch::kBool).to(device));
+    const auto padded = drawn.on(device).gradients(dy, options);
+    const auto alone =
+        drawn.on(device).tokens(kPadding, kPadding + kTokens).gradients(dy.slice(1, kPadding));
+    for (const size_t i : {2, 5}) {
+      expect_near(padded[i], alone[i], 2e-6, c10::str(device, " gradient ", i));
+    }
+    for (const size_t i : kOfTokens) {
+      expect_near(padded[i].slice(1, kPadding), alone[i], 2e-6, c10::str(device, " gradient ", i));
+      EXPECT_EQ(padded[i].slice(1, 0, kPadding).count_nonzero().item<int64_t>(), 0)
+          << device << " gradient " << i;
+    }
   }
 }
 
 TEST(SelectiveScan, StartsSeparateSequencesInBothDirections) {
   torch::manual_seed(4);
-  Inputs packed(1, 90, 20, 16);
-  Tensor starts = torch::zeros({1, 90}, torch::kBool);
-  for (const int64_t at : {0, 1, 40, 70}) starts[0][at] = true;
-  const Tensor dy = torch::randn({1, 90, 20});
-  const auto options = ScanOptions().starts(starts);
-  const Tensor y = packed.run(options).y;
-  const auto gradients = packed.gradients(dy, options);
+  const Inputs drawn(1, 90, 20, 16);
+  const Tensor weights = torch::randn({1, 90, 20});
   const std::vector<int64_t> offsets{0, 1, 40, 70, 90};
-  for (size_t s = 0; s + 1 < offsets.size(); ++s) {
-    Inputs part = packed.in(torch::kFloat32);
-    const auto slice = [&](const Tensor& x) { return x.slice(1, offsets[s], offsets[s + 1]); };
-    for (Tensor* x : {&part.u, &part.delta, &part.b, &part.c}) *x = slice(*x).clone();
-    expect_near(slice(y), part.run().y, 1e-6, "y");
-    const auto own = part.gradients(slice(dy));
-    for (const size_t i : {0, 1, 3, 4}) expect_near(slice(gradients[i]), own[i], 2e-6, "gradient");
+  Tensor starts = torch::zeros({1, 90}, torch::kBool);
+  for (const int64_t at : offsets) {
+    if (at < 90) starts[0][at] = true;
+  }
+  for (const torch::Device device : devices()) {
+    Inputs packed = drawn.on(device);
+    const Tensor dy = weights.to(device);
+    const auto options = ScanOptions().starts(starts.to(device));
+    const Tensor y = packed.run(options).y;
+    const auto gradients = packed.gradients(dy, options);
+    for (size_t s = 0; s + 1 < offsets.size(); ++s) {
+      Inputs part = drawn.on(device).tokens(offsets[s], offsets[s + 1]);
+      const auto slice = [&](const Tensor& x) { return x.slice(1, offsets[s], offsets[s + 1]); };
+      expect_near(slice(y), part.run().y, 1e-6, c10::str(device, " y"));
+      const auto own = part.gradients(slice(dy));
+      for (const size_t i : kOfTokens) {
+        expect_near(slice(gradients[i]), own[i], 2e-6, c10::str(device, " gradient ", i));
+      }
+    }
   }
 }
 
@@ -263,26 +360,55 @@ TEST(SelectiveScan, RefusesWrongShapesAndTypes) {
 }
 
 TEST(Mamba, CachedStepsAndPaddingEqualTheWhole) {
-  torch::manual_seed(6);
   const torch::NoGradGuard no_grad;
-  nn::Mamba layer(nn::MambaOptions(24).state(8));
-  const Tensor x = torch::randn({2, 20, 24});
-  const Tensor whole = layer->forward({.x = x});
-  nn::KvCache cache;
-  for (int64_t begin = 0; begin < 20;) {
-    const int64_t end = std::min<int64_t>(20, begin + 1 + begin / 2);
-    nn::AttentionInput input{.x = x.slice(1, begin, end)};
-    input.cache = &cache;
-    expect_near(layer->forward(input), whole.slice(1, begin, end), 1e-6, c10::str(begin));
-    EXPECT_EQ(cache.length(), end);
-    begin = end;
+  for (const torch::Device device : devices()) {
+    torch::manual_seed(6);
+    nn::Mamba layer(nn::MambaOptions(24).state(8));
+    const Tensor x = torch::randn({2, 20, 24}).to(device);
+    layer->to(device);
+    const Tensor whole = layer->forward({.x = x});
+    nn::KvCache cache;
+    for (int64_t begin = 0; begin < 20;) {
+      const int64_t end = std::min<int64_t>(20, begin + 1 + begin / 2);
+      nn::AttentionInput input{.x = x.slice(1, begin, end)};
+      input.cache = &cache;
+      expect_near(layer->forward(input), whole.slice(1, begin, end), 1e-6,
+                  c10::str(device, " from ", begin));
+      EXPECT_EQ(cache.length(), end);
+      begin = end;
+    }
+    EXPECT_THROW(cache.rewind(3), Error);
+    cache.rewind(0);
+    EXPECT_EQ(cache.length(), 0);
   }
-  EXPECT_THROW(cache.rewind(3), Error);
-  cache.rewind(0);
-  EXPECT_EQ(cache.length(), 0);
-  nn::AttentionInput padded{.x = torch::constant_pad_nd(x, {0, 0, 5, 0}, 7.0)};
-  padded.mask.key_starts(torch::tensor({5, 5}));
-  expect_near(layer->forward(padded).slice(1, 5), whole, 1e-6, "padding");
+}
+
+TEST(Mamba, PaddingChangesNeitherOutputsNorGradients) {
+  for (const torch::Device device : devices()) {
+    torch::manual_seed(13);
+    nn::Mamba layer(nn::MambaOptions(24).state(8));
+    const Tensor x = torch::randn({2, 20, 24}).to(device);
+    const Tensor dy = torch::randn({2, 20, 24}).to(device);
+    layer->to(device);
+    const auto run = [&](int64_t padding) {
+      nn::AttentionInput input{.x = torch::constant_pad_nd(x, {0, 0, padding, 0}, 7.0).clone()};
+      input.x.requires_grad_();
+      if (padding > 0) {
+        input.mask.key_starts(torch::full({2}, padding, torch::kLong).to(device));
+      }
+      std::vector<Tensor> leaves = layer->parameters();
+      leaves.push_back(input.x);
+      const Tensor y = layer->forward(input).slice(1, padding);
+      auto results = torch::autograd::grad({y}, leaves, {dy});
+      results.back() = results.back().slice(1, padding);
+      results.push_back(y.detach());
+      return results;
+    };
+    const auto expected = run(0), actual = run(5);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      expect_near(actual[i], expected[i], 2e-6, c10::str(device, ", ", i));
+    }
+  }
 }
 
 TEST(Mamba, EarlierTokensDoNotDependOnLaterOnes) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Motif-2 and Phi-4-mini-flash against recordings of their own code, on every CPU backend of this
-// machine, and their cached, padded and packed paths against the full pass.
+// Motif-2 and Phi-4-mini-flash against recordings of their own code, and their cached, padded and
+// packed paths against the full pass: on every CPU backend of this machine and on its GPU.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cstdlib>
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
@@ -34,23 +34,27 @@ using torch::Tensor;
 
 constexpr double kHidden = 1e-4, kGradient = 2e-4;  // absolute; of a tensor's largest entry
 constexpr double kDecoding = 5e-5;
+/// Of the largest logit: how far bfloat16 may move the difference of two logits.
+constexpr double kNarrowGap = 0.02;
 
 std::string folder_of(const std::string& name) {
   return std::string(DIFFATTN_TEST_DATA) + "/published/" + name;
 }
 
-double distance(const Tensor& a, const Tensor& b) { return (a - b).abs().max().item<double>(); }
+double distance(const Tensor& a, const Tensor& b) {
+  return (a.cpu() - b.cpu()).abs().max().item<double>();
+}
 
-/// A recording, and the input of its forward pass.
+/// A recording, and the input of its forward pass on a device.
 struct Recording {
-  explicit Recording(const std::string& name)
+  explicit Recording(const std::string& name, torch::Device device = torch::kCPU)
       : folder(folder_of(name)), file(testing::read_golden(folder + "/io.safetensors")) {
     const Tensor mask = at("attention_mask");
     real = mask.to(torch::kBool);
     const Tensor starts = mask.size(1) - mask.sum(1);
-    input.ids = at("input_ids");
-    input.mask.key_starts(starts);
-    input.positions = (mask.cumsum(1) - 1).clamp_min(0);
+    input.ids = at("input_ids").to(device);
+    input.mask.key_starts(starts.to(device));
+    input.positions = (mask.cumsum(1) - 1).clamp_min(0).to(device);
   }
   const Tensor& at(const std::string& name) const { return file.tensors.at(name); }
 
@@ -70,33 +74,43 @@ std::vector<std::vector<int64_t>> rows_of(const Tensor& ids) {
 }
 
 struct Case {
-  std::string model, backend;
+  std::string model;
+  testing::Place place;
 };
 
-class Published : public ::testing::TestWithParam<Case> {
+/// A model at a place.
+class Published : public testing::AtPlace, public ::testing::WithParamInterface<Case> {
  protected:
-  void SetUp() override { setenv("DIFFATTN_BACKEND", GetParam().backend.c_str(), 1); }
-  void TearDown() override { unsetenv("DIFFATTN_BACKEND"); }
+  const testing::Place& place() const override { return GetParam().place; }
+  Recording recording() const { return Recording(GetParam().model, place().device()); }
+  nn::CausalLM load(torch::ScalarType dtype = torch::kFloat32) const {
+    nn::CausalLM model = models::load_causal_lm(folder_of(GetParam().model), dtype);
+    model->to(place().device());
+    return model;
+  }
 };
 
-std::vector<Case> every_case() {
+std::vector<Case> cases_of(const std::vector<std::string>& models) {
   std::vector<Case> cases;
-  for (const std::string model : {"motif2_a", "motif2_b", "phi4flash_a"}) {
-    for (const auto& backend : testing::available_cpu_backends()) {
-      cases.push_back({model, backend.name});
-    }
+  for (const std::string& model : models) {
+    for (const testing::Place& place : testing::places()) cases.push_back({model, place});
   }
   return cases;
 }
 
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  return info.param.model + "_" + info.param.place.name;
+}
+
 TEST_P(Published, HiddenStatesLogitsLossAndGradientsAsRecorded) {
-  Recording recorded(GetParam().model);
-  nn::CausalLM model = models::load_causal_lm(recorded.folder);
+  Recording recorded = recording();
+  nn::CausalLM model = load();
   recorded.input.keep_hidden = true;
   const nn::DecoderOutput output = model->forward(recorded.input);
   const auto expect = [&](const Tensor& actual, const std::string& name) {
-    EXPECT_LE(distance(actual.index({recorded.real}), recorded.at(name).index({recorded.real})),
-              kHidden)
+    EXPECT_LE(
+        distance(actual.cpu().index({recorded.real}), recorded.at(name).index({recorded.real})),
+        kHidden)
         << name;
   };
   expect(output.hidden[0], "embed");
@@ -106,7 +120,8 @@ TEST_P(Published, HiddenStatesLogitsLossAndGradientsAsRecorded) {
   expect(output.last, "final_norm");
   expect(model->logits(output.last), "logits");
   const Tensor labels = torch::constant_pad_nd(recorded.at("labels"), {0, 1}, -100).slice(1, 1);
-  const auto loss = nn::linear_cross_entropy(output.last, model->head_weight(), labels);
+  const auto loss =
+      nn::linear_cross_entropy(output.last, model->head_weight(), labels.to(place().device()));
   EXPECT_NEAR(loss.mean.item<double>(), recorded.at("loss").item<double>(), 1e-5);
   loss.mean.backward();
   size_t compared = 0;
@@ -121,8 +136,8 @@ TEST_P(Published, HiddenStatesLogitsLossAndGradientsAsRecorded) {
 }
 
 TEST_P(Published, GreedyTokensAsRecorded) {
-  const Recording recorded(GetParam().model);
-  nn::CausalLM model = models::load_causal_lm(recorded.folder);
+  const Recording recorded = recording();
+  nn::CausalLM model = load();
   const auto prompts = rows_of(recorded.at("greedy.prompt"));
   const auto expected = rows_of(recorded.at("greedy.tokens"));
   const auto options =
@@ -133,9 +148,41 @@ TEST_P(Published, GreedyTokensAsRecorded) {
   EXPECT_EQ(nn::generate(*model, {prompts[1]}, options)[0], expected[1]);
 }
 
+TEST_P(Published, BFloat16GivesTheRecordedTokensUntilTwoAreAlmostAsLikely) {
+  const torch::NoGradGuard no_grad;
+  const Recording recorded = recording();
+  const auto prompts = rows_of(recorded.at("greedy.prompt"));
+  const auto expected = rows_of(recorded.at("greedy.tokens"));
+  const auto options =
+      nn::SamplingOptions().max_new_tokens(static_cast<int64_t>(expected[0].size()));
+  nn::CausalLM model = load(torch::kBFloat16), wide = load();
+  infer::Generator generator(model, {});
+  size_t compared = 0;
+  for (const auto& tokens :
+       {nn::generate(*model, prompts, options), generator.generate(prompts, options)}) {
+    for (size_t row = 0; row < prompts.size(); ++row) {
+      std::vector<int64_t> text = prompts[row];
+      for (size_t i = 0; i < expected[row].size(); ++i, ++compared) {
+        const int64_t right = expected[row][i], got = i < tokens[row].size() ? tokens[row][i] : -1;
+        if (got != right) {
+          ASSERT_GE(got, 0) << "row " << row << " ends after " << i << " tokens";
+          const Tensor ids = torch::tensor(text).unsqueeze(0).to(place().device());
+          const Tensor logits = wide->logits({.ids = ids})[0][-1].cpu();
+          const double gap = (logits[right] - logits[got]).item<double>();
+          EXPECT_LE(gap, kNarrowGap * logits.abs().max().item<double>())
+              << "row " << row << ", token " << i;
+          break;
+        }
+        text.push_back(right);
+      }
+    }
+  }
+  EXPECT_GE(compared, 4u);
+}
+
 TEST_P(Published, RowsOfABatchHaveTheRecordedTokensWhateverThePartsOfTheirPrompts) {
-  const Recording recorded(GetParam().model);
-  nn::CausalLM model = models::load_causal_lm(recorded.folder);
+  const Recording recorded = recording();
+  nn::CausalLM model = load();
   const auto prompts = rows_of(recorded.at("greedy.prompt"));
   const auto expected = rows_of(recorded.at("greedy.tokens"));
   const auto count = static_cast<int64_t>(expected[0].size());
@@ -159,11 +206,12 @@ TEST_P(Published, RowsOfABatchHaveTheRecordedTokensWhateverThePartsOfTheirPrompt
 
 TEST_P(Published, DecodingFromPromptsOfEveryLengthEqualsTheFullPass) {
   const torch::NoGradGuard no_grad;
-  nn::CausalLM model = models::load_causal_lm(folder_of(GetParam().model));
+  nn::CausalLM model = load();
   // The window of phi4flash_a has 8 keys: prompts are shorter, equal and up to three windows, and
   // more than a window of tokens follows.
   const int64_t tokens = 34, after = 10;
-  const Tensor ids = torch::randint(model->config.vocab_size, {2, tokens}, torch::kLong);
+  const Tensor ids =
+      torch::randint(model->config.vocab_size, {2, tokens}, torch::kLong).to(place().device());
   const Tensor full = model->logits(nn::DecoderInput{.ids = ids});
   for (const int64_t prompt : {1, 2, 5, 7, 8, 9, 15, 16, 17, 24}) {
     for (const bool last_only : {false, true}) {
@@ -181,32 +229,88 @@ TEST_P(Published, DecodingFromPromptsOfEveryLengthEqualsTheFullPass) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryBackend, Published, ::testing::ValuesIn(every_case()),
-                         [](const auto& info) {
-                           return info.param.model + "_" + info.param.backend;
-                         });
-
 const std::vector<std::string> kModels{"motif2_a", "motif2_b", "phi4flash_a"};
 
-TEST(PublishedModels, TheGpuComputesTheRecordings) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "skipped: needs a GPU";
+INSTANTIATE_TEST_SUITE_P(Everywhere, Published, ::testing::ValuesIn(cases_of(kModels)), case_name);
+
+/// The model with Mamba layers, at a place.
+class PublishedMamba : public Published {};
+
+TEST_P(PublishedMamba, StatesAndMemoryAsRecorded) {
   const torch::NoGradGuard no_grad;
+  const Recording recorded = recording();
+  nn::CausalLM model = load();
+  const auto kinds = nn::layer_kinds(model->config);
+  nn::KvCaches caches(kinds.size());
+  model->forward({.ids = recorded.input.ids.slice(0, 0, 1), .caches = &caches});
+  size_t compared = 0;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const std::string name = "state." + std::to_string(i);
+    if (!recorded.file.has(name + ".ssm")) continue;
+    EXPECT_LE(distance(caches[i].state(1), recorded.at(name + ".ssm")), kHidden) << name;
+    const Tensor conv = recorded.at(name + ".conv").transpose(1, 2).slice(1, 1);  // oldest first
+    EXPECT_LE(distance(caches[i].state(0), conv), kHidden) << name;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 3u);
+  const auto& layer = dynamic_cast<const nn::PreNormLayerImpl&>(*model->model->layers[4]);
+  nn::SharedTensors shared;
+  nn::AttentionInput input{.mask = recorded.input.mask};
+  input.x = layer.input_layernorm.module()->as<torch::nn::LayerNorm>()->forward(
+      recorded.at("hidden.3").to(place().device()));
+  input.shared = &shared;
+  layer.self_attn->forward(input);
+  EXPECT_LE(distance(shared.memory.cpu().index({recorded.real}),
+                     recorded.at("memory").index({recorded.real})),
+            kHidden);
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, PublishedMamba, ::testing::ValuesIn(cases_of({"phi4flash_a"})),
+                         case_name);
+
+/// A layer that notes how many rows of a sequence it saw last.
+class RowsSeen : public nn::AttentionLayer {
+ public:
+  explicit RowsSeen(std::shared_ptr<nn::AttentionLayer> layer) : layer_(std::move(layer)) {}
+  Tensor forward(const nn::AttentionInput& input, nn::AttentionTrace* trace) override {
+    rows = input.x.size(1);
+    return layer_->forward(input, trace);
+  }
+  std::optional<nn::RotaryTable> angles(const nn::AttentionInput& input) override {
+    return layer_->angles(input);
+  }
+  bool keeps_cache() const override { return layer_->keeps_cache(); }
+  std::optional<int64_t> needed_rows() const override { return layer_->needed_rows(); }
+  bool shares_tensors() const override { return layer_->shares_tensors(); }
+
+  int64_t rows = 0;
+
+ private:
+  std::shared_ptr<nn::AttentionLayer> layer_;
+};
+
+TEST(PublishedModels, LayersBehindTheLastCacheSeeOnlyTheLastToken) {
+  const torch::NoGradGuard no_grad;
+  constexpr int64_t kTokens = 11;
   for (const std::string& name : kModels) {
-    Recording recorded(name);
-    nn::CausalLM model = models::load_causal_lm(recorded.folder);
-    model->to(torch::kCUDA);
-    nn::DecoderInput input{.ids = recorded.input.ids.cuda()};
-    input.mask.key_starts(recorded.input.mask.key_starts()->cuda());
-    input.positions = recorded.input.positions->cuda();
-    EXPECT_LE(distance(model->logits(input).cpu().index({recorded.real}),
-                       recorded.at("logits").index({recorded.real})),
-              kHidden)
-        << name;
-    const auto expected = rows_of(recorded.at("greedy.tokens"));
-    const auto options =
-        nn::SamplingOptions().max_new_tokens(static_cast<int64_t>(expected[0].size()));
-    EXPECT_EQ(nn::generate(*model, rows_of(recorded.at("greedy.prompt")), options), expected)
-        << name;
+    nn::CausalLM model = models::load_causal_lm(folder_of(name));
+    const auto kinds = nn::layer_kinds(model->config);
+    const auto owner = std::find(kinds.begin(), kinds.end(), nn::LayerKind::kOwnerAttention);
+    std::vector<std::shared_ptr<RowsSeen>> seen;
+    for (const auto& layer : model->model->layers) {
+      seen.push_back(std::make_shared<RowsSeen>(layer->self_attn));
+      layer->self_attn = seen.back();
+    }
+    for (const bool last_only : {false, true}) {
+      nn::KvCaches caches(kinds.size());
+      nn::DecoderInput input{.ids = torch::arange(kTokens).unsqueeze(0), .caches = &caches};
+      input.last_only = last_only;
+      model->forward(input);
+      for (size_t i = 0; i < seen.size(); ++i) {
+        const bool behind = owner != kinds.end() && i > static_cast<size_t>(owner - kinds.begin());
+        EXPECT_EQ(seen[i]->rows, last_only && behind ? 1 : kTokens) << name << ", layer " << i;
+      }
+    }
   }
 }
 
@@ -230,35 +334,6 @@ TEST(PublishedModels, CachesKeepNoMoreThanTheirWindows) {
     EXPECT_EQ(has_state,
               kinds[i] == nn::LayerKind::kMamba || kinds[i] == nn::LayerKind::kMambaMemory);
   }
-}
-
-TEST(PublishedModels, MambaStatesAndMemoryAsRecorded) {
-  const torch::NoGradGuard no_grad;
-  const Recording recorded("phi4flash_a");
-  nn::CausalLM model = models::load_causal_lm(recorded.folder);
-  const auto kinds = nn::layer_kinds(model->config);
-  nn::KvCaches caches(kinds.size());
-  model->forward({.ids = recorded.input.ids.slice(0, 0, 1), .caches = &caches});
-  size_t compared = 0;
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    const std::string name = "state." + std::to_string(i);
-    if (!recorded.file.has(name + ".ssm")) continue;
-    EXPECT_LE(distance(caches[i].state(1), recorded.at(name + ".ssm")), kHidden) << name;
-    const Tensor conv = recorded.at(name + ".conv").transpose(1, 2).slice(1, 1);  // oldest first
-    EXPECT_LE(distance(caches[i].state(0), conv), kHidden) << name;
-    ++compared;
-  }
-  EXPECT_EQ(compared, 3u);
-  const auto& layer = dynamic_cast<const nn::PreNormLayerImpl&>(*model->model->layers[4]);
-  nn::SharedTensors shared;
-  nn::AttentionInput input{.mask = recorded.input.mask};
-  input.x =
-      layer.input_layernorm.module()->as<torch::nn::LayerNorm>()->forward(recorded.at("hidden.3"));
-  input.shared = &shared;
-  layer.self_attn->forward(input);
-  EXPECT_LE(
-      distance(shared.memory.index({recorded.real}), recorded.at("memory").index({recorded.real})),
-      kHidden);
 }
 
 TEST(PublishedModels, PackedSequencesEqualSingleOnes) {

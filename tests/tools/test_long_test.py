@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make test-long` runs every part, and fails when any one of them fails.
+"""`make test-long` runs every part, and fails when any one of them fails. `make demo` leaves the CUDA kernels out, and
+`make` after it builds them.
 
 Runs the Makefile in a folder where each command that it calls is a stub. The stub writes down how it was called,
 and fails at the call that the test chooses.
@@ -20,11 +21,11 @@ echo "$(basename "$0") $*" >> calls
 COMMANDS = ["scripts/setup_check", "scripts/setup_fuzz", "scripts/setup_browser", "scripts/setup_python_tests",
             "tools/check_format", "tools/check_tidy.py", "tools/coverage.py", "tools/fuzz.py", "tools/make_wheel",
             "tools/test_wheels", "tools/test_source_install", "tests/soak/soak.py", ".venv/bin/ruff", "bin/cmake",
-            "bin/ctest", "bin/python3",
+            "bin/ctest", "bin/python3", "build/release/diffattn",
             *(f"build/coverage/{name}_tests" for name in ("io", "tokenizer", "convert", "data"))]
 
 
-class TestLong(unittest.TestCase):
+class Stubs(unittest.TestCase):
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
@@ -37,22 +38,53 @@ class TestLong(unittest.TestCase):
             path.chmod(0o755)
         tools = self.folder / "bin"
         setup = self.folder / "scripts" / "setup"
-        setup.write_text(f'#!/bin/sh\nmkdir -p build\nprintf "PYTHON := python3\\nCMAKE := {tools}/cmake\\n'
-                         f'CTEST := {tools}/ctest\\n" > "$1"\n')
+        setup.write_text(f'#!/bin/sh\nmkdir -p build\ntest -f "$1" || '
+                         f'printf "PYTHON := python3\\nCMAKE := {tools}/cmake\\nCTEST := {tools}/ctest\\n" > "$1"\n')
         setup.chmod(0o755)
 
-    def run_make(self, fail_at=0):
+    def run_make(self, *arguments, fail_at=0):
         """Returns the exit status and the calls."""
         calls = self.folder / "calls"
         calls.unlink(missing_ok=True)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
         environment |= {"FAIL_AT": str(fail_at), "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
-        done = subprocess.run(["make", "test-long", "JOBS=1", "LONG_INPUTS=12345"], cwd=self.folder, env=environment,
-                              capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(["make", *arguments, "JOBS=1"], cwd=self.folder, env=environment, capture_output=True,
+                              text=True, timeout=60, check=False)
         return done.returncode, calls.read_text().splitlines()
 
+
+class Demo(Stubs):
+    def configure(self, cuda):
+        """Leaves what CMake leaves in the build folder."""
+        folder = self.folder / "build" / "release"
+        (folder / "build.ninja").write_text("")
+        (folder / "CMakeCache.txt").write_text(f"DIFFATTN_CUDA:STRING={cuda}\n")
+
+    def test_the_first_configuration_leaves_the_cuda_kernels_out(self):
+        _, calls = self.run_make("demo")
+        self.assertEqual(calls[0], "cmake --preset release -DDIFFATTN_PYTHON=python3 -DDIFFATTN_CUDA=OFF")
+        self.assertEqual(calls[1], "cmake --build --preset release -j 1 --target diffattn_program")
+        self.assertTrue(calls[-1].startswith("diffattn compare "))
+        self.configure("OFF")
+        self.assertEqual(self.run_make("demo")[1], calls[1:])
+
+    def test_make_after_it_builds_them(self):
+        self.run_make("demo")
+        self.configure("OFF")
+        for target in ("build", "test"):
+            self.assertIn("cmake --preset release -DDIFFATTN_PYTHON=python3 -DDIFFATTN_CUDA=AUTO",
+                          self.run_make(target)[1])
+        self.configure("AUTO")
+        self.assertEqual(self.run_make("build")[1], ["cmake --build --preset release -j 1"])
+        self.assertFalse(any("--preset release -D" in call for call in self.run_make("demo")[1]))
+
+
+class TestLong(Stubs):
+    def run_long(self, fail_at=0):
+        return self.run_make("test-long", "LONG_INPUTS=12345", fail_at=fail_at)
+
     def test_every_part_runs(self):
-        status, calls = self.run_make()
+        status, calls = self.run_long()
         self.assertEqual(status, 0)
         for part in ("python3 tools/check_layers.py", "check_format ", "ruff check", "check_tidy.py ",
                      "check_tidy.py --thorough", "ctest --preset release", "fuzz.py --seconds 10", "soak.py",
@@ -64,9 +96,9 @@ class TestLong(unittest.TestCase):
             self.assertTrue(any(call.startswith(part) for call in calls), (part, calls))
 
     def test_the_failure_of_any_part_fails_the_whole(self):
-        _, calls = self.run_make()
+        _, calls = self.run_long()
         for at, call in enumerate(calls, 1):
-            status, until = self.run_make(at)
+            status, until = self.run_long(at)
             self.assertEqual(until[at - 1], call)
             # `make test` alone does without the fuzzer on a machine without clang.
             without_clang = call.startswith("setup_fuzz") and calls.index(call) == at - 1

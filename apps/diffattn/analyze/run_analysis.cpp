@@ -131,12 +131,13 @@ HeadIndex chosen_head(const AnalysisRequest& request, const ModelAttention& mode
   check("--layer", request.layer, model.layers());
   check("--head", request.head, model.heads());
   if (request.layer && request.head) return {*request.layer, *request.head};
+  if (const auto head = analysis::head_on_answer(model, request.layer, request.head)) return *head;
   analysis::StatisticsTable within = model.statistics;
   std::erase_if(within.rows, [&](const analysis::StatisticsTable::Row& row) {
     return (request.layer && row.layer != *request.layer) ||
            (request.head && row.head != *request.head);
   });
-  const std::vector<std::string> keys = {"answer_mass", "negative_mass", "row_max"};
+  const std::vector<std::string> keys = {"negative_mass", "row_max"};
   const HeadIndex strongest = analysis::strongest_head(within, keys);
   return {request.layer.value_or(strongest.layer), request.head.value_or(strongest.head)};
 }

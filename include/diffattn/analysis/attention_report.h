@@ -47,6 +47,12 @@ struct HeadIndex {
 /// value. Returns layer 0, head 0 if none has.
 HeadIndex strongest_head(const StatisticsTable& table, const std::vector<std::string>& keys);
 
+/// Returns the head, among those of `layer` and `head` if given, that gives most to the regions of
+/// kind "answer" in the row of the question. Returns none without a question or such a region.
+std::optional<HeadIndex> head_on_answer(const ModelAttention& model,
+                                        std::optional<int64_t> layer = {},
+                                        std::optional<int64_t> head = {});
+
 struct ReportOptions {
   /// The head of each model that the page opens first. These maps keep every entry if together they
   /// need at most `max_opened_bytes`, with the default about 11,000 tokens for one head.

@@ -60,11 +60,11 @@ struct NewToken {
 /// depend on the other rows, up to the rounding of kernels for few and for many rows. Rows whose
 /// prompts begin alike share the pages of their common part.
 ///
-/// On a GPU a step is one launch of a CUDA graph of a few fused kernels per layer, for bfloat16 and
-/// float16 models of the usual blocks; on a CPU the same steps run on the fused CPU kernels, for
-/// float32 and bfloat16. Other models compute row by row with the modules. The batcher reads the
-/// model's parameters where they are, so the caller must not move the model while it exists. Not
-/// thread-safe.
+/// On a GPU a step is one launch of a CUDA graph of a few fused kernels per layer, for float32,
+/// bfloat16 and float16 models of the usual blocks; on a CPU the same steps run on the fused CPU
+/// kernels, for float32 and bfloat16. Other models compute row by row with the modules. The batcher
+/// reads the model's parameters where they are, so the caller must not move the model while it
+/// exists. Not thread-safe.
 class Batcher {
  public:
   explicit Batcher(nn::CausalLM model, const GeneratorOptions& options = {});

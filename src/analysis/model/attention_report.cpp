@@ -159,6 +159,28 @@ HeadIndex strongest_head(const StatisticsTable& table, const std::vector<std::st
   return {};
 }
 
+std::optional<HeadIndex> head_on_answer(const ModelAttention& model, std::optional<int64_t> layer,
+                                        std::optional<int64_t> head) {
+  std::vector<ColumnRange> answer;
+  for (const Region& region : model.sequence.regions) {
+    if (region.kind == "answer") answer.push_back({region.begin, region.end});
+  }
+  if (!model.sequence.question || answer.empty()) return {};
+  std::optional<HeadIndex> best;
+  double most = 0.0;
+  for (int64_t l = layer.value_or(0); l < (layer ? *layer + 1 : model.layers()); ++l) {
+    const auto mass =
+        mass_on(model.calls[static_cast<size_t>(l)], *model.sequence.question, answer);
+    for (int64_t h = head.value_or(0); h < (head ? *head + 1 : model.heads()); ++h) {
+      const double here = mass[static_cast<size_t>(h)];
+      if (best && here <= most) continue;
+      best = {l, h};
+      most = here;
+    }
+  }
+  return best;
+}
+
 void write_report(const std::string& path, Report report, const std::vector<ModelAttention>& models,
                   const ReportOptions& options) {
   std::vector<int64_t> sequence_of;
