@@ -176,12 +176,8 @@ void check_same(const TrainOptions& options, const train::RunConfig& config,
 /// Divides the rows of each batch among the processes of the job; train.context_parallel of them
 /// share the tokens of their rows.
 void share_rows(train::RunConfig& config, parallel::Collective& world) {
-  const int64_t together = config.train.context_parallel, groups = world.size() / together;
-  if (world.size() % together != 0) {
-    throw train::ConfigError(
-        fmt::format("train.context_parallel: expected a divisor of the {} processes, got {}",
-                    world.size(), together));
-  }
+  const int64_t together = config.train.context_parallel;
+  const int64_t groups = config.train.groups_of(world.size());
   if (config.train.batch_size % groups != 0) {
     throw train::ConfigError(
         fmt::format("train.batch_size: expected a multiple of the {} {}, got {}", groups,
