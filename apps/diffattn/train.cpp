@@ -60,11 +60,13 @@ void warn_of_memory(const train::RunConfig& config, int64_t parameters) {
                                mebibytes(fixed)));
 }
 
-void print_memory(const train::MemoryEstimate& memory) {
+void print_memory(const train::MemoryEstimate& memory, int64_t processes) {
   const auto row = [](const char* name, int64_t bytes) {
     print_out("  {:<16}{:>9}\n", name, mebibytes(bytes));
   };
-  print_out("memory       {:>14}  at the peak\n", mebibytes(memory.total()));
+  const std::string each =
+      processes == 1 ? "" : fmt::format(", in each of {} processes", processes);
+  print_out("memory       {:>14}  at the peak{}\n", mebibytes(memory.total()), each);
   // On a GPU the estimate leaves out the process itself.
   if (memory.runtime > 0) row("program and heap", memory.runtime);
   row("weights", memory.parameters);
@@ -88,6 +90,7 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
                       {"train_tokens", data.train_tokens ? Json(*data.train_tokens) : Json()},
                       {"device", config.train.device},
                       {"threads", summary.threads},
+                      {"processes", summary.processes},
                       {"memory_bytes", summary.memory.total()},
                       {"expected_seconds", summary.seconds},
                       {"config", config.to_toml()}};
@@ -106,7 +109,7 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
   }
   print_out("device       {:>14}  with {}\n", config.train.device, thread_text(summary.threads));
   print_out("time         {:>14}  or so\n", duration_text(summary.seconds));
-  print_memory(summary.memory);
+  print_memory(summary.memory, summary.processes);
   return 0;
 }
 
