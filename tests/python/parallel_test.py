@@ -190,8 +190,8 @@ class Parallel(unittest.TestCase):
 
     def run_with(self, size):
         port = free_port()
-        failures = processes.get_context("spawn").SimpleQueue()
-        processes.spawn(check, (size, port, failures), nprocs=size)
+        failures = processes.get_context("fork").SimpleQueue()
+        processes.start_processes(check, (size, port, failures), nprocs=size, start_method="fork")
         found = []
         while not failures.empty():
             found.append(failures.get())
