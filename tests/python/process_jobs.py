@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts jobs of several processes for tests, and compares their run folders."""
+import ctypes
 import importlib
 import json
 import multiprocessing
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import unittest
 
 import torch
@@ -112,10 +114,19 @@ class Forked:
         os.environ.clear()
         os.environ.update(variables)
         sys.argv = ["diffattn", *words]
+        code = 0
         try:
             runpy.run_module("diffattn", run_name="__main__", alter_sys=True)
-        finally:
-            sys.stdout.flush()
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            code = 1
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if "DIFFATTN_COVERAGE" in os.environ:
+            ctypes.CDLL(None).exit(code)  # so that libraries write their counts, which takes long
+        os._exit(code)
 
     @property
     def returncode(self):
