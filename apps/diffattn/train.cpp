@@ -60,11 +60,13 @@ void warn_of_memory(const train::RunConfig& config, int64_t parameters) {
                                mebibytes(fixed)));
 }
 
-void print_memory(const train::MemoryEstimate& memory) {
+void print_memory(const train::MemoryEstimate& memory, int64_t processes) {
   const auto row = [](const char* name, int64_t bytes) {
     print_out("  {:<16}{:>9}\n", name, mebibytes(bytes));
   };
-  print_out("memory       {:>14}  at the peak\n", mebibytes(memory.total()));
+  const std::string each =
+      processes == 1 ? "" : fmt::format(", in each of {} processes", processes);
+  print_out("memory       {:>14}  at the peak{}\n", mebibytes(memory.total()), each);
   // On a GPU the estimate leaves out the process itself.
   if (memory.runtime > 0) row("program and heap", memory.runtime);
   row("weights", memory.parameters);
@@ -88,6 +90,7 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
                       {"train_tokens", data.train_tokens ? Json(*data.train_tokens) : Json()},
                       {"device", config.train.device},
                       {"threads", summary.threads},
+                      {"processes", summary.processes},
                       {"memory_bytes", summary.memory.total()},
                       {"expected_seconds", summary.seconds},
                       {"config", config.to_toml()}};
@@ -106,7 +109,7 @@ int dry_run(const train::RunConfig& config, const train::TaskData& data, bool js
   }
   print_out("device       {:>14}  with {}\n", config.train.device, thread_text(summary.threads));
   print_out("time         {:>14}  or so\n", duration_text(summary.seconds));
-  print_memory(summary.memory);
+  print_memory(summary.memory, summary.processes);
   return 0;
 }
 
@@ -176,12 +179,8 @@ void check_same(const TrainOptions& options, const train::RunConfig& config,
 /// Divides the rows of each batch among the processes of the job; train.context_parallel of them
 /// share the tokens of their rows.
 void share_rows(train::RunConfig& config, parallel::Collective& world) {
-  const int64_t together = config.train.context_parallel, groups = world.size() / together;
-  if (world.size() % together != 0) {
-    throw train::ConfigError(
-        fmt::format("train.context_parallel: expected a divisor of the {} processes, got {}",
-                    world.size(), together));
-  }
+  const int64_t together = config.train.context_parallel;
+  const int64_t groups = config.train.groups_of(world.size());
   if (config.train.batch_size % groups != 0) {
     throw train::ConfigError(
         fmt::format("train.batch_size: expected a multiple of the {} {}, got {}", groups,

@@ -8,10 +8,11 @@ verb on its part of the rows. docs/distributed.md describes it.
 """
 import datetime
 import os
+import socket
 import sys
 import time
 import uuid
-from typing import Mapping, NoReturn, Sequence
+from typing import List, Mapping, NoReturn, Sequence
 
 import torch
 import torch.distributed as dist
@@ -47,17 +48,36 @@ def timeout_of(environment: Mapping[str, str]) -> int:
     return int(text)
 
 
-def shares_gpus(gpus: int, environment: Mapping[str, str]) -> bool:
-    """True if this machine has more processes of the job than GPUs, which NCCL refuses."""
-    return 0 < gpus < int(environment.get("LOCAL_WORLD_SIZE") or 1)
+def _use_gpu() -> str:
+    """Makes the GPU of this process torch's current one, and returns its name among all machines; "" without a GPU."""
+    if not torch.cuda.is_available():
+        return ""
+    index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    # Every process may see its GPU as number 0, so numbers do not tell GPUs apart.
+    return f"{socket.gethostname()} {torch.cuda.get_device_properties(index).uuid}"
 
 
-def backend_of(cuda: bool, nccl: bool, shared: bool = False) -> str:
-    """Returns torch's backends: Gloo for the CPU, and NCCL if there are GPUs, one for each process, and NCCL.
+def gpus_of_all(store: dist.Store, rank: int, size: int, own: str, timeout: datetime.timedelta) -> List[str]:
+    """Tells all ranks the GPU of this one, and returns those of all, in the order of the ranks."""
+    store.set(f"gpu/{rank}", own)
+    keys = [f"gpu/{other}" for other in range(size)]
+    store.wait(keys, timeout)
+    return [store.get(key).decode() for key in keys]
+
+
+def share_gpus(gpus: Sequence[str]) -> bool:
+    """True if two processes have the same GPU, which NCCL refuses. All ranks get the same answer."""
+    used = [gpu for gpu in gpus if gpu]
+    return len(set(used)) < len(used)
+
+
+def backend_of(gpus: Sequence[str], nccl: bool) -> str:
+    """Returns torch's backends: Gloo for the CPU, and NCCL if torch has it and every process has a GPU of its own.
 
     Of the operations on GPU tensors that training needs, torch documents only broadcast and all-reduce for Gloo.
     """
-    return "cpu:gloo,cuda:nccl" if cuda and nccl and not shared else "cpu:gloo"
+    return "cpu:gloo,cuda:nccl" if all(gpus) and nccl and not share_gpus(gpus) else "cpu:gloo"
 
 
 def _open_store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
@@ -142,16 +162,15 @@ def _join(verb: str) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     timeout = datetime.timedelta(seconds=timeout_of(os.environ))
     store = _meet(_open_store(rank, size, timeout), rank, size, timeout)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    gpus = torch.cuda.device_count()
-    shared = shares_gpus(gpus, os.environ)
-    backend = backend_of(torch.cuda.is_available(), dist.is_nccl_available(), shared)
-    if shared and rank == 0:
-        print(f"diffattn: {os.environ['LOCAL_WORLD_SIZE']} processes share {gpus} GPU{'s' * (gpus > 1)}, so their sums "
-              "go through host memory", file=sys.stderr, flush=True)
+    own = _use_gpu()
     patience = datetime.timedelta(seconds=PATIENT_TIMEOUT) if verb in PATIENT_VERBS else timeout
     try:
+        gpus = gpus_of_all(store, rank, size, own, timeout)
+        shared, backend = share_gpus(gpus), backend_of(gpus, dist.is_nccl_available())
+        if shared and rank == 0:
+            count = len(set(gpus) - {""})
+            print(f"diffattn: {size} processes share {count} GPU{'s' * (count > 1)}, so their sums go through host "
+                  "memory", file=sys.stderr, flush=True)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
         # Exchanges of tokens have their own group, so that they need not wait for sums of gradients.
         second = dist.new_group(timeout=patience)

@@ -19,7 +19,7 @@ Two methods:
   of ranks must divide the numbers of heads. Both maps of a head stay on one rank.
 * "keys": every rank receives all keys and values and computes its own rows. Any number of heads.
 """
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -154,41 +154,119 @@ class _Gather(torch.autograd.Function):
         return ctx.ranks.scatter_sum(grads[0]), None
 
 
-def _by_heads(ranks: _Ranks, tensors: List[Tensor], lam: ops.Lambda, **options: Any) -> Tensor:
+def _on_rows(tensors: Sequence[Tensor], lam: ops.Lambda, cu_seqlens_q: Optional[Tensor],
+             cu_seqlens_k: Optional[Tensor], **options: Any) -> Tensor:
+    """Computes attention of this rank's rows. Packed documents are a batch of one row, here and in the result."""
+    if cu_seqlens_q is None:
+        return ops.attention(*tensors, lam, **options)
+    lam = lam[0] if isinstance(lam, Tensor) and lam.dim() == 3 else lam
+    out = ops.attention(*[tensor[0] for tensor in tensors], lam, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                        **options)
+    return out.unsqueeze(0)
+
+
+def _by_heads(ranks: _Ranks, tensors: List[Tensor], lam: ops.Lambda, cu_seqlens: Optional[Tensor],
+              **options: Any) -> Tensor:
     if isinstance(lam, Tensor) and lam.dim() == 3:
         lam = _ToHeads.apply(lam.unsqueeze(-1), ranks).squeeze(-1)
-    elif isinstance(lam, Tensor) and lam.dim() == 1:
+    elif isinstance(lam, Tensor) and lam.dim() == 1 and lam.numel() > 1:
         lam = lam.chunk(ranks.size)[ranks.rank]
-    out = ops.attention(*[_ToHeads.apply(tensor, ranks) for tensor in tensors], lam, **options)
+    whole = [_ToHeads.apply(tensor, ranks) for tensor in tensors]
+    out = _on_rows(whole, lam, cu_seqlens, cu_seqlens, **options)
     return _ToRows.apply(out, ranks)
 
 
-def _by_keys(ranks: _Ranks, tensors: List[Tensor], lam: ops.Lambda, causal: Optional[bool],
-             window: Optional[ops.Window], key_starts: Optional[Tensor], key_lengths: Optional[Tensor],
-             **options: Any) -> Tensor:
-    if isinstance(window, (tuple, list)) and window[1] != 0 and not causal:
-        raise ValueError("diffattn: argument 'window': expected one that ends at the row's own column for method "
-                         f"'keys', got {window}; use method 'heads'")
+class _Piece(NamedTuple):
+    """Rows of one document, and the columns that they may see."""
+    rows: Range
+    columns: Range
+
+    @property
+    def beyond(self) -> int:
+        """The number of columns behind the last row's own."""
+        return self.columns[1] - self.rows[1]
+
+
+def _pieces(own: Range, documents: Sequence[int], right: int) -> List[_Piece]:
+    """Divides a range of rows at the ends of documents. A row sees `right` columns behind its own; -1 is no bound."""
+    found = []
+    for first, last in zip(documents, documents[1:]):
+        begin, end = max(own[0], first), min(own[1], last)
+        if begin < end:
+            found.append(_Piece((begin, end), (first, last if right < 0 else min(last, end + right))))
+    # A rank without rows also takes part in the exchange of gradients.
+    return found or [_Piece((own[0], own[0]), (own[0], own[0]))]
+
+
+def _sides(causal: Optional[bool], window: Optional[ops.Window]) -> Tuple[int, int]:
+    """Returns the numbers of columns that a row sees to its left and right; -1 is no bound."""
+    bounds = ops.bounds_of(causal, window)
+    left, right = bounds.get("window_left", -1), bounds.get("window_right", -1)
+    if "window" in bounds:
+        left, right = bounds["window"] - 1, 0
+    return left, 0 if bounds["causal"] else right
+
+
+def _offsets(ranges: Sequence[Range], device: torch.device) -> Tensor:
+    """Returns the offsets of ranges that lie one behind the other."""
+    lengths = torch.tensor([0, *(end - begin for begin, end in ranges)])
+    return lengths.cumsum(0).to(device, torch.int32)
+
+
+def _by_keys(ranks: _Ranks, tensors: List[Tensor], lam: ops.Lambda, cu_seqlens: Optional[Tensor],
+             causal: Optional[bool], window: Optional[ops.Window], key_starts: Optional[Tensor],
+             key_lengths: Optional[Tensor], **options: Any) -> Tensor:
     q1, q2, *keys = tensors
     keys = [_Gather.apply(tensor, ranks) for tensor in keys]
-    if not causal and window is None:
-        return ops.attention(q1, q2, *keys, lam, key_starts=key_starts, key_lengths=key_lengths, **options)
-    # The operator aligns the last row with the last column, so we cut off later columns.
+    documents = [0, sum(ranks.counts)] if cu_seqlens is None else cu_seqlens.tolist()
+    left, right = _sides(causal, window)
+    bounded = left >= 0 or right >= 0
+    calls: List[List[_Piece]] = []  # what one call of the operator computes
+    for own in ranks.ranges[ranks.rank]:
+        for piece in _pieces(own, documents, right):
+            fits = calls and (not bounded or cu_seqlens is not None and calls[-1][0].beyond == piece.beyond)
+            if fits:
+                calls[-1].append(piece)
+            else:
+                calls.append([piece])
     outs, at = [], 0
-    for begin, end in ranks.ranges[ranks.rank]:
-        own = slice(at, at + end - begin)
-        at = own.stop
-        own_lam = lam[:, own] if isinstance(lam, Tensor) and lam.dim() == 3 else lam
-        outs.append(ops.attention(
-            q1[:, own], q2[:, own], *[tensor[:, :end] for tensor in keys], own_lam, causal=causal, window=window,
-            key_starts=None if key_starts is None else key_starts.clamp(max=end),
-            key_lengths=None if key_lengths is None else key_lengths.clamp(max=end), **options))
+    for pieces in calls:
+        rows = slice(at, at + sum(piece.rows[1] - piece.rows[0] for piece in pieces))
+        at = rows.stop
+        seen = dict(options, causal=causal, window=window, cu_seqlens_q=None, cu_seqlens_k=None)
+        if cu_seqlens is None:
+            stop = pieces[-1].columns[1]
+            mine = [tensor[:, :stop] for tensor in keys]
+            seen.update(key_starts=None if key_starts is None else key_starts.clamp(max=stop),
+                        key_lengths=None if key_lengths is None else key_lengths.clamp(max=stop))
+        else:
+            columns = torch.cat([torch.arange(*piece.columns) for piece in pieces]).to(q1.device)
+            mine = [tensor.index_select(1, columns) for tensor in keys]
+            seen.update(cu_seqlens_q=_offsets([piece.rows for piece in pieces], q1.device),
+                        cu_seqlens_k=_offsets([piece.columns for piece in pieces], q1.device))
+        beyond = pieces[0].beyond
+        if bounded and beyond > 0:
+            # The operator aligns the last row with the last column, which lies `beyond` columns behind the row's own.
+            seen["window"] = (left + beyond if left >= 0 else -1, right - beyond if right >= 0 else -1)
+        own_lam = lam[:, rows] if isinstance(lam, Tensor) and lam.dim() == 3 else lam
+        outs.append(_on_rows([q1[:, rows], q2[:, rows], *mine], own_lam, **seen))
     return torch.cat(outs, dim=1)
+
+
+def _check_documents(total: int, cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor]) -> None:
+    if cu_seqlens_q is None or cu_seqlens_k is None or not torch.equal(cu_seqlens_q, cu_seqlens_k):
+        raise ValueError("diffattn: argument 'cu_seqlens_k': expected the same offsets as cu_seqlens_q, since each "
+                         f"rank has the same rows of q, k and v, got {cu_seqlens_q} and {cu_seqlens_k}")
+    offsets = cu_seqlens_q.tolist()
+    if offsets[:1] != [0] or offsets[-1] != total or sorted(offsets) != offsets:
+        raise ValueError("diffattn: argument 'cu_seqlens_q': expected the offsets of the documents of all ranks, from "
+                         f"0 to {total}, got {offsets}")
 
 
 def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: ops.Lambda, *,
               causal: Optional[bool] = None, window: Optional[ops.Window] = None, key_starts: Optional[Tensor] = None,
-              key_lengths: Optional[Tensor] = None, scale: Optional[float] = None, scale2: Optional[float] = None,
+              key_lengths: Optional[Tensor] = None, cu_seqlens_q: Optional[Tensor] = None,
+              cu_seqlens_k: Optional[Tensor] = None, scale: Optional[float] = None, scale2: Optional[float] = None,
               norm_weight: Optional[Tensor] = None, norm_eps: Optional[float] = None, out_scale: float = 1.0,
               method: Optional[str] = None, layout: str = "consecutive",
               group: Optional[dist.ProcessGroup] = None) -> Tensor:
@@ -196,8 +274,10 @@ def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: op
 
     Every rank calls it with its rows: q1, q2 [B, M, H, D], k1, k2 [B, M, Hkv, D], v [B, M, Hkv, Dv], and lam of one
     number, [H] or [B, M, H]; M may differ between ranks. key_starts and key_lengths [B] count columns of the whole
-    sequences. The other options are those of `diffattn.attention`. `method` is "heads", "keys" or None: by heads if
-    their numbers allow it. With `layout` "zigzag", the rows are those of `diffattn.parallel.rows`.
+    sequences. Packed documents are q1, q2 [M, H, D] and so on, with lam of one number, [H] or [M, H]; both cu_seqlens
+    are the offsets of the documents among the rows of all ranks. The other options are those of `diffattn.attention`.
+    `method` is "heads", "keys" or None: by heads if their numbers allow it. With `layout` "zigzag", the rows are those
+    of `diffattn.parallel.rows`.
 
     >>> torch.distributed.init_process_group("gloo", init_method=f"file://{scratch}/meet", rank=0, world_size=1)
     >>> q1, q2, k1, k2 = torch.randn(4, 1, 5, 2, 8).unbind(0)
@@ -206,8 +286,16 @@ def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: op
     >>> torch.distributed.destroy_process_group()
     """
     _check_layout(layout)
-    ranks = _Ranks(q1.shape[1], q1.device, group, layout)
     tensors = [q1, q2, k1, k2, v]
+    packed = cu_seqlens_q is not None or cu_seqlens_k is not None
+    if packed:  # a batch of one row
+        tensors = [tensor.unsqueeze(0) for tensor in tensors]
+        lam = lam.unsqueeze(0) if isinstance(lam, Tensor) and lam.dim() == 2 else lam
+    ranks = _Ranks(tensors[0].shape[1], q1.device, group, layout)
+    if packed:
+        _check_documents(sum(ranks.counts), cu_seqlens_q, cu_seqlens_k)
+        if key_starts is not None or key_lengths is not None:
+            raise ValueError("diffattn: argument 'cu_seqlens_q': expected neither key_starts nor key_lengths beside it")
     divides = all(tensor.shape[2] % ranks.size == 0 for tensor in tensors)
     if method not in (None, "heads", "keys"):
         raise ValueError(f"diffattn: argument 'method': expected 'heads', 'keys' or None, got {method!r}")
@@ -215,9 +303,11 @@ def attention(q1: Tensor, q2: Tensor, k1: Tensor, k2: Tensor, v: Tensor, lam: op
         heads = sorted({tensor.shape[2] for tensor in tensors})
         raise ValueError(f"diffattn: argument 'method': expected 'keys', since {ranks.size} ranks do not divide "
                          f"{' and '.join(map(str, heads))} heads, got 'heads'")
-    if any(tensor.shape[1] != q1.shape[1] for tensor in tensors):
+    if any(tensor.shape[1] != tensors[0].shape[1] for tensor in tensors):
         raise ValueError("diffattn: expected as many rows of k and v as of q on each rank, got "
                          f"{[tensor.shape[1] for tensor in tensors]}")
     compute = _by_keys if method == "keys" or not divides else _by_heads
-    return compute(ranks, tensors, lam, causal=causal, window=window, key_starts=key_starts, key_lengths=key_lengths,
-                   scale=scale, scale2=scale2, norm_weight=norm_weight, norm_eps=norm_eps, out_scale=out_scale)
+    out = compute(ranks, tensors, lam, cu_seqlens_q, causal=causal, window=window, key_starts=key_starts,
+                  key_lengths=key_lengths, scale=scale, scale2=scale2, norm_weight=norm_weight, norm_eps=norm_eps,
+                  out_scale=out_scale)
+    return out[0] if packed else out

@@ -26,7 +26,6 @@ class OneProcess : public Collective {
   Started all_reduce(const Tensor&) override { return {}; }
   Started reduce_scatter(const Tensor& out, const Tensor& in) override { return copied(out, in); }
   Started all_gather(const Tensor& out, const Tensor& in) override { return copied(out, in); }
-  Started all_to_all(const Tensor& out, const Tensor& in) override { return copied(out, in); }
   Started exchange(const Tensor& out, const Tensor& in, std::vector<int64_t>,
                    std::vector<int64_t>) override {
     return copied(out, in);

@@ -69,14 +69,6 @@ class ProcessGroup : public Collective {
     });
   }
 
-  Started all_to_all(const Tensor& out, const Tensor& in) override {
-    return started("exchange", [&] {
-      Tensor to = out, from = in;
-      std::vector<int64_t> equal;
-      return group_->alltoall_base(to, from, equal, equal);
-    });
-  }
-
   Started exchange(const Tensor& out, const Tensor& in, std::vector<int64_t> out_counts,
                    std::vector<int64_t> in_counts) override {
     return started("exchange", [&] {

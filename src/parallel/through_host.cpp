@@ -36,11 +36,6 @@ class ThroughHost : public Collective {
       return inner_->all_gather(to, from);
     });
   }
-  Started all_to_all(const Tensor& out, const Tensor& in) override {
-    return staged(out, in, [&](const Tensor& to, const Tensor& from) {
-      return inner_->all_to_all(to, from);
-    });
-  }
   Started exchange(const Tensor& out, const Tensor& in, std::vector<int64_t> out_counts,
                    std::vector<int64_t> in_counts) override {
     return staged(out, in, [&](const Tensor& to, const Tensor& from) {

@@ -37,11 +37,6 @@ bool is_per_token(const nn::HeadTensors& h) { return h.lambda.dim() == h.q1.dim(
 ContextParallel::ContextParallel(std::shared_ptr<parallel::Collective> world, int64_t size,
                                  const torch::nn::Module& model)
     : world_(std::move(world)), size_(size) {
-  if (world_->size() % size != 0) {
-    throw ConfigError(
-        fmt::format("train.context_parallel: expected a divisor of the {} processes, got {}",
-                    world_->size(), size));
-  }
   for (const auto& module : model.modules()) {
     if (dynamic_cast<nn::AttentionLayer*>(module.get()) == nullptr) continue;
     const auto* layer = dynamic_cast<nn::MultiheadDiffAttentionImpl*>(module.get());

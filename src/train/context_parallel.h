@@ -20,9 +20,8 @@ namespace diffattn::train {
 /// own rows; it then has tokens from the beginning and from the end, so that all have as much work.
 class ContextParallel final : public nn::SharedRows {
  public:
-  /// `size` ranks of `world` share the tokens of a row. Throws ConfigError if `size` does not
-  /// divide the number of ranks, or if a layer of the model mixes tokens in another way than by
-  /// attention.
+  /// `size` ranks of `world`, a divisor of their number, share the tokens of a row. Throws
+  /// ConfigError if a layer of the model mixes tokens in another way than by attention.
   ContextParallel(std::shared_ptr<parallel::Collective> world, int64_t size,
                   const torch::nn::Module& model);
 

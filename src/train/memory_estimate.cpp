@@ -51,9 +51,48 @@ struct Layers {
   LayerBytes layer;
 };
 
+/// Returns the number of processes of the job.
+int64_t processes_of(const RunConfig& config) {
+  return config.job.processes * config.train.context_parallel;
+}
+
+bool is_sharded(const RunConfig& config) {
+  return processes_of(config) > 1 && config.train.shard != "none";
+}
+
 /// True if the matrices have bfloat16 copies, and the residual stream and gradients their type.
 bool has_working_copy(const RunConfig& config) {
-  return config.train.dtype == "bfloat16" && config.train.device != "cpu";
+  const RunConfig::Train& t = config.train;
+  return t.dtype == "bfloat16" && t.device != "cpu" && t.shard != "parameters";
+}
+
+/// Parameters whose weights, gradients and moments a process has at once.
+struct Held {
+  Bytes weights, gradients, moments;
+};
+
+/// Divides the parameters of `layers` layers among the processes, as DataParallel does.
+Held held_parameters(const RunConfig& config, Bytes parameters, Bytes layers) {
+  Held held{parameters, parameters, parameters};
+  if (!is_sharded(config)) return held;
+  const RunConfig::Model& m = config.model;
+  const Bytes part = parameters / Bytes(processes_of(config));
+  held.moments = part;
+  if (config.train.shard == "optimizer") return held;
+  if (config.train.shard == "gradients") {
+    // Sums of buckets are on their way while others fill. Micro-batches add up whole gradients.
+    const Bytes bucket = std::clamp<Bytes>(parameters / 32, 1 << 16, 4 << 20);
+    if (config.train.accumulate == 1) held.gradients = std::min(parameters, part + 4 * bucket);
+    return held;
+  }
+  // Embedding and head stay whole; so do two layers, and the gradients of four.
+  const Bytes outside =
+      Bytes(m.vocab_size) * Bytes(m.hidden_size) * (m.tie_word_embeddings ? 1 : 2);
+  const Bytes inside = std::max<Bytes>(0, parameters - outside);
+  held.weights = parameters - inside +
+                 std::min(inside, inside / Bytes(processes_of(config)) + 2 * inside / layers);
+  held.gradients = std::min(parameters, part + 4 * inside / layers);
+  return held;
 }
 
 LayerBytes layer_bytes(const RunConfig& config) {
@@ -80,12 +119,13 @@ LayerBytes layer_bytes(const RunConfig& config) {
   return {Bytes(attention + feed_forward), Bytes(gradients + workspace)};
 }
 
-/// Returns the layers of a model and the tokens of one micro-batch. Rows of texts may be shorter.
+/// Returns the layers of a model and a process's tokens of one micro-batch. Rows of texts may be
+/// shorter.
 std::vector<Layers> layers_of(const RunConfig& config) {
   const RunConfig::Model& m = config.model;
-  const auto rows = Bytes(config.train.batch_size);
-  const Layers first{Bytes(m.num_hidden_layers), rows * Bytes(config.train.seq_len),
-                     layer_bytes(config)};
+  const Bytes rows = Bytes(config.train.batch_size) / Bytes(config.job.processes);
+  const Bytes tokens = Bytes(config.train.seq_len) / Bytes(config.train.context_parallel);
+  const Layers first{Bytes(m.num_hidden_layers), rows * tokens, layer_bytes(config)};
   if (config.task != Task::kSummarize) return {first};
   // A layer of the decoder also looks at the source: q and the outputs of the maps for each of its
   // own tokens, k and v for each token of the source.
@@ -152,7 +192,7 @@ MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count)
   const auto kept = Bytes(kept_bytes(config));
   const std::vector<Layers> stacks = layers_of(config);
   // Sums over all layers, and the largest need of one layer at a time.
-  Bytes activations = 0, hidden_rows = 0, recomputed = 0, layer_working = 0;
+  Bytes activations = 0, hidden_rows = 0, recomputed = 0, layer_working = 0, all_layers = 0;
   for (const auto& [count, tokens, layer] : stacks) {
     const Bytes rows = tokens * Bytes(m.hidden_size) * wide;
     // On a GPU a layer's input is two terms of a sum. The layer that is recomputed reuses what it
@@ -164,14 +204,17 @@ MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count)
     recomputed = std::max(recomputed, tokens * (layer.saved - kept));
     layer_working = std::max(layer_working, tokens * layer.working);
     hidden_rows = std::max(hidden_rows, rows);
+    all_layers += count;
   }
   if (config.train.activation_checkpointing) activations += recomputed;
+  const Held held = held_parameters(config, parameters, all_layers);
   MemoryEstimate estimate;
-  estimate.parameters = whole_bytes(parameters * (mixed ? 6 : 4));
-  estimate.optimizer = whole_bytes(parameters * 8);
-  // Over micro-batches they add up in float32.
-  const Bytes gradient = !copies ? 4 : config.train.accumulate > 1 ? 6 : 2;
-  estimate.gradients = whole_bytes(parameters * gradient + layer_working);
+  estimate.parameters = whole_bytes(held.weights * (mixed ? 6 : 4));
+  estimate.optimizer = whole_bytes(held.moments * 8);
+  // Micro-batches add up in float32, and so do processes.
+  const bool several = processes_of(config) > 1;
+  const Bytes gradient = !copies ? 4 : config.train.accumulate > 1 ? 6 : several ? 4 : 2;
+  estimate.gradients = whole_bytes(held.gradients * gradient + layer_working);
   estimate.activations = whole_bytes(activations);
   const Bytes head = Bytes(m.vocab_size) * Bytes(m.hidden_size) * wide;
   const Bytes chunk = std::min(Bytes(nn::default_chunk_bytes(torch::Device(config.train.device))),
@@ -184,9 +227,10 @@ MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count)
   if (gpu) return estimate;
   const int64_t runtime = loaded_bytes + kTouchedBytes;
   estimate.runtime = runtime;
-  // With activation checkpointing the program returns large blocks to the system at once.
+  // With activation checkpointing or train.shard the program returns large blocks to the system at
+  // once.
   const auto needed = Bytes(estimate.total() - runtime);
-  if (!config.train.activation_checkpointing) {
+  if (!config.train.activation_checkpointing && !is_sharded(config)) {
     estimate.runtime += whole_bytes(needed * kHeapWastePercent / 100);
   }
   return estimate;

@@ -8,7 +8,7 @@
 
 namespace diffattn::train {
 
-/// Memory of a training step, in bytes.
+/// Memory of a training step in one process, in bytes.
 struct MemoryEstimate {
   int64_t parameters = 0;   // weights; in mixed precision with their bfloat16 copies
   int64_t optimizer = 0;    // both moments
@@ -23,8 +23,8 @@ struct MemoryEstimate {
   }
 };
 
-/// Estimates the memory of a run whose rows have train.seq_len tokens. Rows of texts may be
-/// shorter.
+/// Estimates the memory of each process of a run whose rows have train.seq_len tokens. Rows of
+/// texts may be shorter. config.job says how many processes divide the rows.
 MemoryEstimate estimate_memory(const RunConfig& config, int64_t parameter_count);
 
 }  // namespace diffattn::train

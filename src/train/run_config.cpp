@@ -184,6 +184,15 @@ void RunConfig::set_all(const std::vector<std::pair<std::string, std::string>>& 
   for (const auto& [key, value] : settings) set(key, value);
 }
 
+int64_t RunConfig::Train::groups_of(int64_t processes) const {
+  if (processes % context_parallel != 0) {
+    throw ConfigError(
+        fmt::format("train.context_parallel: expected a divisor of the {} processes, got {}",
+                    processes, context_parallel));
+  }
+  return processes / context_parallel;
+}
+
 void RunConfig::resolve() {
   Model& m = model;
   if (m.from.empty()) {

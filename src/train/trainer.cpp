@@ -61,7 +61,8 @@ std::unique_ptr<DataParallel> data_parallel(std::shared_ptr<parallel::Collective
 std::unique_ptr<ContextParallel> context_parallel(
     const std::shared_ptr<parallel::Collective>& world, const TaskModel& model,
     const RunConfig::Train& t) {
-  if (t.context_parallel == 1) return nullptr;
+  const bool alone = t.groups_of(world->size()) == world->size();
+  if (alone) return nullptr;
   // An exchange of tokens need not wait for sums of gradients.
   return std::make_unique<ContextParallel>(world->second(), t.context_parallel, *model.module());
 }
@@ -167,7 +168,7 @@ Evaluation Trainer::evaluate(const Batch& batch) {
 /// Reads this process's parts of the micro-batches of an update.
 std::vector<Trainer::Share> Trainer::next_shares(BatchSource& source, StepReport& report) {
   const int64_t count = config_.train.accumulate;
-  const int64_t processes = world_->size() / config_.train.context_parallel;  // with other rows
+  const int64_t processes = config_.train.groups_of(world_->size());  // with other rows
   std::vector<Share> shares;
   for (int64_t micro = 0; micro < count; ++micro) {
     const Batch& batch = shares.emplace_back(Share{source.next()}).batch;

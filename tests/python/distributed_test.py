@@ -139,6 +139,10 @@ class Distributed(Jobs):
         for mine, exact in zip(two["buckets"], one["buckets"]):
             self.assertEqual(mine["tokens"], exact["tokens"])
             self.assertAlmostEqual(mine["loss"], exact["loss"], delta=1e-9)
+        plan = ["train", "--config", str(self.file), "--set", "train.batch_size=4096", "--dry-run"]
+        alone, each = self.results(1, *plan), self.results(2, *plan)
+        self.assertEqual((alone["processes"], each["processes"]), (1, 2))
+        self.assertLess(each["memory_bytes"], alone["memory_bytes"], "a process has half of the rows")
         job = self.results(2, "info")["job"]
         self.assertEqual(job, {"processes": 2, "hosts": [socket.gethostname()] * 2})
         sizes = "--layers 2 --hidden 32 --heads 2 --vocab 64 --seq 16 --batch 4 --repeat 1 --attention diffllama"

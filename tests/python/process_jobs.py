@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts jobs of several processes for tests, and compares their run folders."""
+import ctypes
+import importlib
 import json
+import multiprocessing
 import os
 import pathlib
+import runpy
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import unittest
 
 import torch
@@ -41,6 +47,10 @@ checkpoint_every = 10
 PROGRAM = [sys.executable, "-m", "diffattn"]
 ENDED = "another process has ended"
 TRAIN = [*PROGRAM, "train"]
+from diffattn import _full  # noqa: E402
+
+torch.set_num_threads(1)  # a process with threads of OpenMP must not fork
+
 #: A busy machine may need minutes to start all processes of a job.
 PATIENCE = 600
 WAIT = 300
@@ -83,6 +93,67 @@ def weights_of(folder):
                                    dtype=torch.float32) for name, tensor in header.items()}
 
 
+class Forked:
+    """`python -m diffattn` with some words, forked from the test. It has what subprocess.Popen has.
+
+    A process that starts from nothing spends most of its time on loading torch and, when it first fills a tensor
+    without data, torch._dynamo.
+    """
+    def __init__(self, words, variables):
+        importlib.import_module("torch._dynamo")
+        _full.library()
+        self._texts = [tempfile.TemporaryFile() for _ in range(2)]
+        self._process = multiprocessing.get_context("fork").Process(target=self._run, args=(words, variables))
+        self._process.start()
+        self.pid = self._process.pid
+
+    def _run(self, words, variables):
+        for number, text in enumerate(self._texts, start=1):
+            os.dup2(text.fileno(), number)
+        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+        os.environ.clear()
+        os.environ.update(variables)
+        sys.argv = ["diffattn", *words]
+        code = 0
+        try:
+            runpy.run_module("diffattn", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            code = 1
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if "DIFFATTN_COVERAGE" in os.environ:
+            ctypes.CDLL(None).exit(code)  # so that libraries write their counts, which takes long
+        os._exit(code)
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def wait(self, timeout=None):
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("python -m diffattn", timeout)
+
+    def communicate(self, timeout=None):
+        self.wait(timeout)
+        for text in self._texts:
+            text.seek(0)
+        return tuple(text.read().decode() for text in self._texts)
+
+    def send_signal(self, number):
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def end(self):
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+        for text in self._texts:
+            text.close()
+
+
 class Jobs(unittest.TestCase):
     """A test with a folder, a run file in it, and processes that end with the test."""
 
@@ -98,6 +169,14 @@ class Jobs(unittest.TestCase):
         self.addCleanup(self.end, process)
         return process
 
+    def launch(self, command, variables):
+        """Starts a command. Forks it from this process if it is `python -m diffattn` without libraries to preload."""
+        if command[:len(PROGRAM)] != PROGRAM or "LD_PRELOAD" in variables:
+            return self.popen(command, env=variables)
+        process = Forked(command[len(PROGRAM):], variables)
+        self.addCleanup(process.end)
+        return process
+
     def end(self, process):
         process.kill()
         process.wait()
@@ -107,8 +186,8 @@ class Jobs(unittest.TestCase):
     def start(self, size, words_of, command=TRAIN, ranks=None, port=None, prefix_of=lambda rank: [], **variables):
         """Starts `size` processes, or only some `ranks`; words_of(rank) are the words behind the command."""
         port = port or free_port()
-        return [self.popen([*prefix_of(rank), *command, *words_of(rank)],
-                           env={**environment(rank, size, port), **variables})
+        return [self.launch([*prefix_of(rank), *command, *words_of(rank)],
+                            {**environment(rank, size, port), **variables})
                 for rank in ranks or range(size)]
 
     def finish(self, processes):
@@ -117,7 +196,7 @@ class Jobs(unittest.TestCase):
 
     def alone(self, *words):
         """Starts `train` as a single process."""
-        return self.popen([*TRAIN, *words], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return self.launch([*TRAIN, *words], {**os.environ, "OMP_NUM_THREADS": "1"})
 
     def train(self, name, size, *settings, resume=False):
         """Trains into folder `name` and returns it."""

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains on two hosts with two processes each, cuts one off, and continues. Network namespaces stand for the hosts.
 
+No step may be missing or twice, and all losses must be those of a run without the cut.
+
 It needs root, because it makes two namespaces with a cable between them. They and their addresses exist only during
 the test. `make test-long` runs it.
 """
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -65,6 +68,16 @@ class TwoHosts(unittest.TestCase):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
+    def finish(self, processes):
+        for process in processes:
+            error = process.communicate(timeout=300)[1]
+            self.assertEqual(process.returncode, 0, error)
+
+    def losses(self, out):
+        """Returns steps and losses in the order of metrics.jsonl."""
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
     def test_a_host_that_is_cut_off(self):
         folder = pathlib.Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
@@ -72,9 +85,9 @@ class TwoHosts(unittest.TestCase):
         out = folder / "out"
         settings = ["--set", "train.shard=gradients", "--set", "train.eval_every=0",
                     "--set", "train.checkpoint_every=5"]
+        begin = ["--config", str(folder / "run.toml"), *settings, "--out"]
         with two_hosts() as hosts:
-            running = self.start(hosts, ["--config", str(folder / "run.toml"), "--out", str(out), *settings, "--set",
-                                         "train.steps=1000000"])
+            running = self.start(hosts, [*begin, str(out), "--set", "train.steps=1000000"])
             deadline = time.monotonic() + 300
             while not (out / "checkpoints" / "latest").exists():
                 self.assertLess(time.monotonic(), deadline, "no checkpoint")
@@ -90,10 +103,12 @@ class TwoHosts(unittest.TestCase):
             ip("-n", hosts[1][0], "link", "set", hosts[1][1], "up")
             saved = int((out / "checkpoints" / "latest").read_text().removeprefix("step-"))
             last = saved + 5
-            for process in self.start(hosts, ["--resume", str(out), "--set", f"train.steps={last}"]):
-                error = process.communicate(timeout=300)[1]
-                self.assertEqual(process.returncode, 0, error)
+            self.finish(self.start(hosts, ["--resume", str(out), "--set", f"train.steps={last}"]))
             self.assertEqual((out / "checkpoints" / "latest").read_text().strip(), f"step-{last}")
+            undisturbed = folder / "undisturbed"
+            self.finish(self.start(hosts, [*begin, str(undisturbed), "--set", f"train.steps={last}"]))
+        self.assertEqual([step for step, _ in self.losses(out)], list(range(1, last + 1)))
+        self.assertEqual(self.losses(out), self.losses(undisturbed))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ class WithoutNccl : public Collective {
   Started all_reduce(const Tensor&) override { return {}; }
   Started reduce_scatter(const Tensor&, const Tensor&) override { return {}; }
   Started all_gather(const Tensor&, const Tensor&) override { return {}; }
-  Started all_to_all(const Tensor&, const Tensor&) override { return {}; }
   Started exchange(const Tensor&, const Tensor&, std::vector<int64_t>,
                    std::vector<int64_t>) override {
     return {};

@@ -84,6 +84,36 @@ TEST(MemoryEstimate, CountsAsKeptOnlyWhatAKernelReads) {
             activations("microsoft_v2", "128", "nothing"));
 }
 
+/// Four processes divide rows, or tokens, and what train.shard says.
+TEST(MemoryEstimate, IsThatOfOneProcessOfAJob) {
+  const int64_t parameters = 1 << 26;
+  const auto estimate = [&](int64_t processes, const char* together, const char* shard) {
+    RunConfig config = config_of({{"task", "needle"},
+                                  {"train.batch_size", "8"},
+                                  {"train.context_parallel", together},
+                                  {"train.shard", shard}});
+    config.job.processes = processes;
+    open_task_data(config);
+    return estimate_memory(config, parameters);
+  };
+  const MemoryEstimate one = estimate(1, "1", "none"), alone = estimate(1, "1", "parameters");
+  EXPECT_EQ(alone.total(), one.total()) << "one process has nothing to divide";
+  const MemoryEstimate none = estimate(4, "1", "none"), optimizer = estimate(4, "1", "optimizer");
+  const MemoryEstimate gradients = estimate(4, "1", "gradients");
+  const MemoryEstimate whole = estimate(4, "1", "parameters"), rows = estimate(2, "2", "none");
+  for (const MemoryEstimate& four : {none, optimizer, gradients, whole, rows}) {
+    EXPECT_NEAR(static_cast<double>(four.activations), static_cast<double>(one.activations) / 4, 8);
+  }
+  EXPECT_EQ(none.parameters, one.parameters);
+  EXPECT_EQ(none.optimizer, one.optimizer);
+  EXPECT_EQ(optimizer.optimizer, one.optimizer / 4);
+  EXPECT_EQ(optimizer.parameters, one.parameters);
+  EXPECT_LT(gradients.gradients, optimizer.gradients / 2);
+  EXPECT_EQ(gradients.parameters, one.parameters);
+  EXPECT_LT(whole.parameters, 2 * one.parameters / 3);
+  EXPECT_EQ(whole.optimizer, one.optimizer / 4);
+}
+
 /// The backward pass on a CPU reads o of heads with a norm, which a checkpoint keeps.
 TEST(MemoryEstimate, CountsTheOutputsOfNormedHeadsOnTheCpu) {
   const auto kept_per_width = [](const char* attention) {

@@ -77,39 +77,6 @@ TEST(Tasks, StoppedAndResumedRunsEndInTheSameBits) {
   }
 }
 
-TEST(Tasks, ShortHaystacksComeFirst) {
-  RunConfig config = tiny_task("needle");
-  config.set("needle.length", "40");
-  config.set("needle.questions", "1");
-  config.set("curriculum.steps", "2");
-  config.set("curriculum.length", "17");
-  const auto data = open_task_data(config);
-  const auto source = data->train_batches();
-  EXPECT_EQ(source->next().ids.sizes(), (std::vector<int64_t>{8, 20}));
-  const std::string here = source->position();
-  const Batch second = source->next();
-  EXPECT_EQ(second.ids.size(1), 20);
-  EXPECT_EQ(source->next().ids.sizes(), (std::vector<int64_t>{4, 43}));
-  source->seek(here);
-  EXPECT_TRUE(torch::equal(source->next().ids, second.ids));
-  EXPECT_EQ(data->valid_batches()->next().ids.size(1), 43);
-}
-
-TEST(Tasks, HaystacksGrowUntilTheyAreWhole) {
-  RunConfig config = tiny_task("needle");
-  config.set("needle.length", "100");
-  config.set("needle.questions", "2");
-  config.set("curriculum.steps", "1");
-  config.set("curriculum.length", "20");
-  config.set("curriculum.growth_steps", "4");
-  const auto source = open_task_data(config)->train_batches();
-  std::vector<int64_t> lengths;
-  for (int i = 0; i < 6; ++i) lengths.push_back(source->next().ids.size(1) - 6);
-  EXPECT_EQ(lengths, (std::vector<int64_t>{20, 40, 40, 80, 80, 100}));
-  source->seek(open_task_data(config)->train_batches()->position());
-  EXPECT_EQ(source->next().ids.size(1), 26);
-}
-
 TEST(Tasks, OnlyAnswersPassThroughTheHead) {
   RunConfig config = tiny_task("needle");
   const auto data = open_task_data(config);

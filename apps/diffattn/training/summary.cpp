@@ -25,10 +25,12 @@ RunSummary summarize_run(const train::RunConfig& config, int64_t parameters) {
   summary.parameters = parameters;
   summary.tokens_per_step = t.batch_size * t.accumulate * t.seq_len;
   summary.threads = at::get_num_threads();
+  summary.processes = config.job.processes * t.context_parallel;
   summary.memory = train::estimate_memory(config, parameters);
   summary.step_flops = train::estimate_update_flops(config, parameters);
   summary.speed = t.peak_tflops > 0.0 ? t.peak_tflops * 1e12
                                       : train::product_speed(torch::Device(t.device), t.dtype);
+  summary.speed *= static_cast<double>(summary.processes);
   summary.seconds =
       static_cast<double>(t.steps) * summary.step_flops / (kTypicalShare * summary.speed);
   return summary;
@@ -48,8 +50,10 @@ void print_summary(const train::RunConfig& config, const train::TaskData& data,
   } else {
     print_note("data    generated, {} steps of {} tokens\n", t.steps, summary.tokens_per_step);
   }
-  print_note("device  {}, {}, {}\n", t.device, thread_text(summary.threads), t.dtype);
-  print_note("memory  about {}\n", memory_text(summary.memory.total()));
+  const std::string each =
+      summary.processes == 1 ? "" : fmt::format(" in each of {} processes", summary.processes);
+  print_note("device  {}, {}, {}{}\n", t.device, thread_text(summary.threads), t.dtype, each);
+  print_note("memory  about {}{}\n", memory_text(summary.memory.total()), each);
   const double left = static_cast<double>(t.steps - std::min(done, t.steps)) /
                       static_cast<double>(std::max<int64_t>(1, t.steps));
   print_note("time    about {} at {:.0f} % of {:.0f} GFLOP/s\n",

@@ -14,11 +14,12 @@ namespace diffattn::app {
 struct RunSummary {
   int64_t parameters = 0;
   int64_t tokens_per_step = 0;
-  int threads = 0;
-  train::MemoryEstimate memory;
-  double step_flops = 0;  // floating-point operations of one update
-  double speed = 0;       // FLOP/s of matrix products, or train.peak_tflops
-  double seconds = 0;     // expected time for all steps
+  int threads = 0;  // of each process
+  int64_t processes = 1;
+  train::MemoryEstimate memory;  // of each process
+  double step_flops = 0;         // floating-point operations of one update
+  double speed = 0;              // FLOP/s of all processes: matrix products, or train.peak_tflops
+  double seconds = 0;            // expected time for all steps
 };
 
 RunSummary summarize_run(const train::RunConfig& config, int64_t parameters);

@@ -80,11 +80,15 @@ struct RecallOptions {
 };
 std::unique_ptr<SequenceTask> recall_task(const RecallOptions& options);
 
-/// Batches of a SequenceTask, with one sequence per row. The position is the number of sequences.
+/// Batches of a SequenceTask, with one sequence per row. The position is the number of sequences
+/// that all ranks have taken.
 class TaskRows {
  public:
-  /// Uses batch_size, seed, rank and world_size of `options`.
-  TaskRows(std::shared_ptr<const SequenceTask> task, Split split, const RowOptions& options);
+  /// Uses batch_size, seed, rank and world_size of `options`. `all_rows`, which replaces batch_size
+  /// unless it is 0, are the rows of one batch on all ranks together. If world_size does not divide
+  /// them, some ranks have one row more than others.
+  TaskRows(std::shared_ptr<const SequenceTask> task, Split split, const RowOptions& options,
+           int64_t all_rows = 0);
   RowBatch next();
   std::string position() const;
   void seek(const std::string& position);
@@ -93,6 +97,7 @@ class TaskRows {
   std::shared_ptr<const SequenceTask> task_;
   Split split_;
   RowOptions options_;
+  int64_t all_rows_;
   uint64_t taken_ = 0;
 };
 

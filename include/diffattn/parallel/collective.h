@@ -52,11 +52,8 @@ class Collective {
   virtual Started reduce_scatter(const torch::Tensor& out, const torch::Tensor& in) = 0;
   /// Stores `in` [n] of all ranks, in their order, to `out` [size n].
   virtual Started all_gather(const torch::Tensor& out, const torch::Tensor& in) = 0;
-  /// Sends part i of `in` [size n] to rank i, and stores what comes from rank i as part i of `out`.
-  virtual Started all_to_all(const torch::Tensor& out, const torch::Tensor& in) = 0;
-  /// Like all_to_all, with parts of different sizes: sends in_counts[i] elements of the flat `in`
-  /// to rank i and receives out_counts[i] elements from it into the flat `out`. Parts are in the
-  /// order of the ranks. Counts may be 0.
+  /// Sends in_counts[i] elements of the flat `in` to rank i and receives out_counts[i] elements
+  /// from it into the flat `out`. Parts are in the order of the ranks. Counts may be 0.
   virtual Started exchange(const torch::Tensor& out, const torch::Tensor& in,
                            std::vector<int64_t> out_counts, std::vector<int64_t> in_counts) = 0;
 };

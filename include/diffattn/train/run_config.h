@@ -38,8 +38,9 @@ struct RunConfig {
   Task task = Task::kLanguageModel;
   int64_t seed = 11;
 
-  /// This process among those of a job, which share the rows of every batch. It is no key: a run
-  /// file says nothing about processes.
+  /// This process among those of a job that compute different rows of every batch. With
+  /// train.context_parallel they are groups of processes. It is no key: a run file says nothing
+  /// about processes.
   struct Job {
     int64_t rank = 0, processes = 1;
   } job;
@@ -133,6 +134,10 @@ struct RunConfig {
     int64_t checkpoint_every = 200, keep_checkpoints = 3;
     double peak_tflops = 0.0;       // peak rate for the utilisation; 0: measured
     int64_t max_skipped_steps = 8;  // non-finite updates in a row before the run stops
+
+    /// Returns the number of groups of context_parallel processes. The groups compute different
+    /// rows. Throws ConfigError if context_parallel does not divide `processes`.
+    int64_t groups_of(int64_t processes) const;
   } train;
 
   /// Sets one key from text. Throws ConfigError for an unknown key (naming the nearest known one),

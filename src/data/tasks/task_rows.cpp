@@ -33,28 +33,33 @@ void expect_ranks(const RowOptions& options) {
 
 }  // namespace
 
-TaskRows::TaskRows(std::shared_ptr<const SequenceTask> task, Split split, const RowOptions& options)
-    : task_(std::move(task)), split_(split), options_(options) {
+TaskRows::TaskRows(std::shared_ptr<const SequenceTask> task, Split split, const RowOptions& options,
+                   int64_t all_rows)
+    : task_(std::move(task)), split_(split), options_(options), all_rows_(all_rows) {
   expect_ranks(options);
-  expect_option("batch_size times length", options.batch_size * task_->length(), 1, 0x7fffffff);
+  if (all_rows_ == 0) all_rows_ = options.batch_size * options.world_size;
+  expect_option("all_rows", all_rows_, options.world_size, kMostOfATask * options.world_size);
+  const int64_t most = (all_rows_ + options.world_size - 1) / options.world_size;  // on a rank
+  expect_option("batch_size times length", most * task_->length(), 1, 0x7fffffff);
 }
 
 RowBatch TaskRows::next() {
+  const int64_t ranks = options_.world_size;
   RowBatch batch;
-  batch.rows = options_.batch_size;
+  batch.rows = (all_rows_ - options_.rank + ranks - 1) / ranks;
   batch.seq_len = batch.max_segment = task_->length();
   batch.cu_seqlens.push_back(0);
   const auto tokens = static_cast<size_t>(batch.rows * batch.seq_len);
   for (auto* values : {&batch.ids, &batch.labels, &batch.positions}) values->reserve(tokens);
-  const auto ranks = static_cast<uint64_t>(options_.world_size);
-  for (int64_t row = 0; row < batch.rows; ++row, taken_ += ranks) {
+  for (int64_t row = options_.rank; row < all_rows_; row += ranks) {
     const TaskSequence sequence =
-        task_->example(options_.seed, split_, taken_ + static_cast<uint64_t>(options_.rank));
+        task_->example(options_.seed, split_, taken_ + static_cast<uint64_t>(row));
     batch.ids.insert(batch.ids.end(), sequence.ids.begin(), sequence.ids.end());
     batch.labels.insert(batch.labels.end(), sequence.labels.begin(), sequence.labels.end());
     for (int64_t i = 0; i < batch.seq_len; ++i) batch.positions.push_back(i);
     batch.cu_seqlens.push_back(static_cast<int32_t>(batch.ids.size()));
   }
+  taken_ += static_cast<uint64_t>(all_rows_);
   return batch;
 }
 

@@ -21,16 +21,24 @@ class SequenceBatches final : public BatchSource {
   data::TaskRows rows_;
 };
 
-/// Takes `count` batches from `first`, then all others from `second`.
+/// Takes the batches of `updates` updates from `first`, then all others from `second`. An update
+/// has `accumulate` batches.
 class StagedBatches final : public BatchSource {
  public:
-  StagedBatches(std::unique_ptr<BatchSource> first, int64_t count,
+  StagedBatches(std::unique_ptr<BatchSource> first, int64_t updates, int64_t accumulate,
                 std::unique_ptr<BatchSource> second)
-      : first_(std::move(first)), second_(std::move(second)), count_(count) {}
-  Batch next() override { return done_++ < count_ ? first_->next() : second_->next(); }
+      : first_(std::move(first)),
+        second_(std::move(second)),
+        updates_(updates),
+        accumulate_(accumulate) {}
+  Batch next() override {
+    return done_++ < updates_ * accumulate_ ? first_->next() : second_->next();
+  }
   std::string position() const override {
-    const nlohmann::json place{
-        {"done", done_}, {"first", first_->position()}, {"second", second_->position()}};
+    const nlohmann::json place{{"done", done_},
+                               {"accumulate", accumulate_},
+                               {"first", first_->position()},
+                               {"second", second_->position()}};
     return place.dump();
   }
   void seek(const std::string& position) override {
@@ -38,18 +46,24 @@ class StagedBatches final : public BatchSource {
     const io::JsonValue place(json, "position");
     first_->seek(place.at("first").to_string());
     second_->seek(place.at("second").to_string());
-    done_ = place.at("done").to_int(0);
+    // The run may have had other micro-batches. Earlier versions did not write their number.
+    const auto accumulate = place.find("accumulate");
+    done_ = place.at("done").to_int(0) * accumulate_ /
+            (accumulate ? accumulate->to_int(1) : accumulate_);
   }
 
  private:
   std::unique_ptr<BatchSource> first_, second_;
-  int64_t count_, done_ = 0;
+  int64_t updates_, accumulate_, done_ = 0;  // done_ counts batches
 };
 
 class SequenceData final : public TaskData {
  public:
   explicit SequenceData(const RunConfig& config)
-      : generator_(sequence_task(config)), options_(row_options(config)) {
+      : generator_(sequence_task(config)),
+        options_(row_options(config)),
+        batch_size_(config.train.batch_size),
+        accumulate_(config.train.accumulate) {
     const RunConfig::Curriculum& c = config.curriculum;
     if (config.task != Task::kNeedle || c.steps == 0) return;
     add_stage(config, c.length, c.steps);
@@ -64,11 +78,12 @@ class SequenceData final : public TaskData {
   std::unique_ptr<BatchSource> train_batches() const override {
     auto rest = batches(data::Split::kTrain);
     for (auto stage = stages_.rbegin(); stage != stages_.rend(); ++stage) {
-      data::RowOptions options = options_;  // shorter rows, about as many tokens
-      options.batch_size = options.batch_size * generator_->length() / stage->generator->length();
-      rest = std::make_unique<StagedBatches>(std::make_unique<SequenceBatches>(data::TaskRows(
-                                                 stage->generator, data::Split::kTrain, options)),
-                                             stage->batches, std::move(rest));
+      // Shorter rows, about as many tokens. The number of rows does not depend on the processes.
+      const int64_t rows = batch_size_ * generator_->length() / stage->generator->length();
+      auto batches = std::make_unique<SequenceBatches>(
+          data::TaskRows(stage->generator, data::Split::kTrain, options_, rows));
+      rest = std::make_unique<StagedBatches>(std::move(batches), stage->updates, accumulate_,
+                                             std::move(rest));
     }
     return rest;
   }
@@ -79,13 +94,13 @@ class SequenceData final : public TaskData {
  private:
   struct Stage {
     std::shared_ptr<const data::SequenceTask> generator;
-    int64_t batches;
+    int64_t updates;
   };
 
   void add_stage(const RunConfig& config, int64_t length, int64_t steps) {
     data::NeedleOptions shorter = config.needle;
     shorter.length = length;
-    stages_.push_back({data::needle_task(shorter), steps * config.train.accumulate});
+    stages_.push_back({data::needle_task(shorter), steps});
   }
 
   std::unique_ptr<BatchSource> batches(data::Split split) const {
@@ -95,6 +110,7 @@ class SequenceData final : public TaskData {
   std::shared_ptr<const data::SequenceTask> generator_;
   std::vector<Stage> stages_;  // of the curriculum, before the full length
   data::RowOptions options_;
+  int64_t batch_size_, accumulate_;
 };
 
 }  // namespace
