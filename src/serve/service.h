@@ -60,6 +60,8 @@ class Service {
   void authorize(const HttpRequest& request) const;
   void check_origin(const HttpRequest& request) const;
   Reply::Headers headers() const;
+  void answer_errors(const HttpRequest& request, const std::shared_ptr<Reply>& reply,
+                     const std::function<void()>& work);
   void complete(const HttpRequest& request, const std::shared_ptr<Reply>& reply);
   void chat(const HttpRequest& request, const std::shared_ptr<Reply>& reply);
   void answer(AnswerPlan plan, int64_t default_max_tokens, Ids extra_stops,

@@ -16,9 +16,10 @@ using Json = nlohmann::json;
 struct RecordedBackend : Backend {
   std::vector<Job> jobs;
   std::vector<uint64_t> cancelled;
-  bool full = false;
+  bool full = false, has_memory = true;
 
   bool submit(Job job) override {
+    if (!has_memory) throw std::bad_alloc();
     if (!full) jobs.push_back(std::move(job));
     return !full;
   }
@@ -50,17 +51,24 @@ struct ServiceTest : testing::Test {
   RecordedBackend backend;
   std::shared_ptr<RecordedReply> reply;
 
-  int ask(Service& service, HttpRequest request) {
+  int ask(Service& service, HttpRequest request, int failures = 0) {
     service.use(backend);
-    reply = std::make_shared<RecordedReply>();
+    auto made = std::make_shared<FailingReply>();
+    made->failures = failures;
+    reply = made;
     service.handle(std::move(request), reply);
     return reply->status;
   }
-  int post(Service& service, const std::string& path, const std::string& body) {
-    return ask(service, {.method = "POST", .path = path, .body = body});
+  int post(Service& service, const std::string& path, const std::string& body, int failures = 0) {
+    return ask(service, {.method = "POST", .path = path, .body = body}, failures);
   }
   int get(Service& service, const std::string& path) {
     return ask(service, {.method = "GET", .path = path, .body = ""});
+  }
+  void wait_for_the_end() const {
+    for (int i = 0; i < 12000 && !reply->ended && !reply->abandoned; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
   }
   std::string message() const { return reply->json()["error"]["message"]; }
 };
@@ -137,10 +145,15 @@ TEST_F(ServiceTest, HasAQueueThatCanBeFullAndAnEnd) {
   EXPECT_EQ(post(service, "/v1/completions", R"({"prompt": "a"})"), 429);
   EXPECT_EQ(reply->headers, (Reply::Headers{{"Retry-After", "1"}}));
   EXPECT_EQ(service.open_jobs(), 0u);
-  backend.full = false;
+  backend.full = false, backend.has_memory = false;
+  EXPECT_EQ(post(service, "/v1/completions", R"({"prompt": "a"})"), 503);
+  EXPECT_EQ(service.open_jobs(), 0u);
+  backend.has_memory = true;
   EXPECT_EQ(get(service, "/health"), 200);
   service.drain();
   EXPECT_EQ(post(service, "/v1/completions", R"({"prompt": "a"})"), 503);
+  EXPECT_EQ(service.open_jobs(), 0u) << "a server that stops waits for no job that it refuses";
+  EXPECT_TRUE(backend.jobs.empty());
   EXPECT_EQ(post(service, "/attention", R"({"tokens": [104]})"), 503);
   EXPECT_EQ(get(service, "/health"), 503);
   EXPECT_EQ(get(service, "/metrics"), 200);
@@ -223,9 +236,7 @@ TEST_F(ServiceTest, ShowsWhereATokenLooks) {
   for (int i = 0; i < 32; ++i) many += ", 1";
   EXPECT_EQ(post(service, "/attention", many + "]}"), 400) << "longer than the context";
   post(service, "/attention", R"({"tokens": [104, 105]})");
-  for (int i = 0; i < 12000 && !reply->ended; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  wait_for_the_end();
   EXPECT_EQ(reply->json()["tokens"], (Json{"h", "i"}));
   EXPECT_EQ(reply->json()["heads"][0]["difference"], (Json{0.75, 0.75}));
   EXPECT_EQ(reply->json()["heads"][0]["lambda"], 0.5);
@@ -240,6 +251,12 @@ TEST_F(ServiceTest, HasTheSmallEndpoints) {
   EXPECT_EQ(reply->json()["data"][0]["max_model_len"], 32);
   EXPECT_EQ(post(service, "/tokenize", R"({"prompt": "ab"})"), 200);
   EXPECT_EQ(reply->json()["tokens"], (Json{97, 98}));
+  for (const int failures : {1, 2}) {  // no memory for the answer, nor for the error
+    post(service, "/attention", R"({"tokens": [104]})", failures);
+    wait_for_the_end();
+    EXPECT_EQ(reply->abandoned, failures == 2);
+    EXPECT_EQ(reply->status, failures == 1 ? 503 : 0);
+  }
   EXPECT_EQ(post(service, "/detokenize", R"({"tokens": [97, 256]})"), 200);
   EXPECT_EQ(reply->json()["prompt"], "a<|endoftext|>");
   std::string many = "{\"tokens\": [1";

@@ -36,6 +36,9 @@ class Reply {
   virtual void write(std::string_view text) = 0;
   virtual void end() = 0;
 
+  /// Closes the connection without an answer, or in the middle of one. Needs no memory.
+  virtual void abandon() noexcept = 0;
+
   /// Calls `gone` when the client goes away before the answer is complete; at once if it has.
   virtual void on_gone(std::function<void()> gone) = 0;
 };

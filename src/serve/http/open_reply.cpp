@@ -23,9 +23,9 @@ void free_reply(void* reply) { delete static_cast<std::shared_ptr<OpenReply>*>(r
 void OpenReply::send(int status, std::string body, std::string_view content_type, Headers headers) {
   const std::lock_guard lock(mutex_);
   if (state_ != State::kWaiting) return;
+  content_type_ = content_type;  // first: it may find no memory
   state_ = State::kWhole;
   status_ = status;
-  content_type_ = content_type;
   headers_ = std::move(headers);
   text_ = std::move(body);
   resume_locked();
@@ -34,8 +34,8 @@ void OpenReply::send(int status, std::string body, std::string_view content_type
 void OpenReply::begin(std::string_view content_type, Headers headers) {
   const std::lock_guard lock(mutex_);
   if (state_ != State::kWaiting) return;
+  content_type_ = content_type;  // first: it may find no memory
   state_ = State::kGrowing;
-  content_type_ = content_type;
   headers_ = std::move(headers);
   resume_locked();
 }
@@ -80,9 +80,10 @@ MHD_Result OpenReply::queue_locked() {
   if (state_ == State::kWhole) {
     response = api.create_response_from_buffer(text_.size(), text_.data(), MHD_RESPMEM_MUST_COPY);
   } else {
+    auto self = std::make_unique<std::shared_ptr<OpenReply>>(shared_from_this());
     response = api.create_response_from_callback(MHD_SIZE_UNKNOWN, kBlockBytes, read_text,
-                                                 new std::shared_ptr<OpenReply>(shared_from_this()),
-                                                 free_reply);
+                                                 self.get(), free_reply);
+    if (response != nullptr) self.release();
   }
   if (response == nullptr) return MHD_NO;
   api.add_response_header(response, "Content-Type", content_type_.c_str());
@@ -125,7 +126,7 @@ void OpenReply::detach() {
   if (gone) gone();
 }
 
-void OpenReply::drop() {
+void OpenReply::drop() noexcept {
   const std::lock_guard lock(mutex_);
   dropped_ = true;
   resume_locked();

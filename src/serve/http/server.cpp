@@ -120,8 +120,11 @@ struct HttpServer::Parts {
                            MHD_RequestTerminationCode) {
     const std::unique_ptr<Exchange> exchange(static_cast<Exchange*>(*context));
     *context = nullptr;
-    static_cast<Parts*>(self)->connections.finish(connection);
-    if (exchange && exchange->reply) exchange->reply->detach();
+    try {
+      static_cast<Parts*>(self)->connections.finish(connection);
+      if (exchange && exchange->reply) exchange->reply->detach();
+    } catch (...) {  // no memory to cancel the request: it ends by itself
+    }
   }
 
   static void on_connection(void* self, MHD_Connection* connection, void**,
@@ -130,7 +133,10 @@ struct HttpServer::Parts {
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) return connections.closed(connection);
     const auto* const info =
         microhttpd().get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    connections.opened(connection, info->connect_fd);
+    try {
+      connections.opened(connection, info->connect_fd);
+    } catch (...) {  // no memory: its first request will close the connection
+    }
   }
 
   void start() {
