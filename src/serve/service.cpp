@@ -125,6 +125,16 @@ void Service::answer_errors(const HttpRequest& request, const std::shared_ptr<Re
   }
 }
 
+bool Service::needs_body(const HttpRequest& head) const {
+  try {
+    check_origin(head);
+    authorize(head);
+  } catch (const ApiError&) {
+    return false;
+  }
+  return head.method == "POST";
+}
+
 void Service::authorize(const HttpRequest& request) const {
   if (options_.api_key.empty()) return;
   static constexpr std::string_view kScheme = "Bearer ";

@@ -48,6 +48,9 @@ class Service {
 
   void handle(HttpRequest&& request, const std::shared_ptr<Reply>& reply);
 
+  /// Returns false if handle() answers a request with this head without a look at its body, for
+  /// example since the key is wrong.
+  bool needs_body(const HttpRequest& head) const;
   /// Refuses new jobs with status 503 from now on.
   void drain() { draining_ = true; }
   /// Number of jobs that are not complete.

@@ -261,6 +261,29 @@ TEST_F(ServiceTest, HasTheSmallEndpoints) {
   EXPECT_EQ(reply->json()["prompt"], "a<|endoftext|>");
   std::string many = "{\"tokens\": [1";
   for (int i = 0; i < 32; ++i) many += ", 1";
+TEST_F(ServiceTest, NeedsNoBodyOfRequestsThatItRefusesByTheirHead) {
+  ServiceOptions options;
+  options.api_key = "secret";
+  const Service service(card(), options);
+  const HttpRequest good{.method = "POST",
+                         .path = "/v1/completions",
+                         .authorization = "Bearer secret",
+                         .origin = "",
+                         .host = "localhost:8000"};
+  EXPECT_TRUE(service.needs_body(good));
+  HttpRequest bad = good;
+  bad.authorization = "Bearer other";
+  EXPECT_FALSE(service.needs_body(bad));
+  bad = good, bad.authorization = "";
+  EXPECT_FALSE(service.needs_body(bad));
+  bad = good, bad.origin = "https://evil.example";
+  EXPECT_FALSE(service.needs_body(bad));
+  bad = good, bad.host = "evil.example";
+  EXPECT_FALSE(service.needs_body(bad));
+  bad = good, bad.method = "GET";
+  EXPECT_FALSE(service.needs_body(bad));
+}
+
   EXPECT_EQ(post(service, "/detokenize", many + "]}"), 400) << "longer than the context";
   EXPECT_EQ(get(service, "/nowhere"), 404);
   EXPECT_EQ(get(service, "/v1/completions"), 405);

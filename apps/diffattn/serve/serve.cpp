@@ -109,9 +109,12 @@ int run_serve(ServeOptions options) {
   scheduler.start(
       [&](std::vector<serve::Event>&& events) { service.responder().push(std::move(events)); });
   const StopScheduler stop{scheduler};  // after connections and before the service end
-  serve::HttpServer http(options.http, [&](serve::HttpRequest&& request, const auto& reply) {
-    service.handle(std::move(request), reply);
-  });
+  serve::HttpServer http(
+      options.http,
+      [&](serve::HttpRequest&& request, const auto& reply) {
+        service.handle(std::move(request), reply);
+      },
+      [&](const serve::HttpRequest& head) { return service.needs_body(head); });
   service.count_connections([&] { return http.connections(); });
   http.listen();
   print_note("diffattn: {} parameters in {}, {}; KV cache for {} tokens\n", facts.parameters,

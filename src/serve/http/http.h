@@ -45,6 +45,10 @@ class Reply {
 
 using Handler = std::function<void(HttpRequest&& request, const std::shared_ptr<Reply>& reply)>;
 
+/// Returns false if the answer to a request with this head does not depend on its body. The server
+/// then drops the body as it arrives, and the handler gets the request without it.
+using NeedsBody = std::function<bool(const HttpRequest& head)>;
+
 struct HttpOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;  // 0: any free one
@@ -60,7 +64,9 @@ struct HttpOptions {
 /// their connections.
 class HttpServer {
  public:
-  HttpServer(const HttpOptions& options, Handler handler);
+  HttpServer(
+      const HttpOptions& options, Handler handler,
+      NeedsBody needs_body = [](const HttpRequest&) { return true; });
   ~HttpServer();
 
   /// Calls the handler from now on, from threads of its own. Call it once. Throws diffattn::Error
