@@ -159,8 +159,11 @@ void Service::check_origin(const HttpRequest& request) const {
     throw ApiError(403, "this server answers no pages of other sites; see --cors-origin");
   }
   const std::string name = host_name(request.host);
-  if (options_.local_only && !name.empty() && !is_this_machine(name)) {
-    throw ApiError(403, "this server answers under names of this machine only; see --host");
+  if (options_.local_only && !name.empty() && !is_this_machine(name) &&
+      name != options_.public_host) {
+    throw ApiError(403,
+                   "this server answers under names of this machine only; see --host and "
+                   "--public-host");
   }
 }
 
@@ -404,9 +407,9 @@ void Service::answer(AnswerPlan plan, int64_t default_max_tokens, Ids extra_stop
   }
   metrics_.count_prompt_tokens(prompt_tokens);
   reply->on_gone([this, number] {
+    responder_.forget(number);  // first: without memory nothing is cancelled
     backend_->cancel(number);
   });
 }
 
 }  // namespace diffattn::serve
-    responder_.forget(number);  // first: without memory nothing is cancelled

@@ -198,6 +198,17 @@ TEST_F(ServiceTest, AnswersNoPagesOfOtherSites) {
                            "128.0.0.1", "[::2]", "[", "::", "127"}) {
     EXPECT_EQ(ask(closed, {.method = "GET", .path = "/v1/models", .body = "", .host = host}), 403);
   }
+  ServiceOptions behind_a_proxy;
+  behind_a_proxy.public_host = "ai.example";
+  Service proxied(card(), behind_a_proxy);
+  HttpRequest passed_on = foreign;
+  passed_on.origin = "https://ai.example", passed_on.host = "ai.example";
+  EXPECT_EQ(ask(proxied, passed_on), 200) << "the server's own page";
+  passed_on.host = "ai.example:8443", passed_on.origin = "";
+  EXPECT_EQ(ask(proxied, passed_on), 200);
+  passed_on.origin = "https://evil.example";
+  EXPECT_EQ(ask(proxied, passed_on), 403);
+  EXPECT_EQ(ask(proxied, rebound), 403);
   Service open(card(), {.limits = {}, .api_key = "", .cors_origin = "*", .page = ""});
   EXPECT_EQ(ask(open, foreign), 200);
   EXPECT_EQ(reply->headers, (Reply::Headers{{"Access-Control-Allow-Origin", "*"}}));
@@ -240,27 +251,16 @@ TEST_F(ServiceTest, ShowsWhereATokenLooks) {
   EXPECT_EQ(reply->json()["tokens"], (Json{"h", "i"}));
   EXPECT_EQ(reply->json()["heads"][0]["difference"], (Json{0.75, 0.75}));
   EXPECT_EQ(reply->json()["heads"][0]["lambda"], 0.5);
-  backend.full = true;
-  EXPECT_EQ(post(service, "/attention", R"({"tokens": [104]})"), 429);
-}
-
-TEST_F(ServiceTest, HasTheSmallEndpoints) {
-  Service service(card(), {});
-  EXPECT_EQ(get(service, "/v1/models"), 200);
-  EXPECT_EQ(reply->json()["data"][0]["id"], "small");
-  EXPECT_EQ(reply->json()["data"][0]["max_model_len"], 32);
-  EXPECT_EQ(post(service, "/tokenize", R"({"prompt": "ab"})"), 200);
-  EXPECT_EQ(reply->json()["tokens"], (Json{97, 98}));
   for (const int failures : {1, 2}) {  // no memory for the answer, nor for the error
     post(service, "/attention", R"({"tokens": [104]})", failures);
     wait_for_the_end();
     EXPECT_EQ(reply->abandoned, failures == 2);
     EXPECT_EQ(reply->status, failures == 1 ? 503 : 0);
   }
-  EXPECT_EQ(post(service, "/detokenize", R"({"tokens": [97, 256]})"), 200);
-  EXPECT_EQ(reply->json()["prompt"], "a<|endoftext|>");
-  std::string many = "{\"tokens\": [1";
-  for (int i = 0; i < 32; ++i) many += ", 1";
+  backend.full = true;
+  EXPECT_EQ(post(service, "/attention", R"({"tokens": [104]})"), 429);
+}
+
 TEST_F(ServiceTest, NeedsNoBodyOfRequestsThatItRefusesByTheirHead) {
   ServiceOptions options;
   options.api_key = "secret";
@@ -284,6 +284,17 @@ TEST_F(ServiceTest, NeedsNoBodyOfRequestsThatItRefusesByTheirHead) {
   EXPECT_FALSE(service.needs_body(bad));
 }
 
+TEST_F(ServiceTest, HasTheSmallEndpoints) {
+  Service service(card(), {});
+  EXPECT_EQ(get(service, "/v1/models"), 200);
+  EXPECT_EQ(reply->json()["data"][0]["id"], "small");
+  EXPECT_EQ(reply->json()["data"][0]["max_model_len"], 32);
+  EXPECT_EQ(post(service, "/tokenize", R"({"prompt": "ab"})"), 200);
+  EXPECT_EQ(reply->json()["tokens"], (Json{97, 98}));
+  EXPECT_EQ(post(service, "/detokenize", R"({"tokens": [97, 256]})"), 200);
+  EXPECT_EQ(reply->json()["prompt"], "a<|endoftext|>");
+  std::string many = "{\"tokens\": [1";
+  for (int i = 0; i < 32; ++i) many += ", 1";
   EXPECT_EQ(post(service, "/detokenize", many + "]}"), 400) << "longer than the context";
   EXPECT_EQ(get(service, "/nowhere"), 404);
   EXPECT_EQ(get(service, "/v1/completions"), 405);

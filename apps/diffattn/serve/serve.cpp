@@ -183,6 +183,8 @@ VerbAction add_serve(CLI::App& app) {
   verb->add_option("--api-key-file", o->api_key_file, "file with that key")->excludes(key);
   verb->add_option("--cors-origin", o->service.cors_origin,
                    "site whose pages may call, or * for all (default: none)");
+  verb->add_option("--public-host", o->service.public_host,
+                   "name under which a proxy on this machine passes requests on (default: none)");
   verb->add_option("--dtype", o->dtype, "type of the weights (default float32, on a GPU bfloat16)")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
   add_device_option(*verb, o->scheduler.device);
