@@ -171,8 +171,7 @@ TEST_F(HttpTest, RefusesLargeRequests) {
   body.send(request("/echo", std::string(1001, 'x')));
   EXPECT_TRUE(body.read_until("}}").starts_with("HTTP/1.1 413"));
   const Client head(server->port());
-  // No more than the server reads: it then closes a connection without unread bytes, and the answer
-  // arrives for certain.
+  // Hardly more than the server reads, so that all is sent when the answer comes.
   const std::string begin = "GET /echo HTTP/1.1\r\nHost: a\r\nX: ";
   head.send(begin + std::string(options.max_header_bytes - begin.size(), 'x'));
   EXPECT_TRUE(head.read_until("\r\n\r\n").starts_with("HTTP/1.1 431"));
