@@ -259,42 +259,37 @@ class Endpoints(unittest.TestCase):
 
 class Behaviour(unittest.TestCase):
     def test_a_key(self):
-        with server.Server(MODEL, "--api-key", "k3y") as closed:
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "key"
+            path.write_text("k3y\n", encoding="utf-8")
+            closed = server.Server(MODEL, "--api-key-file", path, environment={"DIFFATTN_API_KEY": "other"})
+        with closed:
             self.assertEqual(closed.request("GET", "/v1/models")[0], 401)
-            self.assertEqual(closed.request("GET", "/v1/models", headers={"Authorization": "Bearer wrong"})[0], 401)
-            self.assertEqual(closed.request("GET", "/v1/models", headers={"Authorization": "Bearer k3y"})[0], 200)
+            for key, status in (("wrong", 401), ("other", 401), ("k3y", 200)):
+                headers = {"Authorization": "Bearer " + key}
+                self.assertEqual(closed.request("GET", "/v1/models", headers=headers)[0], status, key)
             self.assertEqual(closed.request("GET", "/health")[0], 200)
             # The server reads such a body without storing it, so that the client gets the answer.
             self.assertEqual(closed.request("POST", "/v1/completions", b"x" * (3 << 20))[0], 401)
 
-    def test_a_key_comes_from_a_file_or_the_environment(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "key"
-            path.write_text("f1le\n", encoding="utf-8")
-            for options, environment, key in ((["--api-key-file", path], {"DIFFATTN_API_KEY": "other"}, "f1le"),
-                                              ([], {"DIFFATTN_API_KEY": "v4r"}, "v4r")):
-                with server.Server(MODEL, *options, environment=environment) as closed:
-                    self.assertEqual(closed.request("GET", "/v1/models")[0], 401)
-                    allowed = {"Authorization": "Bearer " + key}
-                    self.assertEqual(closed.request("GET", "/v1/models", headers=allowed)[0], 200)
+    def test_a_key_of_the_environment(self):
+        with server.Server(MODEL, environment={"DIFFATTN_API_KEY": "v4r"}) as closed:
+            self.assertEqual(closed.request("GET", "/v1/models")[0], 401)
+            self.assertEqual(closed.request("GET", "/v1/models", headers={"Authorization": "Bearer v4r"})[0], 200)
 
     def test_listens_on_this_machine_alone(self):
         with self.assertRaises(ConnectionRefusedError):  # by another of its addresses
             socket.create_connection(("127.0.0.2", SERVER.port))
 
-    def test_a_public_host(self):
-        passed_on = {"Host": "ai.example", "Origin": "https://ai.example"}
-        self.assertEqual(SERVER.request("GET", "/v1/models", headers=passed_on)[0], 403)
-        with server.Server(MODEL, "--public-host", "ai.example") as proxied:
-            self.assertEqual(proxied.request("GET", "/v1/models", headers=passed_on)[0], 200)
-            self.assertEqual(proxied.request("GET", "/v1/models")[0], 200)
-
-    def test_pages_of_other_sites(self):
+    def test_pages_of_other_sites_and_names_of_other_hosts(self):
         foreign = {"Origin": "https://evil.example"}
-        self.assertEqual(SERVER.request("GET", "/v1/models", headers=foreign)[0], 403)
-        with server.Server(MODEL, "--cors-origin", "https://evil.example") as opened:
-            status, headers, _ = opened.request("GET", "/v1/models", headers=foreign)
-            self.assertEqual((status, headers["Access-Control-Allow-Origin"]), (200, "https://evil.example"))
+        passed_on = {"Host": "ai.example", "Origin": "https://ai.example"}
+        for headers in (foreign, passed_on):
+            self.assertEqual(SERVER.request("GET", "/v1/models", headers=headers)[0], 403)
+        with server.Server(MODEL, "--cors-origin", "https://evil.example", "--public-host", "ai.example") as opened:
+            for headers in ({}, foreign, passed_on):
+                status, answered, _ = opened.request("GET", "/v1/models", headers=headers)
+                self.assertEqual((status, answered["Access-Control-Allow-Origin"]), (200, "https://evil.example"))
 
     def test_a_full_queue_refuses_and_a_client_that_leaves_makes_room(self):
         # No machine finishes such a request before the third one comes.
