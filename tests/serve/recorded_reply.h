@@ -13,7 +13,7 @@ namespace diffattn::serve {
 
 /// Keeps what was answered.
 struct RecordedReply : Reply {
-  int status = 0;
+  std::atomic<int> status = 0;  // tests may look at it before it is ended
   std::string text, type;
   Headers headers;
   std::atomic<bool> ended = false, abandoned = false;

@@ -66,18 +66,26 @@ void OpenReply::on_gone(std::function<void()> gone) {
 }
 
 MHD_Result OpenReply::answer_or_suspend() {
-  const std::lock_guard lock(mutex_);
-  if (dropped_) return MHD_NO;
-  if (state_ != State::kWaiting) return queue_locked();
-  suspended_ = true;
-  microhttpd().suspend_connection(connection_);
-  return MHD_YES;
+  bool whole = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (dropped_) return MHD_NO;
+    if (state_ == State::kWaiting) {
+      suspended_ = true;
+      microhttpd().suspend_connection(connection_);
+      return MHD_YES;
+    }
+    whole = state_ == State::kWhole;
+  }
+  return queue(whole);
 }
 
-MHD_Result OpenReply::queue_locked() {
+/// Queues an answer that has begun: its head, and its text if that is whole, change no more. Not
+/// under our mutex, since libmicrohttpd takes its own here and holds it while it calls read().
+MHD_Result OpenReply::queue(bool whole) {
   const Microhttpd& api = microhttpd();
   MHD_Response* response = nullptr;
-  if (state_ == State::kWhole) {
+  if (whole) {
     response = api.create_response_from_buffer(text_.size(), text_.data(), MHD_RESPMEM_MUST_COPY);
   } else {
     auto self = std::make_unique<std::shared_ptr<OpenReply>>(shared_from_this());

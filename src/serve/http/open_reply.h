@@ -39,7 +39,7 @@ class OpenReply : public Reply, public std::enable_shared_from_this<OpenReply> {
  private:
   enum class State : uint8_t { kWaiting, kWhole, kGrowing, kEnded };
 
-  MHD_Result queue_locked();
+  MHD_Result queue(bool whole);
   void resume_locked();
 
   std::mutex mutex_;
