@@ -85,7 +85,7 @@ fuzz: fuzz-build  ## give arbitrary bytes to every parser and converter, FUZZ_SE
 .PHONY: fuzz-quick fuzz-build
 fuzz-quick:
 	@scripts/setup_fuzz || { echo 'fuzz: left out, since clang is missing'; exit 0; } && \
-	  $(MAKE) --no-print-directory fuzz FUZZ_SECONDS=10
+	  $(MAKE) --no-print-directory fuzz FUZZ_SECONDS=8
 
 fuzz-build: setup
 	@scripts/setup_fuzz

@@ -53,7 +53,7 @@ bool Answer::take(const Event& event) {
     choice.tokens.insert(choice.tokens.end(), event.prompt.begin(), event.prompt.end());
   }
   if (event.end && *event.end != End::kStopToken && *event.end != End::kLength) {
-    fail(event);
+    fail(error_of(event));
     return true;
   }
   if (event.token) take_token(choice, *event.token, event.end == End::kStopToken);
@@ -90,19 +90,29 @@ void Answer::finish(Choice& choice, End end) {
 }
 
 /// Ends the whole answer with an error. Nobody reads the choices that still run.
-void Answer::fail(const Event& event) {
+void Answer::fail(const ApiError& error) {
   open_ = 0;
-  for (size_t i = 0; i < choices_.size(); ++i) {
-    if (!choices_[i].finish) stop_(i);
-  }
-  const ApiError error = error_of(event);
   metrics_.count_request(plan_.chat ? "/v1/chat/completions" : "/v1/completions", error.status());
-  if (!begun_) {
+  if (begun_) {
+    reply_->write("data: " + error.json() + "\n\n");
+    reply_->end();
+  } else {
     reply_->send(error.status(), error.json(), "application/json", plan_.headers);
-    return;
   }
-  reply_->write("data: " + error.json() + "\n\n");
-  reply_->end();
+  try {
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      if (!choices_[i].finish) stop_(i);
+    }
+  } catch (const std::exception&) {  // no memory to stop them: they end unread
+  }
+}
+
+void Answer::fail_now() noexcept {
+  try {
+    fail({500, "the server could not write the answer; it may be out of memory"});
+  } catch (const std::exception&) {
+    reply_->abandon();
+  }
 }
 
 Json Answer::envelope() const {

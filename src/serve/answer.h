@@ -42,6 +42,9 @@ class Answer {
 
   /// Takes news of a choice. Returns true when the answer is complete.
   bool take(const Event& event);
+  /// Ends the answer after take() has thrown: with an error, or by closing the connection if there
+  /// is no memory for one.
+  void fail_now() noexcept;
 
  private:
   struct Choice {
@@ -58,7 +61,7 @@ class Answer {
 
   void take_token(Choice& choice, const Token& token, bool is_stop_token);
   void finish(Choice& choice, End end);
-  void fail(const Event& event);
+  void fail(const ApiError& error);
   void send_chunk(size_t index, Choice& choice);
   void send_event(const nlohmann::json& json);
   void complete();

@@ -61,7 +61,8 @@ struct Event {
   std::string message = {};         // of kFailed
 };
 
-/// Receives the events of a step, on the inference thread: it must return quickly.
+/// Receives the events of a step, on the inference thread: it must return quickly. If it throws, it
+/// may not have taken them, and gets them again.
 using EventSink = std::function<void(std::vector<Event>&& events)>;
 
 struct BackendLoad {

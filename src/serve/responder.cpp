@@ -11,15 +11,9 @@ bool take(Answer& answer, const Event& event) {
   try {
     return answer.take(event);
   } catch (const std::exception&) {
+    answer.fail_now();
+    return true;
   }
-  try {
-    Event failure{.job = event.job, .sequence = event.sequence};
-    failure.end = End::kFailed;
-    failure.message = "the server is out of memory";
-    answer.take(failure);
-  } catch (const std::exception&) {  // its connection ends by the time limit
-  }
-  return true;
 }
 
 }  // namespace
@@ -75,10 +69,7 @@ void Responder::run() {
       const std::function<void()> work = std::move(work_.front());
       work_.pop_front();
       lock.unlock();
-      try {
-        work();
-      } catch (const std::exception&) {  // no memory: its connection ends by the time limit
-      }
+      work();
       lock.lock();
     }
     if (events_.empty() && stopping_) return;

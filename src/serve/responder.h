@@ -26,7 +26,7 @@ class Responder {
   void forget(uint64_t job);
   /// Takes events; see EventSink.
   void push(std::vector<Event>&& events);
-  /// Calls `work` in the responder's thread.
+  /// Calls `work`, which may not throw, in the responder's thread.
   void run_soon(std::function<void()> work);
 
   /// Number of answers that are not complete.

@@ -99,6 +99,12 @@ Service::Service(ModelCard model, ServiceOptions options)
     : model_(std::move(model)), options_(std::move(options)) {}
 
 void Service::handle(HttpRequest&& request, const std::shared_ptr<Reply>& reply) {
+  answer_errors(request, reply, [&] { route(request, reply); });
+}
+
+/// Runs `work`, and answers with the error if it throws one.
+void Service::answer_errors(const HttpRequest& request, const std::shared_ptr<Reply>& reply,
+                            const std::function<void()>& work) {
   const auto refuse = [&](const ApiError& error) {
     metrics_.count_request(known_path(request.path), error.status());
     Reply::Headers headers = this->headers();
@@ -107,7 +113,7 @@ void Service::handle(HttpRequest&& request, const std::shared_ptr<Reply>& reply)
     reply->send(error.status(), error.json(), "application/json", std::move(headers));
   };
   try {
-    route(request, reply);
+    work();
   } catch (const ApiError& error) {
     refuse(error);
   } catch (const io::Error& error) {  // such as a text that the tokenizer refuses
@@ -117,6 +123,16 @@ void Service::handle(HttpRequest&& request, const std::shared_ptr<Reply>& reply)
   } catch (const std::exception&) {
     refuse(ApiError(500, "the server could not answer the request"));
   }
+}
+
+bool Service::needs_body(const HttpRequest& head) const {
+  try {
+    check_origin(head);
+    authorize(head);
+  } catch (const ApiError&) {
+    return false;
+  }
+  return head.method == "POST";
 }
 
 void Service::authorize(const HttpRequest& request) const {
@@ -143,8 +159,11 @@ void Service::check_origin(const HttpRequest& request) const {
     throw ApiError(403, "this server answers no pages of other sites; see --cors-origin");
   }
   const std::string name = host_name(request.host);
-  if (options_.local_only && !name.empty() && !is_this_machine(name)) {
-    throw ApiError(403, "this server answers under names of this machine only; see --host");
+  if (options_.local_only && !name.empty() && !is_this_machine(name) &&
+      name != options_.public_host) {
+    throw ApiError(403,
+                   "this server answers under names of this machine only; see --host and "
+                   "--public-host");
   }
 }
 
@@ -232,9 +251,7 @@ void Service::attend(const HttpRequest& request, const std::shared_ptr<Reply>& r
   check_count(ids, std::min(model_.max_context, kAttentionTokens));
   if (draining_) throw ApiError(503, "the server is stopping");
   const auto write = [this, ids, reply, request](const AttentionRow& row) {
-    if (!row.error.empty()) {
-      return reply->send(500, ApiError(500, row.error).json(), "application/json", headers());
-    }
+    if (!row.error.empty()) throw ApiError(500, row.error);
     Json heads = Json::array();
     for (const AttentionRow::Head& head : row.heads) {
       heads.push_back({{"lambda", head.lambda},
@@ -244,8 +261,19 @@ void Service::attend(const HttpRequest& request, const std::shared_ptr<Reply>& r
     }
     send(request, reply, text_of({{"tokens", names_of(model_.tokenizer, ids)}, {"heads", heads}}));
   };
-  const bool taken = backend_->attend(ids, [this, write](AttentionRow&& row) {
-    responder_.run_soon([write, row = std::move(row)] { write(row); });
+  const auto answer = [this, write, reply, request](const AttentionRow& row) {
+    try {
+      answer_errors(request, reply, [&] { write(row); });
+    } catch (const std::exception&) {  // no memory for the error
+      reply->abandon();
+    }
+  };
+  const bool taken = backend_->attend(ids, [this, answer, reply](AttentionRow&& row) {
+    try {
+      responder_.run_soon([answer, row = std::move(row)] { answer(row); });
+    } catch (const std::exception&) {  // no memory to queue the work
+      reply->abandon();
+    }
   });
   if (!taken) throw ApiError(429, "too many requests for attention; try again later");
 }
@@ -362,20 +390,25 @@ void Service::answer(AnswerPlan plan, int64_t default_max_tokens, Ids extra_stop
     }
     job.sequences.push_back(sequence_of(plan, i, wanted, extra_stops, seed));
   }
-  if (draining_) throw ApiError(503, "the server is stopping");
   const uint64_t number = job.number;
   const auto pending =
       std::make_shared<Answer>(std::move(plan), model_.tokenizer, reply, metrics_,
                                [this, number](size_t choice) { backend_->cancel(number, choice); });
   responder_.add(number, pending);
-  if (!backend_->submit(std::move(job))) {
+  try {
+    // Only now: after drain() the server waits for the jobs that the responder already knows.
+    if (draining_) throw ApiError(503, "the server is stopping");
+    if (!backend_->submit(std::move(job))) {
+      throw ApiError(429, "the queue of this server is full; try again later", "", "queue_full");
+    }
+  } catch (...) {
     responder_.forget(number);
-    throw ApiError(429, "the queue of this server is full; try again later", "", "queue_full");
+    throw;
   }
   metrics_.count_prompt_tokens(prompt_tokens);
   reply->on_gone([this, number] {
+    responder_.forget(number);  // first: without memory nothing is cancelled
     backend_->cancel(number);
-    responder_.forget(number);
   });
 }
 

@@ -32,6 +32,7 @@ struct ServiceOptions {
   std::string api_key = {};      // empty: none is needed
   std::string cors_origin = {};  // empty: no other page may call; "*": every page may
   bool local_only = true;        // the server listens on this machine alone
+  std::string public_host = {};  // a name that it has besides those of this machine
   std::chrono::seconds time_limit{600};
   std::string page;  // HTML of /; empty: none
 };
@@ -47,6 +48,9 @@ class Service {
   Responder& responder() { return responder_; }
 
   void handle(HttpRequest&& request, const std::shared_ptr<Reply>& reply);
+  /// Returns false if handle() answers a request with this head without a look at its body, for
+  /// example since the key is wrong.
+  bool needs_body(const HttpRequest& head) const;
 
   /// Refuses new jobs with status 503 from now on.
   void drain() { draining_ = true; }
@@ -56,6 +60,8 @@ class Service {
   void count_connections(std::function<size_t()> count) { connections_ = std::move(count); }
 
  private:
+  void answer_errors(const HttpRequest& request, const std::shared_ptr<Reply>& reply,
+                     const std::function<void()>& work);
   void route(const HttpRequest& request, const std::shared_ptr<Reply>& reply);
   void authorize(const HttpRequest& request) const;
   void check_origin(const HttpRequest& request) const;

@@ -288,6 +288,24 @@ TEST(SharedPrefix, RowsThatBeginAlikeShareTheirPages) {
   }
 }
 
+TEST(PromptsInParts, AShortOneHasItsFirstTokenWhileALongOneIsComputed) {
+  for (const Place& place : places()) {
+    auto model = make_model(small_config("diffllama"), place.device, place.type);
+    Batcher batcher(model, GeneratorOptions().prefill_tokens(16));
+    const auto options = nn::SamplingOptions().max_new_tokens(4);
+    batcher.submit({std::vector<int64_t>(400, 5), options});
+    Results results;
+    run(batcher, results, 3);
+    // It has the half of a turn that the long prompt leaves.
+    batcher.submit({std::vector<int64_t>(8, 6), options});
+    run(batcher, results, 3);
+    EXPECT_TRUE(results.contains(1)) << name_of(place);
+    EXPECT_FALSE(results.contains(0)) << "its prompt takes 25 steps";
+    run(batcher, results);
+    EXPECT_EQ(results[0].size(), 4u);
+  }
+}
+
 TEST(Growth, RowsGetPagesWhenTheyNeedThem) {
   for (const Place& place : places()) {
     auto model = make_model(small_config("diffllama"), place.device, place.type);

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
+#include "serve/responder.h"
 #include "tests/serve/recorded_reply.h"
 
 namespace diffattn::serve {
@@ -193,6 +196,41 @@ TEST_F(AnswerTest, AFailureStopsTheOtherChoices) {
   EXPECT_EQ(stopped, (std::vector<size_t>{0, 2, 3})) << "choice 1 had ended";
   EXPECT_TRUE(feed(answer, "d", std::nullopt, 0)) << "what was under way is dropped";
   EXPECT_EQ(stopped.size(), 3u);
+}
+
+/// Gives the last token of an answer to a responder whose reply fails some times.
+std::shared_ptr<FailingReply> answered(bool stream, int failures) {
+  auto reply = std::make_shared<FailingReply>();
+  reply->failures = failures;
+  Metrics metrics;
+  Responder responder;
+  AnswerPlan plan{.prompts = {{104}}};
+  plan.request.stream = stream;
+  responder.add(
+      1, std::make_shared<Answer>(plan, io::Tokenizer::bytes(), reply, metrics, [](size_t) {}));
+  Event event{.job = 1, .sequence = 0, .token = Token{.id = 104}, .end = End::kLength};
+  std::vector<Event> events{event};
+  responder.push(std::move(events));
+  for (int i = 0; i < 12000 && responder.open() > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(responder.open(), 0u);
+  return reply;
+}
+
+TEST(Responder, AnswersOrHangsUpAfterAFailureAtTheEnd) {
+  for (const bool stream : {false, true}) {
+    const auto whole = answered(stream, 0);
+    EXPECT_TRUE(whole->ended && whole->status == 200 && !whole->abandoned);
+    const auto error = answered(stream, 1);
+    EXPECT_TRUE(error->ended && !error->abandoned);
+    EXPECT_EQ(error->status, stream ? 200 : 500);
+    const Json last = stream ? error->events().back() : error->json();
+    EXPECT_EQ(last["error"]["type"], "server_error");
+    EXPECT_EQ(error->text.find("[DONE]"), std::string::npos);
+    const auto nothing = answered(stream, 2);
+    EXPECT_TRUE(nothing->abandoned && !nothing->ended);
+  }
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ FIRST = int(os.environ.get("DIFFATTN_TEST_FUZZ_SEED", "1"))
 COUNT = int(os.environ.get("DIFFATTN_TEST_FUZZ_REQUESTS", "400"))
 CLIENTS = 32  # at the same time
 STATUSES = {200, 204, 400, 401, 403, 404, 405, 411, 413, 414, 417, 429, 431, 501, 505}
-PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models", "/health", "/metrics",
-         "/", "/v1", "/../../etc/passwd", "/%00", "/v1/completions?x=1", "//", "*"]
+PATHS = ["/v1/completions", "/v1/chat/completions", "/attention", "/tokenize", "/detokenize", "/v1/models", "/health",
+         "/metrics", "/", "/v1", "/../../etc/passwd", "/%00", "/v1/completions?x=1", "//", "*"]
 VALUES = [None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e308, -1e308, 2**31, 2**63 - 1, 2**63, -2**63, 2**64 - 1, "", "a",
           "the cat", "x" * 5000, "\u0000", "\ud83d", "€😀",
           "<|endoftext|>", [], {}, [None], [[]], [1, 2, 3], [[1], [2]],
@@ -49,9 +49,12 @@ def any_body(draw):
                 "max_tokens": draw.randint(1, 6)}
     if draw.random() < 0.3:
         body["stream"] = True
+    if draw.random() < 0.1:
+        body = {"tokens": [draw.randrange(260) for _ in range(draw.choice([0, 1, 5, 100, 600]))]}
     for _ in range(draw.choice([0, 0, 1, 2, 3])):
         body[draw.choice(FIELDS)] = any_value(draw)
-    if not (isinstance(body.get("max_tokens"), int) and 0 <= body["max_tokens"] < 50) and draw.random() < 0.9:
+    limited = "tokens" in body or (isinstance(body.get("max_tokens"), int) and 0 <= body["max_tokens"] < 50)
+    if not limited and draw.random() < 0.9:
         body["max_tokens"] = 3
     text = json.dumps(body).encode("utf-8", "surrogatepass")
     kind = draw.random()
@@ -77,7 +80,7 @@ def any_request(draw):
     body = any_body(draw)
     path = draw.choice(PATHS)
     if draw.random() < 0.7:  # the path that goes with the body
-        path = PATHS[1] if b'"messages"' in body else PATHS[0]
+        path = PATHS[1] if b'"messages"' in body else PATHS[2] if b'"tokens"' in body else PATHS[0]
     wrong = [0, len(body) + 10, max(0, len(body) - 5), -1, 10**18, "x"]
     length = len(body) if draw.random() < 0.9 else draw.choice(wrong)
     headers = [b"Host: 127.0.0.1"] if draw.random() < 0.95 else []

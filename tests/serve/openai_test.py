@@ -39,12 +39,17 @@ class OpenAi(unittest.TestCase):
         self.assertEqual(len(answer.choices[0].logprobs.token_logprobs), 8)
         self.assertEqual(answer.usage.completion_tokens, 8)
         stream = self.client.completions.create(model="small", prompt="the cat", max_tokens=8, temperature=0,
-                                                stream=True, stream_options={"include_usage": True})
-        text, usage = "", None
+                                                logprobs=2, stream=True, stream_options={"include_usage": True})
+        text, usage, tokens, offsets = "", None, [], []
         for chunk in stream:
             text += chunk.choices[0].text if chunk.choices else ""
             usage = chunk.usage or usage
+            if chunk.choices and chunk.choices[0].logprobs:
+                tokens += chunk.choices[0].logprobs.tokens
+                offsets += chunk.choices[0].logprobs.text_offset
         self.assertEqual(text, answer.choices[0].text)
+        self.assertEqual(tokens, answer.choices[0].logprobs.tokens)
+        self.assertEqual(offsets, answer.choices[0].logprobs.text_offset)
         self.assertEqual(usage.completion_tokens, 8)
 
     def test_chat(self):
@@ -54,10 +59,17 @@ class OpenAi(unittest.TestCase):
         self.assertEqual(len(answer.choices), 2)
         self.assertEqual(answer.choices[0].message.role, "assistant")
         self.assertEqual(len(answer.choices[0].logprobs.content[0].top_logprobs), 3)
-        stream = self.client.chat.completions.create(model="small", messages=messages, max_tokens=8, temperature=0,
-                                                     stream=True)
+        stream = list(self.client.chat.completions.create(model="small", messages=messages, max_tokens=8, temperature=0,
+                                                          stream=True, logprobs=True, top_logprobs=3))
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
         self.assertEqual(text, answer.choices[0].message.content)
+        streamed = [entry for chunk in stream if chunk.choices[0].logprobs
+                    for entry in chunk.choices[0].logprobs.content]
+        whole = answer.choices[0].logprobs.content
+        self.assertEqual([entry.token for entry in streamed], [entry.token for entry in whole])
+        for one, other in zip(streamed, whole, strict=True):
+            self.assertAlmostEqual(one.logprob, other.logprob, places=4)
+            self.assertEqual(len(one.top_logprobs), 3)
 
     def test_errors(self):
         with self.assertRaises(openai.BadRequestError) as caught:

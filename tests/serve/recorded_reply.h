@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -12,10 +13,10 @@ namespace diffattn::serve {
 
 /// Keeps what was answered.
 struct RecordedReply : Reply {
-  int status = 0;
+  std::atomic<int> status = 0;  // tests may look at it before it is ended
   std::string text, type;
   Headers headers;
-  std::atomic<bool> ended = false;
+  std::atomic<bool> ended = false, abandoned = false;
   std::function<void()> gone;
 
   void send(int code, std::string body, std::string_view content_type, Headers with) override {
@@ -27,6 +28,7 @@ struct RecordedReply : Reply {
   }
   void write(std::string_view more) override { text += more; }
   void end() override { ended = true; }
+  void abandon() noexcept override { abandoned = true; }
   void on_gone(std::function<void()> call) override { gone = std::move(call); }
 
   nlohmann::json json() const { return nlohmann::json::parse(text); }
@@ -40,6 +42,23 @@ struct RecordedReply : Reply {
       at = end + 2;
     }
     return all;
+  }
+};
+
+/// Finds no memory for the first calls that send something.
+struct FailingReply : RecordedReply {
+  int failures = 0;
+
+  void fail_once() {
+    if (failures-- > 0) throw std::bad_alloc();
+  }
+  void send(int code, std::string body, std::string_view content_type, Headers with) override {
+    fail_once();
+    RecordedReply::send(code, std::move(body), content_type, std::move(with));
+  }
+  void write(std::string_view more) override {
+    fail_once();
+    RecordedReply::write(more);
   }
 };
 

@@ -95,6 +95,77 @@ TEST(Requests, NameTheFieldThatIsWrong) {
   EXPECT_EQ(completion_refusal("{}").substr(0, 8), "prompt |");
 }
 
+/// Returns a JSON list of `count` times the same value.
+std::string list_of(size_t count, const std::string& value) {
+  std::string list;
+  for (size_t i = 0; i < count; ++i) list += (i == 0 ? "[" : ", ") + value;
+  return list + "]";
+}
+
+/// A field of a request, and values at and just beyond both ends of its range.
+struct Range {
+  std::string field;
+  std::vector<std::string> taken, refused;
+};
+
+void expect_range(const Range& range, const std::string& other_fields,
+                  std::string (*refusal_of)(const std::string& body)) {
+  const auto body = [&](const std::string& value) {
+    return "{" + other_fields + "\"" + range.field + "\": " + value + "}";
+  };
+  for (const std::string& value : range.taken) {
+    EXPECT_EQ(refusal_of(body(value)), "") << range.field << ": " << value.substr(0, 40);
+  }
+  for (const std::string& value : range.refused) {
+    EXPECT_TRUE(refusal_of(body(value)).starts_with(range.field))
+        << range.field << ": " << value.substr(0, 40) << ": " << refusal_of(body(value));
+  }
+}
+
+TEST(Requests, HaveFieldsWithRanges) {
+  const auto text = [](size_t bytes) { return "\"" + std::string(bytes, 'x') + "\""; };
+  const std::vector<Range> of_both{
+      {"max_tokens", {"1", "16777216"}, {"-1", "0", "16777217"}},
+      {"n", {"1", "64"}, {"0", "65"}},
+      {"temperature", {"0", "2"}, {"-0.001", "2.001"}},
+      {"top_p", {"0", "1"}, {"-0.001", "1.001"}},
+      {"top_k", {"-1", "16777216"}, {"-2", "16777217"}},
+      {"presence_penalty", {"-2", "2"}, {"-2.001", "2.001"}},
+      {"frequency_penalty", {"-2", "2"}, {"-2.001", "2.001"}},
+      {"repetition_penalty", {"0.01", "100"}, {"0.009", "100.1"}},
+      {"seed",
+       {"-9223372036854775808", "9223372036854775807"},
+       {"9223372036854775808", "18446744073709551615", "0.5"}},
+      {"stop",
+       {"[]", text(1), text(256), list_of(16, text(256))},
+       {text(0), text(257), list_of(17, text(1)), list_of(2, text(257)), "[[]]"}},
+      {"model", {text(0), text(4096)}, {text(4097)}}};
+  for (const Range& range : of_both) {
+    expect_range(range, "\"prompt\": \"a\", ", completion_refusal);
+    expect_range(range, "\"messages\": [{\"role\": \"user\"}], ", chat_refusal);
+  }
+  expect_range({"max_tokens", {"0"}, {"-1"}}, R"("prompt": "a", "echo": true, )",
+               completion_refusal);
+  expect_range({"logprobs", {"0", "20"}, {"-1", "21"}}, R"("prompt": "a", )", completion_refusal);
+  expect_range({"prompt",
+                {text(0), list_of(256, text(1)), list_of(256, "[1]"), "[0, 2147483647]"},
+                {"[]", list_of(257, text(1)), list_of(257, "[1]"), "[-1]", "[2147483648]"}},
+               "", completion_refusal);
+  expect_range({"n", {"2"}, {"3"}}, "\"prompt\": " + list_of(128, text(1)) + ", ",
+               completion_refusal);
+  expect_range({"n", {"1"}, {"2"}}, "\"prompt\": " + list_of(129, text(1)) + ", ",
+               completion_refusal);
+  const std::string message = R"({"role": "user", "content": "a"})";
+  expect_range(
+      {"messages", {list_of(1, message), list_of(1024, message)}, {"[]", list_of(1025, message)}},
+      "", chat_refusal);
+  const std::string messages = "\"messages\": " + list_of(1, message) + ", ";
+  expect_range({"top_logprobs", {"0", "20"}, {"-1", "21"}}, messages + "\"logprobs\": true, ",
+               chat_refusal);
+  expect_range({"max_completion_tokens", {"1", "16777216"}, {"0", "16777217"}}, messages,
+               chat_refusal);
+}
+
 TEST(Requests, RefuseBodiesThatAreNoObjects) {
   for (const char* body : {"", "{", "[]", "7", "{\"prompt\": \"a\"} x", "{\"n\": 1, \"n\": 2}",
                            "{\"prompt\": \"\xff\"}"}) {

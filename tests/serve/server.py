@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import tempfile
 import time
 
 PROGRAM = os.environ.get("DIFFATTN_PROGRAM", "diffattn")  # by default the command of an installed package
+# Further options of every server and of `generate`.
+OPTIONS = shlex.split(os.environ.get("DIFFATTN_TEST_SERVE", ""))
 END = "<|endoftext|>"
 TEMPLATE = """\
 {%- for message in messages %}{{ '<' ~ message.role ~ '>' ~ message.content ~ eos_token }}{% endfor %}
@@ -20,7 +23,9 @@ WORDS = "the cat sat on a mat and dog ran to see what was there in old house nea
 
 
 def program(*arguments, **kwargs):
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, timeout=300, check=False, **kwargs)
+    further = OPTIONS if arguments[0] == "generate" else []
+    return subprocess.run([PROGRAM, *map(str, arguments), *further], capture_output=True, timeout=300, check=False,
+                          **kwargs)
 
 
 def train_model(folder, steps=150, **sizes):
@@ -54,8 +59,8 @@ class Server:
     def __init__(self, model, *options, environment=None):
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [PROGRAM, "serve", "--model", str(model), "--port", "0", *map(str, options)], stdout=subprocess.PIPE,
-            stderr=self.log, text=True, env={**os.environ, **(environment or {})})
+            [PROGRAM, "serve", "--model", str(model), "--port", "0", *map(str, options), *OPTIONS],
+            stdout=subprocess.PIPE, stderr=self.log, text=True, env={**os.environ, **(environment or {})})
         line = self.process.stdout.readline()
         if "serving on" not in line:
             self.process.wait(300)

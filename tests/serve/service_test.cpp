@@ -16,9 +16,10 @@ using Json = nlohmann::json;
 struct RecordedBackend : Backend {
   std::vector<Job> jobs;
   std::vector<uint64_t> cancelled;
-  bool full = false;
+  bool full = false, has_memory = true;
 
   bool submit(Job job) override {
+    if (!has_memory) throw std::bad_alloc();
     if (!full) jobs.push_back(std::move(job));
     return !full;
   }
@@ -50,17 +51,24 @@ struct ServiceTest : testing::Test {
   RecordedBackend backend;
   std::shared_ptr<RecordedReply> reply;
 
-  int ask(Service& service, HttpRequest request) {
+  int ask(Service& service, HttpRequest request, int failures = 0) {
     service.use(backend);
-    reply = std::make_shared<RecordedReply>();
+    auto made = std::make_shared<FailingReply>();
+    made->failures = failures;
+    reply = made;
     service.handle(std::move(request), reply);
     return reply->status;
   }
-  int post(Service& service, const std::string& path, const std::string& body) {
-    return ask(service, {.method = "POST", .path = path, .body = body});
+  int post(Service& service, const std::string& path, const std::string& body, int failures = 0) {
+    return ask(service, {.method = "POST", .path = path, .body = body}, failures);
   }
   int get(Service& service, const std::string& path) {
     return ask(service, {.method = "GET", .path = path, .body = ""});
+  }
+  void wait_for_the_end() const {
+    for (int i = 0; i < 12000 && !reply->ended && !reply->abandoned; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
   }
   std::string message() const { return reply->json()["error"]["message"]; }
 };
@@ -137,10 +145,15 @@ TEST_F(ServiceTest, HasAQueueThatCanBeFullAndAnEnd) {
   EXPECT_EQ(post(service, "/v1/completions", R"({"prompt": "a"})"), 429);
   EXPECT_EQ(reply->headers, (Reply::Headers{{"Retry-After", "1"}}));
   EXPECT_EQ(service.open_jobs(), 0u);
-  backend.full = false;
+  backend.full = false, backend.has_memory = false;
+  EXPECT_EQ(post(service, "/v1/completions", R"({"prompt": "a"})"), 503);
+  EXPECT_EQ(service.open_jobs(), 0u);
+  backend.has_memory = true;
   EXPECT_EQ(get(service, "/health"), 200);
   service.drain();
   EXPECT_EQ(post(service, "/v1/completions", R"({"prompt": "a"})"), 503);
+  EXPECT_EQ(service.open_jobs(), 0u) << "a server that stops waits for no job that it refuses";
+  EXPECT_TRUE(backend.jobs.empty());
   EXPECT_EQ(post(service, "/attention", R"({"tokens": [104]})"), 503);
   EXPECT_EQ(get(service, "/health"), 503);
   EXPECT_EQ(get(service, "/metrics"), 200);
@@ -185,6 +198,17 @@ TEST_F(ServiceTest, AnswersNoPagesOfOtherSites) {
                            "128.0.0.1", "[::2]", "[", "::", "127"}) {
     EXPECT_EQ(ask(closed, {.method = "GET", .path = "/v1/models", .body = "", .host = host}), 403);
   }
+  ServiceOptions behind_a_proxy;
+  behind_a_proxy.public_host = "ai.example";
+  Service proxied(card(), behind_a_proxy);
+  HttpRequest passed_on = foreign;
+  passed_on.origin = "https://ai.example", passed_on.host = "ai.example";
+  EXPECT_EQ(ask(proxied, passed_on), 200) << "the server's own page";
+  passed_on.host = "ai.example:8443", passed_on.origin = "";
+  EXPECT_EQ(ask(proxied, passed_on), 200);
+  passed_on.origin = "https://evil.example";
+  EXPECT_EQ(ask(proxied, passed_on), 403);
+  EXPECT_EQ(ask(proxied, rebound), 403);
   Service open(card(), {.limits = {}, .api_key = "", .cors_origin = "*", .page = ""});
   EXPECT_EQ(ask(open, foreign), 200);
   EXPECT_EQ(reply->headers, (Reply::Headers{{"Access-Control-Allow-Origin", "*"}}));
@@ -223,14 +247,41 @@ TEST_F(ServiceTest, ShowsWhereATokenLooks) {
   for (int i = 0; i < 32; ++i) many += ", 1";
   EXPECT_EQ(post(service, "/attention", many + "]}"), 400) << "longer than the context";
   post(service, "/attention", R"({"tokens": [104, 105]})");
-  for (int i = 0; i < 12000 && !reply->ended; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  wait_for_the_end();
   EXPECT_EQ(reply->json()["tokens"], (Json{"h", "i"}));
   EXPECT_EQ(reply->json()["heads"][0]["difference"], (Json{0.75, 0.75}));
   EXPECT_EQ(reply->json()["heads"][0]["lambda"], 0.5);
+  for (const int failures : {1, 2}) {  // no memory for the answer, nor for the error
+    post(service, "/attention", R"({"tokens": [104]})", failures);
+    wait_for_the_end();
+    EXPECT_EQ(reply->abandoned, failures == 2);
+    EXPECT_EQ(reply->status, failures == 1 ? 503 : 0);
+  }
   backend.full = true;
   EXPECT_EQ(post(service, "/attention", R"({"tokens": [104]})"), 429);
+}
+
+TEST_F(ServiceTest, NeedsNoBodyOfRequestsThatItRefusesByTheirHead) {
+  ServiceOptions options;
+  options.api_key = "secret";
+  const Service service(card(), options);
+  const HttpRequest good{.method = "POST",
+                         .path = "/v1/completions",
+                         .authorization = "Bearer secret",
+                         .origin = "",
+                         .host = "localhost:8000"};
+  EXPECT_TRUE(service.needs_body(good));
+  HttpRequest bad = good;
+  bad.authorization = "Bearer other";
+  EXPECT_FALSE(service.needs_body(bad));
+  bad = good, bad.authorization = "";
+  EXPECT_FALSE(service.needs_body(bad));
+  bad = good, bad.origin = "https://evil.example";
+  EXPECT_FALSE(service.needs_body(bad));
+  bad = good, bad.host = "evil.example";
+  EXPECT_FALSE(service.needs_body(bad));
+  bad = good, bad.method = "GET";
+  EXPECT_FALSE(service.needs_body(bad));
 }
 
 TEST_F(ServiceTest, HasTheSmallEndpoints) {

@@ -87,7 +87,7 @@ class TestLong(Stubs):
         status, calls = self.run_long()
         self.assertEqual(status, 0)
         for part in ("python3 tools/check_layers.py", "check_format ", "ruff check", "check_tidy.py ",
-                     "check_tidy.py --thorough", "ctest --preset release", "fuzz.py --seconds 10", "soak.py",
+                     "check_tidy.py --thorough", "ctest --preset release", "fuzz.py --seconds 8", "soak.py",
                      f"make_wheel {self.folder}/bin/cmake python3 2.11 2.13 2.15", "test_wheels", "test_source_install",
                      "python3 tests/serve/load_test.py", "python3 tests/serve/fuzz_test.py",
                      "python3 tests/python/two_hosts_test.py",

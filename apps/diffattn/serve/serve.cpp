@@ -109,9 +109,12 @@ int run_serve(ServeOptions options) {
   scheduler.start(
       [&](std::vector<serve::Event>&& events) { service.responder().push(std::move(events)); });
   const StopScheduler stop{scheduler};  // after connections and before the service end
-  serve::HttpServer http(options.http, [&](serve::HttpRequest&& request, const auto& reply) {
-    service.handle(std::move(request), reply);
-  });
+  serve::HttpServer http(
+      options.http,
+      [&](serve::HttpRequest&& request, const auto& reply) {
+        service.handle(std::move(request), reply);
+      },
+      [&](const serve::HttpRequest& head) { return service.needs_body(head); });
   service.count_connections([&] { return http.connections(); });
   http.listen();
   print_note("diffattn: {} parameters in {}, {}; KV cache for {} tokens\n", facts.parameters,
@@ -180,6 +183,8 @@ VerbAction add_serve(CLI::App& app) {
   verb->add_option("--api-key-file", o->api_key_file, "file with that key")->excludes(key);
   verb->add_option("--cors-origin", o->service.cors_origin,
                    "site whose pages may call, or * for all (default: none)");
+  verb->add_option("--public-host", o->service.public_host,
+                   "name under which a proxy on this machine passes requests on (default: none)");
   verb->add_option("--dtype", o->dtype, "type of the weights (default float32, on a GPU bfloat16)")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
   add_device_option(*verb, o->scheduler.device);

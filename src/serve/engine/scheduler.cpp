@@ -107,6 +107,7 @@ struct Scheduler::Parts {
         running = take_news();
         if (running) compute();
       } catch (const std::exception&) {  // no memory for the lists: go on with what there is
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
       }
     }
   }
@@ -126,30 +127,36 @@ struct Scheduler::Parts {
 
   /// Takes jobs and cancellations; waits if there is nothing to do. Returns false at the end.
   bool take_news() {
-    std::deque<Job> new_jobs;
     std::vector<Cancel> cancels;
     {
       std::unique_lock lock(mutex);
       news.wait(lock, [&] {
         return stopping || !arrived.empty() || !cancelled.empty() || !jobs.empty() ||
-               !looks.empty();
+               !looks.empty() || !events.empty();
       });
       if (stopping) return false;
-      new_jobs.swap(arrived);
+      for (; !arrived.empty(); arrived.pop_front()) take(arrived.front());
       cancels.swap(cancelled);
-    }
-    for (Job& job : new_jobs) {
-      const uint64_t number = job.number;
-      Open& open = jobs[number];
-      open.job = std::move(job);
-      for (size_t i = 0; i < open.job.sequences.size(); ++i) open.waiting.push_back(i);
-      turns.push_back(number);
     }
     for (const Cancel& cancel : cancels) drop(cancel);
     if (!cancels.empty()) send_events();
     return true;
   }
 
+  /// Opens a job. Changes nothing if it finds no memory, so that the job can be taken later.
+  void take(Job& job) {
+    const auto at = jobs.try_emplace(job.number).first;
+    try {
+      for (size_t i = 0; i < job.sequences.size(); ++i) at->second.waiting.push_back(i);
+      turns.push_back(job.number);
+    } catch (...) {
+      jobs.erase(at);
+      throw;
+    }
+    at->second.job = std::move(job);
+  }
+
+  /// Sends the events. If the sink throws, they stay for the next time: no answer may miss its end.
   void send_events() {
     {
       const std::lock_guard lock(mutex);
@@ -160,7 +167,8 @@ struct Scheduler::Parts {
               .used_pages = now.used_pages,
               .pages = std::max(now.pages, facts.cache_tokens / 64)};
     }
-    if (!events.empty()) sink(std::exchange(events, {}));
+    if (!events.empty()) sink(std::move(events));
+    events.clear();
   }
 
   // --- The life of a sequence --------------------------------------------------------------------
@@ -170,11 +178,8 @@ struct Scheduler::Parts {
     int64_t places = options.max_rows - std::ssize(by_request) - std::ssize(scoring);
     while (places > 0 && !turns.empty()) {
       const uint64_t number = turns.front();
-      turns.pop_front();
       Open& open = jobs.at(number);
       const size_t index = open.waiting.front();
-      open.waiting.pop_front();
-      if (!open.waiting.empty()) turns.push_back(number);
       const Sequence& sequence = open.job.sequences[index];
       --places;
       try {
@@ -187,7 +192,11 @@ struct Scheduler::Parts {
         }
       } catch (const std::exception& error) {
         end({number, index}, End::kFailed, message_of(error));
+        continue;
       }
+      open.waiting.pop_front();
+      turns.splice(turns.end(), turns, turns.begin());
+      if (open.waiting.empty()) turns.pop_back();
     }
   }
 
@@ -196,8 +205,14 @@ struct Scheduler::Parts {
     const Sequence& sequence = open.job.sequences[index];
     const uint64_t request =
         batcher->submit({sequence.prompt, sampling_of(sequence.rules), sequence.alternatives});
-    open.requests[index] = request;
-    by_request[request] = {number, index};
+    try {
+      open.requests[index] = request;
+      by_request[request] = {number, index};
+    } catch (...) {  // nobody would know whose tokens these are
+      batcher->cancel(request);
+      open.requests.erase(index);
+      throw;
+    }
   }
 
   /// Scores a part of the prompt whose turn it is.
@@ -261,18 +276,7 @@ struct Scheduler::Parts {
   void end(const Key& key, std::optional<End> reason, std::string message = "") {
     const auto at = jobs.find(key.first);
     if (at == jobs.end()) return;
-    Open& open = at->second;
-    if (const auto request = open.requests.find(key.second); request != open.requests.end()) {
-      batcher->cancel(request->second);
-      by_request.erase(request->second);
-      open.requests.erase(request);
-    } else if (open.scores.erase(key.second) > 0) {
-      std::erase(scoring, key);
-    } else if (std::erase(open.waiting, key.second) > 0) {
-      if (open.waiting.empty()) turns.remove(key.first);
-    }
-    ++ended;
-    if (reason) {
+    if (reason) {  // first: it may find no memory, and then nothing has changed
       if (events.empty() || events.back().job != key.first ||
           events.back().sequence != key.second || events.back().end) {
         events.push_back({.job = key.first, .sequence = key.second});
@@ -280,6 +284,15 @@ struct Scheduler::Parts {
       events.back().end = reason;
       events.back().message = std::move(message);
     }
+    Open& open = at->second;
+    if (const auto request = open.requests.find(key.second); request != open.requests.end()) {
+      batcher->cancel(request->second);
+      by_request.erase(request->second);
+      open.requests.erase(request);
+    }
+    if (open.scores.erase(key.second) > 0) std::erase(scoring, key);
+    if (std::erase(open.waiting, key.second) > 0 && open.waiting.empty()) turns.remove(key.first);
+    ++ended;
     if (open.waiting.empty() && open.scores.empty() && open.requests.empty()) jobs.erase(at);
   }
 
@@ -372,8 +385,8 @@ bool Scheduler::submit(Job job) {
     const int64_t room = parts_->options.max_rows + parts_->options.max_queue;
     const int64_t count = std::ssize(job.sequences);
     if (parts_->outstanding > 0 && parts_->outstanding + count > room) return false;
-    parts_->outstanding += count;
     parts_->arrived.push_back(std::move(job));
+    parts_->outstanding += count;  // last: nothing is counted if there is no memory
   }
   parts_->news.notify_one();
   return true;

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <new>
 #include <vector>
 
 namespace diffattn::serve {
@@ -41,11 +42,13 @@ void Connections::closed(Key connection) {
 void Connections::begin(Key connection, const std::shared_ptr<OpenReply>& reply) {
   {
     const std::lock_guard lock(mutex_);
-    if (const auto at = open_.find(connection); at != open_.end()) {
+    const auto at = open_.find(connection);
+    if (at != open_.end()) {
       at->second.reply = reply;
       at->second.since = Clock::now();
     }
-    if (!dropping_) return;
+    // Without memory opened() has not noted the connection. drop_all() would not find its reply.
+    if (!dropping_ && at != open_.end()) return;
   }
   reply->drop();
 }
@@ -85,7 +88,10 @@ void Connections::watch() {
   std::unique_lock lock(mutex_);
   while (!stop_.wait_for(lock, kInterval, [&] { return stopping_; })) {
     lock.unlock();
-    look();
+    try {
+      look();
+    } catch (const std::bad_alloc&) {  // the next look does what this one did not
+    }
     lock.lock();
   }
 }

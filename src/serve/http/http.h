@@ -36,11 +36,18 @@ class Reply {
   virtual void write(std::string_view text) = 0;
   virtual void end() = 0;
 
+  /// Closes the connection without an answer, or in the middle of one. Needs no memory.
+  virtual void abandon() noexcept = 0;
+
   /// Calls `gone` when the client goes away before the answer is complete; at once if it has.
   virtual void on_gone(std::function<void()> gone) = 0;
 };
 
 using Handler = std::function<void(HttpRequest&& request, const std::shared_ptr<Reply>& reply)>;
+
+/// Returns false if the answer to a request with this head does not depend on its body. The server
+/// then drops the body as it arrives, and the handler gets the request without it.
+using NeedsBody = std::function<bool(const HttpRequest& head)>;
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
@@ -57,7 +64,9 @@ struct HttpOptions {
 /// their connections.
 class HttpServer {
  public:
-  HttpServer(const HttpOptions& options, Handler handler);
+  HttpServer(
+      const HttpOptions& options, Handler handler,
+      NeedsBody needs_body = [](const HttpRequest&) { return true; });
   ~HttpServer();
 
   /// Calls the handler from now on, from threads of its own. Call it once. Throws diffattn::Error

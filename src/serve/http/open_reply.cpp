@@ -23,9 +23,9 @@ void free_reply(void* reply) { delete static_cast<std::shared_ptr<OpenReply>*>(r
 void OpenReply::send(int status, std::string body, std::string_view content_type, Headers headers) {
   const std::lock_guard lock(mutex_);
   if (state_ != State::kWaiting) return;
+  content_type_ = content_type;  // first: it may find no memory
   state_ = State::kWhole;
   status_ = status;
-  content_type_ = content_type;
   headers_ = std::move(headers);
   text_ = std::move(body);
   resume_locked();
@@ -34,8 +34,8 @@ void OpenReply::send(int status, std::string body, std::string_view content_type
 void OpenReply::begin(std::string_view content_type, Headers headers) {
   const std::lock_guard lock(mutex_);
   if (state_ != State::kWaiting) return;
+  content_type_ = content_type;  // first: it may find no memory
   state_ = State::kGrowing;
-  content_type_ = content_type;
   headers_ = std::move(headers);
   resume_locked();
 }
@@ -66,23 +66,32 @@ void OpenReply::on_gone(std::function<void()> gone) {
 }
 
 MHD_Result OpenReply::answer_or_suspend() {
-  const std::lock_guard lock(mutex_);
-  if (dropped_) return MHD_NO;
-  if (state_ != State::kWaiting) return queue_locked();
-  suspended_ = true;
-  microhttpd().suspend_connection(connection_);
-  return MHD_YES;
+  bool whole = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (dropped_) return MHD_NO;
+    if (state_ == State::kWaiting) {
+      suspended_ = true;
+      microhttpd().suspend_connection(connection_);
+      return MHD_YES;
+    }
+    whole = state_ == State::kWhole;
+  }
+  return queue(whole);
 }
 
-MHD_Result OpenReply::queue_locked() {
+/// Queues an answer that has begun: its head, and its text if that is whole, change no more. Not
+/// under our mutex, since libmicrohttpd takes its own here and holds it while it calls read().
+MHD_Result OpenReply::queue(bool whole) {
   const Microhttpd& api = microhttpd();
   MHD_Response* response = nullptr;
-  if (state_ == State::kWhole) {
+  if (whole) {
     response = api.create_response_from_buffer(text_.size(), text_.data(), MHD_RESPMEM_MUST_COPY);
   } else {
+    auto self = std::make_unique<std::shared_ptr<OpenReply>>(shared_from_this());
     response = api.create_response_from_callback(MHD_SIZE_UNKNOWN, kBlockBytes, read_text,
-                                                 new std::shared_ptr<OpenReply>(shared_from_this()),
-                                                 free_reply);
+                                                 self.get(), free_reply);
+    if (response != nullptr) self.release();
   }
   if (response == nullptr) return MHD_NO;
   api.add_response_header(response, "Content-Type", content_type_.c_str());
@@ -125,7 +134,7 @@ void OpenReply::detach() {
   if (gone) gone();
 }
 
-void OpenReply::drop() {
+void OpenReply::drop() noexcept {
   const std::lock_guard lock(mutex_);
   dropped_ = true;
   resume_locked();

@@ -19,6 +19,7 @@ class OpenReply : public Reply, public std::enable_shared_from_this<OpenReply> {
   void begin(std::string_view content_type, Headers headers) override;
   void write(std::string_view text) override;
   void end() override;
+  void abandon() noexcept override { drop(); }
   void on_gone(std::function<void()> gone) override;
 
   // For the threads of libmicrohttpd:
@@ -32,13 +33,13 @@ class OpenReply : public Reply, public std::enable_shared_from_this<OpenReply> {
 
   // For the thread that watches connections:
 
-  /// Closes a suspended connection whose client has gone away.
-  void drop();
+  /// Closes a connection, as soon as libmicrohttpd looks at it, even if it is suspended.
+  void drop() noexcept;
 
  private:
   enum class State : uint8_t { kWaiting, kWhole, kGrowing, kEnded };
 
-  MHD_Result queue_locked();
+  MHD_Result queue(bool whole);
   void resume_locked();
 
   std::mutex mutex_;

@@ -3,8 +3,10 @@
 #include <netdb.h>
 #include <netinet/in.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "diffattn/error.h"
@@ -22,7 +24,9 @@ constexpr unsigned kIdleSeconds = 30;
 struct Exchange {
   HttpRequest request;
   std::shared_ptr<OpenReply> reply;
-  size_t received = 0;  // bytes of the body
+  uint64_t declared = 0;  // bytes of the body by the head; 0 if it does not say
+  size_t received = 0;    // bytes of the body
+  bool keeps_body = true;
 };
 
 std::string header(MHD_Connection* connection, const char* name) {
@@ -52,37 +56,53 @@ sockaddr_storage address_of(const std::string& host, uint16_t port) {
 struct HttpServer::Parts {
   HttpOptions options;
   Handler handler;
+  NeedsBody needs_body;
   Connections connections;
   MHD_Daemon* daemon = nullptr;
 
-  Parts(const HttpOptions& o, Handler h)
-      : options(o), handler(std::move(h)), connections(o.receive_timeout, o.answer_timeout) {}
+  Parts(const HttpOptions& o, Handler h, NeedsBody needs)
+      : options(o),
+        handler(std::move(h)),
+        needs_body(std::move(needs)),
+        connections(o.receive_timeout, o.answer_timeout) {}
 
   /// Takes the head of a request, then its body in pieces, then the call without upload data.
   MHD_Result access(MHD_Connection* connection, const char* url, const char* method,
                     const char* data, size_t* size, void** context) {
     if (*context == nullptr) {
       *context = begin(connection, url, method).release();
-      return MHD_YES;
+      // We answer before the body only if we will not read all of it: many clients miss such an
+      // answer, since they see the connection close while they still send.
+      if (static_cast<Exchange*>(*context)->declared <= most_read()) return MHD_YES;
     }
     Exchange& exchange = *static_cast<Exchange*>(*context);
     if (*size > 0) {
-      exchange.received += *size;
-      if (exchange.received <= options.max_body_bytes) exchange.request.body.append(data, *size);
+      take(exchange, std::string_view(data, *size));
       *size = 0;
-      // We read a little too much in order to answer, but not without end.
-      return exchange.received <= 4 * options.max_body_bytes ? MHD_YES : MHD_NO;
+      return exchange.received <= most_read() ? MHD_YES : MHD_NO;
     }
     if (!exchange.reply) {
       exchange.reply = std::make_shared<OpenReply>(connection);
       connections.begin(connection, exchange.reply);
-      if (exchange.received > options.max_body_bytes) {
+      if (std::max<uint64_t>(exchange.declared, exchange.received) > options.max_body_bytes) {
         refuse_body(*exchange.reply);
       } else {
         handler(std::move(exchange.request), exchange.reply);
       }
     }
     return exchange.reply->answer_or_suspend();
+  }
+
+  /// Bytes of a body that we read, and drop, in order to answer that it is too large.
+  size_t most_read() const { return 4 * options.max_body_bytes; }
+
+  void take(Exchange& exchange, std::string_view data) const {
+    exchange.received += data.size();
+    if (exchange.received > options.max_body_bytes && exchange.keeps_body) {
+      exchange.keeps_body = false;
+      std::string().swap(exchange.request.body);
+    }
+    if (exchange.keeps_body) exchange.request.body += data;
   }
 
   std::unique_ptr<Exchange> begin(MHD_Connection* connection, const char* url,
@@ -93,6 +113,10 @@ struct HttpServer::Parts {
     exchange->request.authorization = header(connection, "Authorization");
     exchange->request.origin = header(connection, "Origin");
     exchange->request.host = header(connection, "Host");
+    exchange->declared =
+        std::strtoull(header(connection, "Content-Length").c_str(), nullptr, /*base=*/10);
+    exchange->keeps_body =
+        exchange->declared <= options.max_body_bytes && needs_body(exchange->request);
     return exchange;
   }
 
@@ -120,8 +144,11 @@ struct HttpServer::Parts {
                            MHD_RequestTerminationCode) {
     const std::unique_ptr<Exchange> exchange(static_cast<Exchange*>(*context));
     *context = nullptr;
-    static_cast<Parts*>(self)->connections.finish(connection);
-    if (exchange && exchange->reply) exchange->reply->detach();
+    try {
+      static_cast<Parts*>(self)->connections.finish(connection);
+      if (exchange && exchange->reply) exchange->reply->detach();
+    } catch (...) {  // no memory to cancel the request: it ends by itself
+    }
   }
 
   static void on_connection(void* self, MHD_Connection* connection, void**,
@@ -130,7 +157,10 @@ struct HttpServer::Parts {
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) return connections.closed(connection);
     const auto* const info =
         microhttpd().get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    connections.opened(connection, info->connect_fd);
+    try {
+      connections.opened(connection, info->connect_fd);
+    } catch (...) {  // no memory: its first request will close the connection
+    }
   }
 
   void start() {
@@ -161,8 +191,8 @@ struct HttpServer::Parts {
   }
 };
 
-HttpServer::HttpServer(const HttpOptions& options, Handler handler)
-    : parts_(std::make_unique<Parts>(options, std::move(handler))) {}
+HttpServer::HttpServer(const HttpOptions& options, Handler handler, NeedsBody needs_body)
+    : parts_(std::make_unique<Parts>(options, std::move(handler), std::move(needs_body))) {}
 
 void HttpServer::listen() { parts_->start(); }
 
