@@ -178,8 +178,8 @@ def main(words: Sequence[str]) -> NoReturn:
     signals = verbs.Signals()
     code, text = verbs.run(library, words[0], list(words[1:]), signals)
     sys.stdout.flush()
-    if code in (verbs.FAILED, verbs.WRONG_USE):
-        _stop(f"diffattn: {where}: {text.removeprefix('diffattn: ')}", 1 if code == verbs.FAILED else 2)
+    if code in verbs.EXIT_CODES:
+        _stop(f"diffattn: {where}: {text.removeprefix('diffattn: ')}", verbs.EXIT_CODES[code])
     if "--json" in words and int(os.environ["RANK"]) == 0:
         print(text, flush=True)
     torch.ops.diffattn.join_process_group("", "")

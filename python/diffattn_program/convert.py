@@ -58,10 +58,10 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command `diffattn convert` without the program and returns its exit code."""
     signals = verbs.Signals()
     code, text = verbs.run(_library(), "convert", arguments, signals)
-    if code in (verbs.FAILED, verbs.WRONG_USE):
+    if code in verbs.EXIT_CODES:
         print(verbs.message_of(text), file=sys.stderr)
         if code == verbs.WRONG_USE:
             print("Run 'diffattn convert --help' for its options.", file=sys.stderr)
-        return 2 if code == verbs.WRONG_USE else 1
+        return verbs.EXIT_CODES[code]
     print(text, end="")
     return code

@@ -56,6 +56,19 @@ class Full(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "no_such.txt"):
             diffattn.train(CONFIG, self.folder / "other", settings={"data.train": "no_such.txt"})
 
+    @unittest.skipIf("ASAN_OPTIONS" in os.environ, "AddressSanitizer manages the memory")
+    def test_a_verb_without_memory_says_what_to_change(self):
+        code = ("import sys, diffattn\n"
+                "try:\n    diffattn.train(sys.argv[1] + '/config.toml', sys.argv[1] + '_large',\n"
+                "                   settings={'train.batch_size': 4096})\n"
+                "except RuntimeError as error:\n    print(error)\n")
+        result = subprocess.run(
+            [sys.executable, "-c", code, self.folder / "run"], capture_output=True, text=True, timeout=300,
+            env={**os.environ, "LD_PRELOAD": os.environ["DIFFATTN_ALLOCATION_LIMIT"],
+                 "DIFFATTN_TEST_ALLOCATION": str(1 << 25)})
+        self.assertRegex(result.stdout, r"^diffattn: .*\ndiffattn: To use less memory, lower train.batch_size .*\n$",
+                         result.stderr)
+
     def test_generate_equals_the_program(self):
         want = program("generate", "--model", self.outcome["model"], "--prompt", "def ", "--max-new-tokens", 12)
         self.assertEqual(self.model.generate("def ", max_new_tokens=12), want["results"][0]["text"])

@@ -3,8 +3,10 @@
 import importlib.util
 import inspect
 import json
+import math
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -147,6 +149,29 @@ class Converter(unittest.TestCase):
             want = subprocess.run([PROGRAM, *words, *more], capture_output=True, text=True, cwd="/")
             got = python(*self.MAIN, *words, *more)
             self.assertEqual((got.returncode, got.stdout, got.stderr), (want.returncode, want.stdout, want.stderr))
+
+    @unittest.skipIf("ASAN_OPTIONS" in os.environ, "AddressSanitizer manages the memory")
+    def test_says_that_there_is_no_memory(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name, "large")
+            shutil.copytree(self.MODEL, folder)
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 1 << 14}))
+            data = (folder / "model.safetensors").read_bytes()
+            tensors, end = json.loads(data[8:8 + int.from_bytes(data[:8], "little")]), 0
+            for tensor, info in tensors.items():
+                if tensor in ("lm_head.weight", "model.embed_tokens.weight"):
+                    info["shape"][0] = 1 << 14  # 4 MiB
+                if tensor != "__metadata__":
+                    begin, end = end, end + 4 * math.prod(info["shape"])
+                    info["data_offsets"] = [begin, end]
+            head = json.dumps(tensors).encode()
+            (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(end))
+            result = python(*self.MAIN, "convert", "--to", "microsoft", folder, folder.parent / "out",
+                            LD_PRELOAD=os.environ["DIFFATTN_ALLOCATION_LIMIT"], DIFFATTN_TEST_ALLOCATION=str(1 << 21))
+            self.assertEqual((result.returncode, result.stderr), (
+                4, "diffattn: out of memory\ndiffattn: To use less memory, use a machine that holds the largest tensor "
+                "of the model twice.\n"))
 
     def test_other_verbs_say_what_to_install(self):
         result = python(*self.MAIN, "info")
