@@ -15,7 +15,7 @@ from typing import Mapping, NoReturn, Sequence
 
 import torch
 import torch.distributed as dist
-from diffattn_program import verbs
+from diffattn_program import terminal, verbs
 
 from diffattn import _full
 
@@ -148,8 +148,8 @@ def _join(verb: str) -> None:
     shared = shares_gpus(gpus, os.environ)
     backend = backend_of(torch.cuda.is_available(), dist.is_nccl_available(), shared)
     if shared and rank == 0:
-        print(f"diffattn: {os.environ['LOCAL_WORLD_SIZE']} processes share {gpus} GPU{'s' * (gpus > 1)}, so their sums "
-              "go through host memory", file=sys.stderr, flush=True)
+        terminal.write(f"diffattn: {os.environ['LOCAL_WORLD_SIZE']} processes share {gpus} GPU{'s' * (gpus > 1)}, so "
+                       "their sums go through host memory\n")
     patience = datetime.timedelta(seconds=PATIENT_TIMEOUT) if verb in PATIENT_VERBS else timeout
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
@@ -162,7 +162,7 @@ def _join(verb: str) -> None:
 
 
 def _stop(message: str, code: int = 1) -> NoReturn:
-    print(message, file=sys.stderr, flush=True)
+    terminal.write(message + "\n")
     # Threads of the group may wait for other processes, so this one does not wait for them.
     os._exit(code)
 
@@ -181,7 +181,7 @@ def main(words: Sequence[str]) -> NoReturn:
     if code in verbs.EXIT_CODES:
         _stop(f"diffattn: {where}: {text.removeprefix('diffattn: ')}", verbs.EXIT_CODES[code])
     if "--json" in words and int(os.environ["RANK"]) == 0:
-        print(text, flush=True)
+        terminal.write(text + "\n", sys.stdout)
     torch.ops.diffattn.join_process_group("", "")
     dist.destroy_process_group()
     sys.exit(code)

@@ -13,7 +13,7 @@ import sys
 from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
 import diffattn_program
-from diffattn_program import verbs
+from diffattn_program import terminal, verbs
 
 __all__ = ["ConversionError", "convert"]
 
@@ -59,9 +59,9 @@ def main(arguments: Sequence[str]) -> int:
     signals = verbs.Signals()
     code, text = verbs.run(_library(), "convert", arguments, signals)
     if code in verbs.EXIT_CODES:
-        print(verbs.message_of(text), file=sys.stderr)
+        terminal.write(verbs.message_of(text) + "\n")
         if code == verbs.WRONG_USE:
-            print("Run 'diffattn convert --help' for its options.", file=sys.stderr)
+            terminal.write("Run 'diffattn convert --help' for its options.\n")
         return verbs.EXIT_CODES[code]
-    print(text, end="")
+    terminal.write(text, sys.stdout)
     return code

@@ -67,7 +67,7 @@ def run(library: ctypes.CDLL, name: str, arguments: Sequence[str], signals: Sign
         code = library.diffattn_run_verb(
             name.encode(), (ctypes.c_char_p * len(words))(*words), len(words),
             _Stop(lambda: signals.received is not None), _Give(texts.append))
-    return Outcome(code, b"".join(texts).decode(errors="replace"))
+    return Outcome(code, b"".join(texts).decode(errors="backslashreplace"))
 
 
 def message_of(text: str) -> str:
