@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 import unittest
@@ -260,6 +261,11 @@ class Texts(unittest.TestCase):
         measured = program("eval", "--model", model, "--data", self.texts, "--json")
         self.assertEqual(measured.returncode, 0, measured.stderr)
         self.assertEqual(json.loads(measured.stdout)["macro_f1"], 1.0)
+        self.assertNotIn("perplexity", measured.stdout)  # labels of texts have none
+        shown = program("eval", "--model", model, "--data", self.texts, "--quantize", "int8")
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.assertIn("accuracy", shown.stdout)
+        self.assertNotIn("perplexity", shown.stdout)
         self.assertEqual([json.loads(measured.stdout)[key] for key in ("skipped_lines", "truncated")],
                          [0, 0])
         (self.folder / "faulty.jsonl").write_bytes(b"\n".join([lines[0], lines[3], lines[6].replace(
@@ -272,6 +278,7 @@ class Texts(unittest.TestCase):
         self.assertIn("diffattn: skipped 1 bad line\n", faulty.stderr)
         self.assertIn("diffattn: truncated 1 text to 16 tokens\n", faulty.stderr)
         self.refuses_ids_that_the_model_does_not_know(model)
+        self.refuses_probabilities_that_are_not_finite(model)
         self.reads_lines_in_bounded_memory_and_reports_failed_reads("classify", model, "text")
         hidden = program("classify", "--model", model, "--input", "-",
                          input='{"text": "aab", "label": "\\u001b[2J\\u0007"}\n')
@@ -303,6 +310,24 @@ class Texts(unittest.TestCase):
                 self.assertEqual(len(answers), 2 if mebibytes else 1)
         self.assertEqual(answers[0]["error"], f"expected at most {64 << 20} bytes, got more")
         self.assertLess(peaks[1] - peaks[0], 256)
+
+    def refuses_probabilities_that_are_not_finite(self, model):
+        other = self.folder / "overflowing"
+        shutil.copytree(model, other)
+        data = (other / "model.safetensors").read_bytes()
+        begin = 8 + int.from_bytes(data[:8], "little")
+        (other / "model.safetensors").write_bytes(data[:begin] + struct.pack("<f", 3e38) * ((len(data) - begin) // 4))
+        result = program("classify", "--model", other, "--input", "-", "--json", "--explain",
+                         input='{"text": "aab", "label": "good"}\n')
+        self.assertEqual(result.returncode, 3, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["metrics"], {})
+        self.assertEqual(report["results"][0].keys(), {"line", "error"})
+        self.assertIn("line 1: expected finite probabilities, got others, because numbers in the model overflow",
+                      result.stderr)
+        result = program("eval", "--model", other, "--data", self.texts)
+        self.assertEqual((result.returncode, result.stdout), (3, ""))
+        self.assertIn("the loss was not finite", result.stderr)
 
     def refuses_ids_that_the_model_does_not_know(self, model):
         tokenizer = json.loads((model / "tokenizer.json").read_text())
