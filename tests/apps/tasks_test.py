@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import struct
 import subprocess
 import tempfile
@@ -291,6 +292,15 @@ class Texts(unittest.TestCase):
         os.close(folder)
         self.assertEqual(failed.returncode, 1, failed.stderr)
         self.assertEqual(failed.stderr, "diffattn: standard input: expected a file or a pipe, got a directory\n")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(b"never read")  # so that closing our end resets the connection
+            ours.sendall(b'{"%s": "six"}\n' % key.encode())
+            ours.close()
+            reset = subprocess.run(arguments, stdin=theirs, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(reset.returncode, 1, reset.stderr)
+        self.assertEqual(reset.stderr, "diffattn: standard input: read failed: Connection reset by peer\n")
+        self.assertEqual([json.loads(line)["line"] for line in reset.stdout.splitlines()], [1])
         peaks = []
         for mebibytes in (0, 400):
             with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
