@@ -163,7 +163,7 @@ class Runner {
     const std::lock_guard lock(mutex_);
     comparison_.models[model].runs[seed] = std::move(result);
     report_run({model, seed}, known ? ", from " + file : "");
-    if (seed == 0) kept_[model] = std::move(trained);
+    if (seed == 0 && measured_) kept_[model] = std::move(trained);
   }
 
   RunKey key_of(const Trained& trained) {
@@ -352,6 +352,7 @@ std::vector<Trained> train_all(const CompareOptions& options, const CompareEvent
                                Comparison& comparison, parallel::Collective& world, bool measured) {
   Runner runner(options, events, comparison, world, measured);
   runner.run();
+  if (!measured) return {};
   return std::move(runner.kept());
 }
 
