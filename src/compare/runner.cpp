@@ -163,6 +163,7 @@ class Runner {
     const std::lock_guard lock(mutex_);
     comparison_.models[model].runs[seed] = std::move(result);
     report_run({model, seed}, known ? ", from " + file : "");
+    if (known && events_.on_skip) events_.on_skip(trained.config.train.steps);
     if (seed == 0 && measured_) kept_[model] = std::move(trained);
   }
 
