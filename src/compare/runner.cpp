@@ -93,7 +93,7 @@ class Runner {
       if (owner == 0) continue;
       if (world_.rank() == 0) kept_[model] = begin(model, 0);
       Trained& trained = kept_[model];
-      trained.from_file = any_rank(world_, trained.from_file);
+      trained.from_file = parallel::any_rank(world_, trained.from_file);
       if (trained.from_file) continue;
       send_to_first(world_, owner, trained.trainer ? trained.trainer->model().get() : nullptr);
     }
