@@ -45,6 +45,14 @@ class Full(unittest.TestCase):
         self.assertEqual((self.outcome["outcome"], self.outcome["step"]), ("done", 6))
         longer = diffattn.train(resume=self.folder / "run", settings={"train.steps": 7})
         self.assertEqual(longer["step"], 7)
+        wider = {"train.steps": 8, "train.batch_size": 4}
+        with self.assertRaisesRegex(ValueError, "--change-batch-size"):
+            diffattn.train(resume=self.folder / "run", settings=wider)
+        again = diffattn.train(resume=self.folder / "run", from_checkpoint="step-6", change_batch_size=True,
+                               settings=wider)
+        self.assertEqual((again["step"], again["tokens"]), (8, self.outcome["tokens"] // 6 * (6 + 2 * 2)))
+        with self.assertRaisesRegex(RuntimeError, "step-5: expected .*, got no such folder"):
+            diffattn.train(resume=self.folder / "run", from_checkpoint="step-5")
         plan = diffattn.train(CONFIG, dry_run=True, settings={"data": {"train": self.corpus}, "train.steps": 3})
         self.assertEqual(plan["steps"], 3)
 
