@@ -87,7 +87,8 @@ class Classify {
     for (size_t i = 0; i < batch.size(); ++i) results_.add(batch[i], results[i]);
   }
 
-  void predict(const std::vector<LineItem>& batch, const std::vector<size_t>& good,
+  /// Writes the results of good items. An item for which the model overflows gets an error.
+  void predict(std::vector<LineItem>& batch, const std::vector<size_t>& good,
                std::vector<Json>& results) {
     const torch::NoGradGuard no_grad;
     const torch::Device device(options_.device);
@@ -109,6 +110,12 @@ class Classify {
         model_->forward(input).logits.softmax(-1).to(torch::kCPU, torch::kFloat64);
     for (size_t row = 0; row < good.size(); ++row) {
       const auto r = static_cast<int64_t>(row);
+      if (!chances[r].isfinite().all().item<bool>()) {
+        batch[good[row]].error =
+            "expected finite probabilities, got others, because numbers in the model overflow";
+        overflowed_ = true;
+        continue;
+      }
       results[good[row]] = result_of(batch[good[row]], chances[r]);
       if (options_.explain) {
         results[good[row]]["tokens"] =
@@ -196,13 +203,15 @@ class Classify {
                  confusion_.total() == 1 ? "line" : "lines", confusion_.accuracy(),
                  confusion_.macro_f1());
     }
-    return results_.finish({{"labels", model_->config.labels}, {"metrics", metrics}});
+    const int code = results_.finish({{"labels", model_->config.labels}, {"metrics", metrics}});
+    return overflowed_ ? kNonFiniteLoss : code;
   }
 
   const ClassifyOptions& options_;
   train::Classifier model_;
   std::optional<io::Tokenizer> tokenizer_;
   data::Confusion confusion_;
+  bool overflowed_ = false;
   LineResults results_;
 };
 

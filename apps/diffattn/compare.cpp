@@ -206,6 +206,7 @@ compare::Comparison run_comparison(const compare::CompareOptions& options,
   const StopSignal signal;
   compare::CompareEvents events;
   events.on_step = [&](const std::string& text) { bar.step(text); };
+  events.on_skip = [&](int64_t updates) { bar.skip(updates); };
   events.on_message = [&](const std::string& line) {
     bar.clear();
     print_note("{}\n", line);

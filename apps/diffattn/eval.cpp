@@ -54,14 +54,24 @@ struct Rounded {
   train::Evaluation total;
 };
 
-Json rounded_json(const Rounded& rounded, const train::Evaluation& exact) {
-  return {{"weights", rounded.weights},
-          {"activations", rounded.activations},
-          {"matrices", rounded.matrices},
-          {"loss", rounded.total.loss()},
-          {"loss_increase", rounded.total.loss() - exact.loss()},
-          {"perplexity", rounded.total.perplexity()},
-          {"accuracy", rounded.total.accuracy()}};
+/// True if labels of whole texts are measured, which have no perplexity, instead of tokens.
+bool measures_classes(const train::Evaluator& evaluator) {
+  return evaluator.confusion().classes() > 0;
+}
+
+void add_measures(Json& result, const train::Evaluation& sums, bool classes) {
+  result["loss"] = sums.loss();
+  if (!classes) result["perplexity"] = sums.perplexity();
+  result["accuracy"] = sums.accuracy();
+}
+
+Json rounded_json(const Rounded& rounded, const train::Evaluation& exact, bool classes) {
+  Json result{{"weights", rounded.weights},
+              {"activations", rounded.activations},
+              {"matrices", rounded.matrices},
+              {"loss_increase", rounded.total.loss() - exact.loss()}};
+  add_measures(result, rounded.total, classes);
+  return result;
 }
 
 /// Returns the values by name, without those that are NaN.
@@ -76,13 +86,10 @@ Json named_values(const train::Values& values) {
 Json buckets_json(const train::Evaluator& evaluator) {
   Json all = Json::array();
   for (const train::LengthBucket& bucket : evaluator.buckets()) {
-    all.push_back({{"above", bucket.from},
-                   {"up_to", bucket.to},
-                   {"tokens", bucket.sums.tokens},
-                   {"loss", bucket.sums.loss()},
-                   {"perplexity", bucket.sums.perplexity()},
-                   {"accuracy", bucket.sums.accuracy()},
-                   {"attention", named_values(bucket.attention)}});
+    Json one{{"above", bucket.from}, {"up_to", bucket.to}, {"tokens", bucket.sums.tokens}};
+    add_measures(one, bucket.sums, measures_classes(evaluator));
+    one["attention"] = named_values(bucket.attention);
+    all.push_back(std::move(one));
   }
   return all;
 }
@@ -141,10 +148,10 @@ void print_rounded(const Rounded& rounded, const train::Evaluation& exact) {
 
 void print_evaluation(const train::Evaluator& evaluator) {
   const train::Evaluation& total = evaluator.total();
-  const bool classes = evaluator.confusion().classes() > 0;
+  const bool classes = measures_classes(evaluator);
   const char* const counted = classes ? "labels" : "tokens";
   print_out("loss        {:.5f}\n", total.loss());
-  print_out("perplexity  {}\n", perplexity_text(total.perplexity(), 3));
+  if (!classes) print_out("perplexity  {}\n", perplexity_text(total.perplexity(), 3));
   print_out("accuracy    {:.4f}\n", total.accuracy());
   print_out("{:<11} {}  ({:.0f}/s)\n", counted, total.tokens,
             static_cast<double>(total.tokens) / total.seconds);
@@ -174,33 +181,42 @@ int report_evaluation(const train::Evaluator& evaluator, const std::optional<Rou
   }
   Json attention = named_values(evaluator.attention());
   attention.update(named_values(evaluator.layer_attention()));
-  Json result{{"loss", total.loss()},
-              {"perplexity", total.perplexity()},
-              {"accuracy", total.accuracy()},
-              {"tokens", total.tokens},
-              {"tokens_per_second", static_cast<double>(total.tokens) / total.seconds},
-              {"skipped_lines", unmeasured.skipped_lines},
-              {"truncated", unmeasured.truncated},
-              {"buckets", buckets_json(evaluator)},
-              {"attention", attention}};
-  if (evaluator.confusion().classes() > 0) result["macro_f1"] = evaluator.confusion().macro_f1();
+  const bool classes = measures_classes(evaluator);
+  Json result;
+  add_measures(result, total, classes);
+  result.update({{"tokens", total.tokens},
+                 {"tokens_per_second", static_cast<double>(total.tokens) / total.seconds},
+                 {"skipped_lines", unmeasured.skipped_lines},
+                 {"truncated", unmeasured.truncated},
+                 {"buckets", buckets_json(evaluator)},
+                 {"attention", attention}});
+  if (classes) result["macro_f1"] = evaluator.confusion().macro_f1();
   if (evaluator.bytes() > 0) {
     result["bytes"] = evaluator.bytes();
     result["bits_per_byte"] = evaluator.bits_per_byte();
   }
-  if (rounded) result["quantized"] = rounded_json(*rounded, total);
+  if (rounded) result["quantized"] = rounded_json(*rounded, total, classes);
   print_json(result);
   return 0;
 }
 
-/// Prints that the model overflows, and returns the exit code.
-int report_overflow(const EvalOptions& options, const train::Evaluation& total) {
+bool overflows(const train::Evaluation& total) {
+  return total.tokens > 0 && !std::isfinite(total.loss());
+}
+
+/// Prints on rank 0 that the model overflows, and returns the exit code. `rounding` names the
+/// rounded weights, if only these overflow.
+int report_overflow(const EvalOptions& options, const train::Evaluation& total, bool speaks,
+                    const std::string& rounding = "") {
+  if (!speaks) return kNonFiniteLoss;
+  std::string advice = "; train it with a lower learning rate";
+  if (!rounding.empty()) advice = "; without --quantize it was finite";
+  if (options.dtype != "float32") advice = " " + options.dtype + "; try --dtype float32";
   print_note(
-      "diffattn: {}: the loss was not finite within the first {} labels, because numbers in "
+      "diffattn: {}: the loss{} was not finite within the first {} labels, because numbers in "
       "the model overflow{}\n",
-      options.model, total.tokens,
-      options.dtype == "float32" ? "; train it with a lower learning rate"
-                                 : " " + options.dtype + "; try --dtype float32");
+      options.model, rounding.empty() ? "" : " with " + rounding + " weights", total.tokens,
+      advice);
   return kNonFiniteLoss;
 }
 
@@ -276,7 +292,7 @@ void evaluate_batches(const EvalOptions& options, const EvalData& data, parallel
     const train::Evaluation& total = evaluator.total();
     const bool own = (number < options.stats_batches ? 0 : number % world.size()) == world.rank();
     if (own) evaluator.add(batch);
-    if (total.tokens > 0 && !std::isfinite(total.loss())) break;
+    if (overflows(total)) break;
     if (bar) bar->step(fmt::format("loss {:.4f}", total.loss()));
   }
   if (bar) bar->clear();
@@ -335,12 +351,13 @@ int run_eval(const EvalOptions& options) {
   if (language) evaluator.count_bytes(train::token_bytes(*tokenizer));
   evaluate_batches(options, data, *world, evaluator);
   const train::Evaluation& total = evaluator.total();
-  if (total.tokens > 0 && !std::isfinite(total.loss())) {
-    return speaks ? report_overflow(options, total) : kNonFiniteLoss;
-  }
-  if (evaluator.total().tokens == 0) throw io::Error(options.data, "expected labels, got none");
+  if (overflows(total)) return report_overflow(options, total, speaks);
+  if (total.tokens == 0) throw io::Error(options.data, "expected labels, got none");
   std::optional<Rounded> rounded;
   if (!options.quantize.empty()) rounded = evaluate_rounded(options, open(), *world);
+  if (rounded && overflows(rounded->total)) {
+    return report_overflow(options, rounded->total, speaks, options.quantize);
+  }
   return speaks ? report_evaluation(evaluator, rounded, data.unmeasured, options.json) : 0;
 }
 

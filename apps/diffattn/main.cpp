@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "apps/diffattn/machine/less_memory.h"
 #include "apps/diffattn/machine/out_of_memory.h"
 #include "apps/diffattn/options/parse_errors.h"
 #include "apps/diffattn/terminal/help_format.h"

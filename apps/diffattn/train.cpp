@@ -9,8 +9,8 @@
 #include <filesystem>
 
 #include "apps/diffattn/machine/heap.h"
+#include "apps/diffattn/machine/less_memory.h"
 #include "apps/diffattn/machine/machine.h"
-#include "apps/diffattn/machine/out_of_memory.h"
 #include "apps/diffattn/options/machine_options.h"
 #include "apps/diffattn/options/run_file.h"
 #include "apps/diffattn/terminal/data_warnings.h"

@@ -16,7 +16,7 @@ from typing import List, Mapping, NoReturn, Sequence
 
 import torch
 import torch.distributed as dist
-from diffattn_program import verbs
+from diffattn_program import terminal, verbs
 
 from diffattn import _full
 
@@ -169,8 +169,8 @@ def _join(verb: str) -> None:
         shared, backend = share_gpus(gpus), backend_of(gpus, dist.is_nccl_available())
         if shared and rank == 0:
             count = len(set(gpus) - {""})
-            print(f"diffattn: {size} processes share {count} GPU{'s' * (count > 1)}, so their sums go through host "
-                  "memory", file=sys.stderr, flush=True)
+            terminal.write(f"diffattn: {size} processes share {count} GPU{'s' * (count > 1)}, so their sums go through "
+                           "host memory\n")
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
         # Exchanges of tokens have their own group, so that they need not wait for sums of gradients.
         second = dist.new_group(timeout=patience)
@@ -181,7 +181,7 @@ def _join(verb: str) -> None:
 
 
 def _stop(message: str, code: int = 1) -> NoReturn:
-    print(message, file=sys.stderr, flush=True)
+    terminal.write(message + "\n")
     # Threads of the group may wait for other processes, so this one does not wait for them.
     os._exit(code)
 
@@ -197,10 +197,10 @@ def main(words: Sequence[str]) -> NoReturn:
     signals = verbs.Signals()
     code, text = verbs.run(library, words[0], list(words[1:]), signals)
     sys.stdout.flush()
-    if code in (verbs.FAILED, verbs.WRONG_USE):
-        _stop(f"diffattn: {where}: {text.removeprefix('diffattn: ')}", 1 if code == verbs.FAILED else 2)
+    if code in verbs.EXIT_CODES:
+        _stop(f"diffattn: {where}: {text.removeprefix('diffattn: ')}", verbs.EXIT_CODES[code])
     if "--json" in words and int(os.environ["RANK"]) == 0:
-        print(text, flush=True)
+        terminal.write(text + "\n", sys.stdout)
     torch.ops.diffattn.join_process_group("", "")
     dist.destroy_process_group()
     sys.exit(code)

@@ -34,12 +34,15 @@ def _continue_with(result: Dict[str, Any]) -> str:
 
 
 def train(config: Union[Path, Mapping[str, Any], None] = None, out: Optional[Path] = None, *,
-          resume: Optional[Path] = None, settings: Optional[Mapping[str, Any]] = None, skip_bad: bool = False,
-          dry_run: bool = False) -> Dict[str, Any]:
+          resume: Optional[Path] = None, from_checkpoint: Optional[str] = None, change_batch_size: bool = False,
+          settings: Optional[Mapping[str, Any]] = None, skip_bad: bool = False, dry_run: bool = False
+          ) -> Dict[str, Any]:
     """Trains a model from a run file or a dictionary with its keys into the folder `out`.
 
-    `settings` override keys: {"train.steps": 500}. `resume` continues a run folder. Returns the outcome: step, tokens,
-    loss, valid_loss, and the folder of the model. Ctrl-C saves a checkpoint before it raises KeyboardInterrupt.
+    `settings` override keys: {"train.steps": 500}. `resume` continues a run folder: from its newest checkpoint, or from
+    `from_checkpoint`, "step-400" (`--from` in messages), and with `change_batch_size` with another number of rows for
+    each update. Returns the outcome: step, tokens, loss, valid_loss, and the folder of the model. Ctrl-C saves a
+    checkpoint before it raises KeyboardInterrupt.
 
     >>> plan = diffattn.train({"task": "needle", "train": {"steps": 3}}, dry_run=True)
     >>> plan["steps"]
@@ -48,6 +51,7 @@ def train(config: Union[Path, Mapping[str, Any], None] = None, out: Optional[Pat
     overrides = list(_settings(config)) if isinstance(config, Mapping) else []
     overrides += list(_settings(settings or {}))
     words = verbs.command_words(config=None if isinstance(config, Mapping) else config, out=out, resume=resume,
-                                set=overrides, skip_bad=skip_bad, dry_run=dry_run)
+                                from_=from_checkpoint, change_batch_size=change_batch_size, set=overrides,
+                                skip_bad=skip_bad, dry_run=dry_run)
     result: Dict[str, Any] = verbs.result_of(_full.library(), "train", words, stopped=_continue_with)
     return result

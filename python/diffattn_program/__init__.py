@@ -10,6 +10,8 @@ import re
 import sys
 from typing import Dict, List, NoReturn, Optional
 
+from diffattn_program import terminal
+
 NO_PROGRAM = ("diffattn: this installation has only the operators. Install a wheel, or install from source after "
               "`apt-get install libcli11-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev zlib1g-dev`, or set "
               "DIFFATTN_PROGRAM to the path of the program.")
@@ -90,7 +92,7 @@ def environment(program: pathlib.Path, torch: pathlib.Path) -> Dict[str, str]:
 
 
 def _stop(message: str) -> NoReturn:
-    print(message, file=sys.stderr)
+    terminal.write(message + "\n")
     sys.exit(1)
 
 

@@ -13,7 +13,7 @@ import sys
 from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
 import diffattn_program
-from diffattn_program import verbs
+from diffattn_program import terminal, verbs
 
 __all__ = ["ConversionError", "convert"]
 
@@ -58,10 +58,10 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command `diffattn convert` without the program and returns its exit code."""
     signals = verbs.Signals()
     code, text = verbs.run(_library(), "convert", arguments, signals)
-    if code in (verbs.FAILED, verbs.WRONG_USE):
-        print(verbs.message_of(text), file=sys.stderr)
+    if code in verbs.EXIT_CODES:
+        terminal.write(verbs.message_of(text) + "\n")
         if code == verbs.WRONG_USE:
-            print("Run 'diffattn convert --help' for its options.", file=sys.stderr)
-        return 2 if code == verbs.WRONG_USE else 1
-    print(text, end="")
+            terminal.write("Run 'diffattn convert --help' for its options.\n")
+        return verbs.EXIT_CODES[code]
+    terminal.write(text, sys.stdout)
     return code

@@ -8,7 +8,8 @@ import threading
 from types import FrameType
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Type
 
-FAILED, WRONG_USE = 100, 101  # as in python/src/run_verb.h
+FAILED, WRONG_USE, OUT_OF_MEMORY = 100, 101, 102  # as in python/src/run_verb.h
+EXIT_CODES = {FAILED: 1, WRONG_USE: 2, OUT_OF_MEMORY: 4}  # those of the program after these errors
 _Stop = ctypes.CFUNCTYPE(ctypes.c_bool)
 _Give = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
@@ -54,7 +55,7 @@ class Signals:
 
 
 class Outcome(NamedTuple):
-    code: int  # exit code of the verb, FAILED or WRONG_USE
+    code: int  # exit code of the verb, or a key of EXIT_CODES
     text: str  # JSON, or the message of an error
 
 
@@ -66,7 +67,7 @@ def run(library: ctypes.CDLL, name: str, arguments: Sequence[str], signals: Sign
         code = library.diffattn_run_verb(
             name.encode(), (ctypes.c_char_p * len(words))(*words), len(words),
             _Stop(lambda: signals.received is not None), _Give(texts.append))
-    return Outcome(code, b"".join(texts).decode(errors="replace"))
+    return Outcome(code, b"".join(texts).decode(errors="backslashreplace"))
 
 
 def message_of(text: str) -> str:
@@ -83,7 +84,7 @@ def result_of(library: ctypes.CDLL, name: str, arguments: Sequence[str], error: 
     """
     signals = Signals()
     code, text = run(library, name, ["--json", *arguments], signals)
-    if code in (FAILED, WRONG_USE):
+    if code in EXIT_CODES:
         signals.deliver(message_of(text))
         raise (ValueError if code == WRONG_USE else error)(message_of(text))
     result = json.loads(text)

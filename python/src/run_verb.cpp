@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <new>
 #include <utility>
 
+#include "apps/diffattn/machine/less_memory.h"
 #include "apps/diffattn/options/parse_errors.h"
 #include "apps/diffattn/terminal/help_format.h"
 #include "apps/diffattn/terminal/json_output.h"
@@ -44,12 +46,19 @@ int run(const Verbs& verbs, VerbCall call) {
   return action();
 }
 
+/// Returns the two lines that the program prints when there was no memory. Python adds the prefix
+/// of the first one.
+std::string with_advice(const std::string& message, const std::string& verb) {
+  return message + "\ndiffattn: " + app::less_memory(verb);
+}
+
 }  // namespace
 
 int run_verb(const Verbs& verbs, VerbCall call) {
   const app::JsonCapture result;
   const StopScope scope(call.stop);
   const auto give = call.give;
+  const std::string verb = call.name;
   try {
     const int code = run(verbs, std::move(call));
     // main() of the program does the same.
@@ -59,6 +68,12 @@ int run_verb(const Verbs& verbs, VerbCall call) {
   } catch (const WrongUse& error) {
     give(error.what());
     return kWrongUse;
+  } catch (const OutOfMemory& error) {
+    give(with_advice(error.what(), verb).c_str());
+    return kOutOfMemory;
+  } catch (const std::bad_alloc&) {
+    give(with_advice("out of memory", verb).c_str());
+    return kOutOfMemory;
   } catch (const std::exception& error) {
     give(error.what());
     return kFailed;

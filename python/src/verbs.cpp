@@ -4,14 +4,15 @@
 
 #include <c10/util/Exception.h>
 
+#include "apps/diffattn/machine/out_of_memory.h"
 #include "diffattn/train/run_config.h"
 #include "python/src/run_verb.h"
 
 namespace diffattn::python {
 namespace {
 
-/// Adds a verb whose errors of torch have no backtrace, and whose errors in a run file are
-/// WrongUse.
+/// Adds a verb whose errors of torch have no backtrace. One that says that there was no memory
+/// becomes OutOfMemory, and an error in a run file becomes WrongUse.
 template <app::VerbAction (*add)(CLI::App&)>
 app::VerbAction translated(CLI::App& app) {
   return [action = add(app)] {
@@ -20,6 +21,7 @@ app::VerbAction translated(CLI::App& app) {
     } catch (const train::ConfigError& error) {
       throw WrongUse(error.what());
     } catch (const c10::Error& error) {
+      if (app::is_out_of_memory(error)) throw OutOfMemory(error.what_without_backtrace());
       throw std::runtime_error(error.what_without_backtrace());
     }
   };

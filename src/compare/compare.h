@@ -67,6 +67,7 @@ struct CurvePoint {
 /// Callbacks, of which any may be empty. One thread at a time calls them.
 struct CompareEvents {
   std::function<void(const std::string& what)> on_step;     // after each of total_steps() updates
+  std::function<void(int64_t updates)> on_skip;             // for those of a run from a file
   std::function<void(const std::string& line)> on_message;  // after each run
   /// Called after each validation of a run, for example "diffllama seed 11".
   std::function<void(const std::string& run, const CurvePoint& point)> on_point;

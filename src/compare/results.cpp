@@ -72,6 +72,18 @@ Json run_json(const RunResult& run) {
           {"hidden_states", outliers_json(run.hidden_states)}};
 }
 
+/// Returns a field of a CSV file in quotes.
+std::string quoted(const std::string& text) {
+  std::string field = "\"";
+  for (const char c : text) field += c == '"' ? "\"\"" : std::string(1, c);
+  return field + "\"";
+}
+
+/// Returns the name of a number as a CSV field. It may hold the name of a file.
+std::string name_field(const std::string& name) {
+  return name.find_first_of(",\"\r\n") == std::string::npos ? name : quoted(name);
+}
+
 std::string mean_text(const MeanSpread& value, bool with_spread) {
   if (std::isnan(value.mean)) return "–";
   const int digits = std::abs(value.mean) < 10 ? 3 : 1;
@@ -236,14 +248,14 @@ std::string numbers_csv(const Comparison& comparison) {
   std::string text = "model,seed,name,value\n";
   const auto names = number_names(comparison);
   for (const ModelResult& model : comparison.models) {
-    text += fmt::format("\"{}\",,parameters,{}\n\"{}\",,step_seconds,{}\n\"{}\",,step_bytes,{}\n",
-                        model.name, model.parameters, model.name, model.step_seconds, model.name,
-                        model.step_bytes);
+    const std::string who = quoted(model.name);
+    text += fmt::format("{0},,parameters,{1}\n{0},,step_seconds,{2}\n{0},,step_bytes,{3}\n", who,
+                        model.parameters, model.step_seconds, model.step_bytes);
     for (const RunResult& run : model.runs) {
       for (const std::string& name : names) {
         const double value = number_of(run, name);
         if (!std::isfinite(value)) continue;
-        text += fmt::format("\"{}\",{},{},{}\n", model.name, run.seed, name, value);
+        text += fmt::format("{},{},{},{}\n", who, run.seed, name_field(name), value);
       }
     }
   }
@@ -255,7 +267,7 @@ std::string curves_csv(const Comparison& comparison) {
   for (const ModelResult& model : comparison.models) {
     for (const RunResult& run : model.runs) {
       for (const CurvePoint& p : run.curve) {
-        text += fmt::format("\"{}\",{},{},{},{},{}\n", model.name, run.seed, p.step, p.loss,
+        text += fmt::format("{},{},{},{},{},{}\n", quoted(model.name), run.seed, p.step, p.loss,
                             p.valid_loss, p.valid_accuracy);
       }
     }

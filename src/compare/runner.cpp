@@ -93,7 +93,7 @@ class Runner {
       if (owner == 0) continue;
       if (world_.rank() == 0) kept_[model] = begin(model, 0);
       Trained& trained = kept_[model];
-      trained.from_file = any_rank(world_, trained.from_file);
+      trained.from_file = parallel::any_rank(world_, trained.from_file);
       if (trained.from_file) continue;
       send_to_first(world_, owner, trained.trainer ? trained.trainer->model().get() : nullptr);
     }
@@ -163,7 +163,8 @@ class Runner {
     const std::lock_guard lock(mutex_);
     comparison_.models[model].runs[seed] = std::move(result);
     report_run({model, seed}, known ? ", from " + file : "");
-    if (seed == 0) kept_[model] = std::move(trained);
+    if (known && events_.on_skip) events_.on_skip(trained.config.train.steps);
+    if (seed == 0 && measured_) kept_[model] = std::move(trained);
   }
 
   RunKey key_of(const Trained& trained) {
@@ -352,6 +353,7 @@ std::vector<Trained> train_all(const CompareOptions& options, const CompareEvent
                                Comparison& comparison, parallel::Collective& world, bool measured) {
   Runner runner(options, events, comparison, world, measured);
   runner.run();
+  if (!measured) return {};
   return std::move(runner.kept());
 }
 

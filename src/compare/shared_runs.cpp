@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compare/shared_runs.h"
 
-#include <algorithm>
-
 #include "compare/saved_runs.h"
 
 namespace diffattn::compare {
@@ -55,11 +53,6 @@ void gather_runs(parallel::Collective& world, std::vector<ModelResult>& models) 
     size_t next = 0;
     for_runs(world, models, rank, [&](RunResult& run) { run = runs.at(next++); });
   }
-}
-
-bool any_rank(parallel::Collective& world, bool here) {
-  const auto all = parallel::all_gather_texts(world, here ? "1" : "0");
-  return std::ranges::find(all, "1") != all.end();
 }
 
 void send_to_first(parallel::Collective& world, int64_t from, const torch::nn::Module* module) {

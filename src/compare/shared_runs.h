@@ -24,9 +24,6 @@ struct RunNumber {
 std::vector<RunNumber> runs_of(const CompareOptions& options, const parallel::Collective& world,
                                int64_t rank);
 
-/// True on all ranks if `here` is true on one of them.
-bool any_rank(parallel::Collective& world, bool here);
-
 /// Gives every process the results that the others have in `models`.
 void gather_runs(parallel::Collective& world, std::vector<ModelResult>& models);
 

@@ -88,6 +88,13 @@ void check_device(const Collective& world, torch::Device device) {
                        "compute on the CPU"));
 }
 
+bool any_rank(Collective& world, bool here) {
+  if (world.size() == 1) return here;
+  const Tensor votes = torch::full({1}, here ? 1 : 0, torch::kLong);
+  world.all_reduce(votes).wait();
+  return votes.item<int64_t>() > 0;
+}
+
 std::vector<std::string> all_gather_texts(Collective& world, const std::string& text) {
   const auto ranks = world.size();
   const Tensor sizes = torch::empty({ranks}, torch::kLong);

@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "diffattn/error.h"
 #include "ops/layers/fused_adamw.h"
 #include "train/working_copy.h"
 
@@ -99,7 +100,9 @@ std::vector<Tensor> AdamW::gradients() const {
 Tensor AdamW::gradient_norm() const {
   const torch::NoGradGuard no_grad;
   const auto grads = gradients();
-  TORCH_CHECK(!grads.empty(), "AdamW: no parameter has a gradient");
+  if (grads.empty()) {
+    throw Error("diffattn: AdamW: expected parameters with gradients, got none with one");
+  }
   if (!sum_over_processes_) {
     return torch::linalg_vector_norm(torch::stack(at::_foreach_norm(grads)), 2);
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "diffattn/error.h"
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/dint_attention.h"
 #include "diffattn/nn/multihead_diff_attention.h"
@@ -76,8 +77,10 @@ Batch ContextParallel::part(const Batch& batch) {
 
 Tensor ContextParallel::attend(nn::Route route, const nn::HeadTensors& heads) {
   const AttentionOptions& o = heads.options;
-  TORCH_CHECK(o.bounds().right <= 0 && !o.mask() && !o.key_starts() && !o.key_lengths(),
-              "context parallel: expected a causal mask without padding");
+  if (o.bounds().right > 0 || o.mask() || o.key_starts() || o.key_lengths()) {
+    throw Error(
+        "diffattn: context parallel: expected causal attention without padding, got another mask");
+  }
   const bool packed = o.cu_seqlens_q().has_value();
   nn::HeadTensors rows = heads;
   if (packed) {  // as a batch of one row

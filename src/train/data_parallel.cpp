@@ -9,6 +9,8 @@
 #include <map>
 #include <unordered_map>
 
+#include "diffattn/error.h"
+
 namespace diffattn::train {
 namespace {
 
@@ -188,8 +190,10 @@ void DataParallel::begin_backward() {
 void DataParallel::ready(size_t parameter) {
   if (!armed_) return;
   Bucket& bucket = buckets_[bucket_of_[parameter]];
-  TORCH_CHECK(bucket.missing > 0, "DataParallel: ", parameters_[parameter].name,
-              " got a second gradient after its sum had started");
+  if (bucket.missing == 0) {
+    throw Error("diffattn: DataParallel: expected one gradient of " + parameters_[parameter].name +
+                " in a backward pass, got a second one after its sum had started");
+  }
   if (--bucket.missing == 0 && bucket.layer) layers_.computed(*bucket.layer);
   while (next_ < buckets_.size() && buckets_[next_].missing == 0) start(buckets_[next_++]);
 }

@@ -146,14 +146,6 @@ void Run::check_lock() const {
   if (lock_) lock_->check();
 }
 
-/// True on all ranks if it is true on one.
-bool Run::any_rank(bool here) {
-  if (world_->size() == 1) return here;
-  const torch::Tensor votes = torch::full({1}, here ? 1 : 0, torch::kLong);
-  world_->all_reduce(votes).wait();
-  return votes.item<int64_t>() > 0;
-}
-
 /// Runs `work` on all ranks. If it throws on one of them, this throws on all.
 void Run::together(const std::function<void()>& work) {
   std::exception_ptr error;
@@ -162,7 +154,7 @@ void Run::together(const std::function<void()>& work) {
   } catch (...) {
     error = std::current_exception();
   }
-  const bool failed = any_rank(error != nullptr);
+  const bool failed = parallel::any_rank(*world_, error != nullptr);
   if (error) std::rethrow_exception(error);
   if (failed) throw Error("train: another process could not write its part of the checkpoint");
 }
@@ -216,7 +208,7 @@ void Run::save(const BatchSource& train) {
         },
         known);
   } catch (...) {
-    if (!made) any_rank(true);  // the others wait for the folder
+    if (!made) parallel::any_rank(*world_, true);  // the others wait for the folder
     throw;
   }
 }
@@ -417,7 +409,7 @@ Outcome Run::go(BatchSource& train, BatchSource* valid, const RunEvents& events)
     if (!report_until(settled ? 0 : 1)) return Outcome::kNonFinite;
     if (settled && valid && due(t.eval_every)) evaluate(*valid, events);
     if (settled && due(t.stats_every)) log_statistics(valid ? *valid : train);
-    const bool stop = any_rank(events.stop && events.stop());
+    const bool stop = parallel::any_rank(*world_, events.stop && events.stop());
     if (stop && !report_until(0)) return Outcome::kNonFinite;
     if (stop || (settled && due(t.checkpoint_every))) {
       save(train);

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <string>
 
+#include "diffattn/error.h"
 #include "diffattn/nn/cross_entropy.h"
 #include "nn/models/attention_penalty.h"
 #include "train/context_parallel.h"
@@ -258,7 +260,9 @@ void Trainer::begin(BatchSource& source) {
 }
 
 StepReport Trainer::finish() {
-  TORCH_CHECK(!pending_.empty(), "Trainer: finish() without a begun update");
+  if (pending_.empty()) {
+    throw Error("diffattn: Trainer.finish(): expected an update that begin() started, got none");
+  }
   Pending update = std::move(pending_.front());
   pending_.pop_front();
   if (update.arrived) update.arrived->synchronize();
@@ -313,7 +317,10 @@ Trainer::WholeWeights::~WholeWeights() {
 int64_t Trainer::pending() const { return static_cast<int64_t>(pending_.size()); }
 
 StepReport Trainer::step(BatchSource& source) {
-  TORCH_CHECK(pending_.empty(), "Trainer: step() with an update that is not finished");
+  if (!pending_.empty()) {
+    throw Error("diffattn: Trainer.step(): expected finish() for every begin(), got " +
+                std::to_string(pending_.size()) + " updates that are not finished");
+  }
   begin(source);
   return finish();
 }

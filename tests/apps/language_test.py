@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests what `compare --task lm` and `eval` measure of language models, and comparisons that continue."""
+import contextlib
+import csv
 import json
 import math
 import os
 import pathlib
+import pty
 import re
+import shutil
 import subprocess
 import tempfile
 import unittest
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
+DIGITS = 'digits, "0" to "9"'  # the name of a file that CSV must quote
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa".split()
 
 
@@ -24,6 +29,22 @@ def text_of(seed, words):
 
 def program(*arguments):
     return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, timeout=240, encoding="utf-8")
+
+
+def on_terminal(*arguments):
+    """Runs the program with standard error on a terminal. Returns exit code, standard output and what it shows."""
+    ours, theirs = pty.openpty()
+    with tempfile.TemporaryFile() as out, open(ours, "rb", buffering=0) as terminal:
+        process = subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=out, stderr=theirs,
+                                   env={**os.environ, "TERM": "xterm", "COLUMNS": "80"})
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the program has closed the terminal
+            while piece := terminal.read(1 << 16):
+                shown += piece
+        code = process.wait(timeout=240)
+        out.seek(0)
+        return code, out.read().decode(), shown.decode()
 
 
 def header_of(page):
@@ -41,7 +62,7 @@ class Language(unittest.TestCase):
         (cls.folder / "train.txt").write_text(text_of(1, 4000))
         (cls.folder / "test").mkdir()
         (cls.folder / "test/words.txt").write_text(text_of(5, 300))
-        (cls.folder / "test/digits.txt").write_text("0123456789 " * 100)
+        (cls.folder / f"test/{DIGITS}.txt").write_text("0123456789 " * 100)
         settings = ["model.hidden_size=16", "model.num_hidden_layers=2", "model.num_attention_heads=4",
                     "train.batch_size=4", "train.seq_len=32", "train.eval_batches=1", "train.eval_every=5",
                     "train.steps=30", "train.warmup_steps=1", "train.learning_rate=1e-2",
@@ -74,7 +95,7 @@ class Language(unittest.TestCase):
             for loss, bits in zip(model["valid_loss"]["values"], metrics["bits_per_byte"]["values"], strict=True):
                 self.assertAlmostEqual(bits, loss / math.log(2), places=5)
             # Digits never occur in training.
-            self.assertGreater(metrics["test.digits.bits_per_byte"]["mean"],
+            self.assertGreater(metrics[f"test.{DIGITS}.bits_per_byte"]["mean"],
                                2 * metrics["test.words.bits_per_byte"]["mean"])
 
     def test_tokens_to_the_loss_of_the_baseline(self):
@@ -118,11 +139,16 @@ class Language(unittest.TestCase):
         self.assertIn("loss by position", [curves["name"] for curves in header["curves"]])
         [table] = [one for one in header["tables"] if one["name"] == "Bits per byte of texts that no model has seen"]
         self.assertEqual([column["label"] for column in table["columns"]],
-                         ["model", "digits", "±", "words", "±", "all", "±"])
+                         ["model", DIGITS, "±", "words", "±", "all", "±"])
         for row in table["rows"]:
-            for kind, at in (("digits.", 1), ("words.", 3), ("", 5)):
+            for kind, at in ((f"{DIGITS}.", 1), ("words.", 3), ("", 5)):
                 bits = models[row[0]]["metrics"][f"test.{kind}bits_per_byte"]
                 self.assertEqual(row[at:at + 2], [bits["mean"], bits["spread"]])
+        with (self.folder / "out/numbers.csv").open(newline="") as file:
+            numbers = {tuple(row[:3]): float(row[3]) for row in csv.reader(file) if row[3] != "value"}
+        for model, told in models.items():
+            for seed, bits in zip("12", told["metrics"][f"test.{DIGITS}.bits_per_byte"]["values"], strict=True):
+                self.assertAlmostEqual(numbers[model, seed, f"test.{DIGITS}.bits_per_byte"], bits)
         shown = program("compare", *self.measured)
         self.assertEqual(shown.returncode, 0, shown.stderr)
         for words in ("test.words.bits_per_byte", "tokens_to_baseline.share", "repeated.second"):
@@ -130,19 +156,21 @@ class Language(unittest.TestCase):
 
     def test_a_comparison_continues_with_the_runs_that_are_missing(self):
         first = self.report()
-        runs = self.folder / "out/runs"
+        shutil.copytree(self.folder / "out", self.folder / "continued")
+        measured, runs = [*self.measured[:-1], self.folder / "continued"], self.folder / "continued/runs"
         self.assertEqual(len(list(runs.iterdir())), 4)
         (runs / "diffllama-seed2.json").unlink()
-        again = program("compare", *self.measured, "--json")
-        self.assertEqual(again.returncode, 0, again.stderr)
-        self.assertEqual(again.stderr.count(f", from {runs}"), 3)
-        second = json.loads(again.stdout)
+        code, out, errors = on_terminal("compare", *measured, "--json")
+        self.assertEqual(code, 0, errors)
+        self.assertEqual(errors.count(f", from {runs}"), 3)
+        self.assertIn(" 120/120 ", errors)  # the bar counts the updates of all runs
+        second = json.loads(out)
         for name, model in first["models"].items():
             self.assertEqual(model["metrics"], second["models"][name]["metrics"])
             self.assertEqual([run["curve"] for run in model["runs"]],
                              [run["curve"] for run in second["models"][name]["runs"]])
         # Other settings train again.
-        other = program("compare", *self.measured, "--set", "train.learning_rate=2e-2", "--json")
+        other = program("compare", *measured, "--set", "train.learning_rate=2e-2", "--json")
         self.assertEqual(other.returncode, 0, other.stderr)
         self.assertNotIn(", from ", other.stderr)
 

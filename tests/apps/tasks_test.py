@@ -5,6 +5,8 @@ import os
 import pathlib
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import tempfile
 import unittest
@@ -260,6 +262,11 @@ class Texts(unittest.TestCase):
         measured = program("eval", "--model", model, "--data", self.texts, "--json")
         self.assertEqual(measured.returncode, 0, measured.stderr)
         self.assertEqual(json.loads(measured.stdout)["macro_f1"], 1.0)
+        self.assertNotIn("perplexity", measured.stdout)  # labels of texts have none
+        shown = program("eval", "--model", model, "--data", self.texts, "--quantize", "int8")
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.assertIn("accuracy", shown.stdout)
+        self.assertNotIn("perplexity", shown.stdout)
         self.assertEqual([json.loads(measured.stdout)[key] for key in ("skipped_lines", "truncated")],
                          [0, 0])
         (self.folder / "faulty.jsonl").write_bytes(b"\n".join([lines[0], lines[3], lines[6].replace(
@@ -272,6 +279,7 @@ class Texts(unittest.TestCase):
         self.assertIn("diffattn: skipped 1 bad line\n", faulty.stderr)
         self.assertIn("diffattn: truncated 1 text to 16 tokens\n", faulty.stderr)
         self.refuses_ids_that_the_model_does_not_know(model)
+        self.refuses_probabilities_that_are_not_finite(model)
         self.reads_lines_in_bounded_memory_and_reports_failed_reads("classify", model, "text")
         hidden = program("classify", "--model", model, "--input", "-",
                          input='{"text": "aab", "label": "\\u001b[2J\\u0007"}\n')
@@ -284,25 +292,58 @@ class Texts(unittest.TestCase):
         os.close(folder)
         self.assertEqual(failed.returncode, 1, failed.stderr)
         self.assertEqual(failed.stderr, "diffattn: standard input: expected a file or a pipe, got a directory\n")
-        peaks = []
-        for mebibytes in (0, 400):
-            with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-                with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=out, stderr=errors) as process:
-                    for _ in range(mebibytes):
-                        process.stdin.write(b"a" * (1 << 20))
-                    process.stdin.write(b'\n{"%s": "six"}\n' % key.encode())
-                    process.stdin.close()
-                    _, status, usage = os.wait4(process.pid, 0)
-                    process.returncode = os.waitstatus_to_exitcode(status)
-                peaks.append(usage.ru_maxrss / 1024)
-                out.seek(0)
-                answers = [json.loads(line) for line in out.read().splitlines()]
-                self.assertEqual(process.returncode, 1 if mebibytes else 0)
-                self.assertEqual(answers[-1]["line"], 2)
-                self.assertNotIn("error", answers[-1])
-                self.assertEqual(len(answers), 2 if mebibytes else 1)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(b"never read")  # so that closing our end resets the connection
+            ours.sendall(b'{"%s": "six"}\n' % key.encode())
+            ours.close()
+            reset = subprocess.run(arguments, stdin=theirs, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(reset.returncode, 1, reset.stderr)
+        self.assertEqual(reset.stderr, "diffattn: standard input: read failed: Connection reset by peer\n")
+        self.assertEqual([json.loads(line)["line"] for line in reset.stdout.splitlines()], [1])
+        small = b'{"%s": "six"}\n' % key.encode()
+        alone, code, answers = self.peak(arguments, [small])
+        self.assertEqual((code, len(answers)), (0, 1))
+        peak, code, answers = self.peak(arguments, [b"a" * (1 << 20)] * 400 + [b"\n", small])
+        self.assertEqual((code, len(answers)), (1, 2))
         self.assertEqual(answers[0]["error"], f"expected at most {64 << 20} bytes, got more")
-        self.assertLess(peaks[1] - peaks[0], 256)
+        self.assertEqual(answers[1]["line"], 2)
+        self.assertNotIn("error", answers[1])
+        self.assertLess(peak - alone, 256)
+        # A batch of long lines keeps the tokens that the model reads. All tokens of these take 256 MiB.
+        peak, code, answers = self.peak(arguments, [small.replace(b"six", b"a" * (4 << 20))] * 8)
+        self.assertEqual((code, len(answers)), (0, 8))
+        self.assertLess(peak - alone, 128)
+
+    def peak(self, arguments, pieces):
+        """Runs a verb on pieces of standard input. Returns its peak memory in MiB, exit code and answers."""
+        with tempfile.TemporaryFile() as out, subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=out,
+                                                               stderr=subprocess.DEVNULL) as process:
+            for piece in pieces:
+                process.stdin.write(piece)
+            process.stdin.close()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            out.seek(0)
+            return usage.ru_maxrss / 1024, process.returncode, [json.loads(line) for line in out.read().splitlines()]
+
+    def refuses_probabilities_that_are_not_finite(self, model):
+        other = self.folder / "overflowing"
+        shutil.copytree(model, other)
+        data = (other / "model.safetensors").read_bytes()
+        begin = 8 + int.from_bytes(data[:8], "little")
+        (other / "model.safetensors").write_bytes(data[:begin] + struct.pack("<f", 3e38) * ((len(data) - begin) // 4))
+        result = program("classify", "--model", other, "--input", "-", "--json", "--explain",
+                         input='{"text": "aab", "label": "good"}\n')
+        self.assertEqual(result.returncode, 3, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["metrics"], {})
+        self.assertEqual(report["results"][0].keys(), {"line", "error"})
+        self.assertIn("line 1: expected finite probabilities, got others, because numbers in the model overflow",
+                      result.stderr)
+        result = program("eval", "--model", other, "--data", self.texts)
+        self.assertEqual((result.returncode, result.stdout), (3, ""))
+        self.assertIn("the loss was not finite", result.stderr)
 
     def refuses_ids_that_the_model_does_not_know(self, model):
         tokenizer = json.loads((model / "tokenizer.json").read_text())

@@ -18,6 +18,7 @@ import time
 import unittest
 
 PROGRAM = os.environ["DIFFATTN_PROGRAM"]
+LARGEST = 0x7f7fffff  # the bits of a float32 that is infinite after it is rounded to 8 bits
 
 RUN_FILE = """
 task = "lm"
@@ -258,6 +259,24 @@ class Training(Runs):
         result = program("generate", "--model", model, "--prompt", "alpha ")
         self.assertEqual(result.returncode, 1, result.stdout)
         self.assertIn("expected finite logits", result.stderr)
+
+    def test_rounded_weights_that_overflow_give_no_numbers(self):
+        """The input of a matrix is 0, and its weights are so large that only their rounded copies overflow."""
+        model = self.folder / "rounded"
+        shutil.copytree(self.whole / "model", model)
+        data = bytearray((model / "model.safetensors").read_bytes())
+        begin = 8 + int.from_bytes(data[:8], "little")
+        tensors = json.loads(data[8:begin])
+        for name, bits in (("input_layernorm", 0), ("self_attn.q_proj", LARGEST)):
+            first, last = tensors[f"model.layers.0.{name}.weight"]["data_offsets"]
+            data[begin + first:begin + last] = struct.pack("<I", bits) * ((last - first) // 4)
+        (model / "model.safetensors").write_bytes(data)
+        exact = program("eval", "--model", model, "--data", self.folder / "corpus.txt")
+        self.assertEqual(exact.returncode, 0, exact.stderr)
+        result = program("eval", "--model", model, "--data", self.folder / "corpus.txt", "--quantize", "int8")
+        self.assertEqual((result.returncode, result.stdout), (3, ""))
+        self.assertRegex(result.stderr, "the loss with int8 weights was not finite within the first [0-9]+ labels, "
+                         "because numbers in the model overflow; without --quantize it was finite\n$")
 
     def test_checkpoints_are_model_folders(self):
         checkpoint = self.whole / "checkpoints/step-24"

@@ -188,7 +188,10 @@ TEST(FusedLayers, LinearOfAFewRows) {
       expect_close(wide(bare), want - wide(bias), "bare", tolerance);
     }
   }
-  EXPECT_THROW(diffattn::linear(torch::ones({1, 3}), torch::ones({2, 4})), c10::Error);
+  const Tensor weight = torch::ones({2, 4});
+  EXPECT_THROW(diffattn::linear(torch::ones({1, 3}), weight), diffattn::Error);
+  EXPECT_THROW(diffattn::linear(torch::ones({1, 4}), weight[0]), diffattn::Error);
+  EXPECT_THROW(diffattn::linear(torch::ones({1, 4}), weight, torch::ones({4})), diffattn::Error);
 }
 
 TEST(FusedLayers, ThreadsChangeNothing) {
@@ -212,20 +215,27 @@ TEST(FusedLayers, ThreadsChangeNothing) {
 TEST(FusedLayers, RefuseSecondDerivatives) {
   const Tensor x = torch::randn({4, 8}).requires_grad_(true);
   const Tensor y = rms_norm(x, Tensor(), 1e-5).square().sum();
-  EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true), c10::Error);
+  EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true), diffattn::Error);
 }
 
 TEST(FusedLayers, RefuseShapesThatDoNotFit) {
   const Tensor x = torch::randn({2, 3, 4, 8});
-  EXPECT_THROW(rms_norm(x, torch::ones({7}), 1e-5), c10::Error);
+  EXPECT_THROW(rms_norm(x, torch::ones({7}), 1e-5), diffattn::Error);
   const Tensor table = torch::ones({3, 4});
   EXPECT_NO_THROW(rotate(x, table, table, {.width = 8}));
   EXPECT_NO_THROW(rotate(x, table.expand({2, 3, 4}), table.expand({2, 3, 4}), {.width = 8}));
   const Tensor short_table = torch::ones({2, 4});
-  EXPECT_THROW(rotate(x, short_table, short_table, {.width = 8}), c10::Error);
-  EXPECT_THROW(rotate(x, table, table, {.width = 10}), c10::Error);
-  EXPECT_THROW(rotate(x, torch::ones({3, 0}), torch::ones({3, 0}), {}), c10::Error);
-  EXPECT_THROW(rotate(x, table, torch::ones({3, 3}), {.width = 8}), c10::Error);
+  EXPECT_THROW(rotate(x, short_table, short_table, {.width = 8}), diffattn::Error);
+  EXPECT_THROW(rotate(x, table, table, {.width = 10}), diffattn::Error);
+  EXPECT_THROW(rotate(x, torch::ones({3, 0}), torch::ones({3, 0}), {}), diffattn::Error);
+  EXPECT_THROW(rotate(x, table, torch::ones({3, 3}), {.width = 8}), diffattn::Error);
+  EXPECT_THROW(swiglu(x, torch::ones({2, 3, 4, 7})), diffattn::Error);
+  try {
+    rms_norm(x, torch::ones({7}), 1e-5);
+  } catch (const diffattn::Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "diffattn: argument 'rms_norm.weight': expected [8] on cpu, got [7] on cpu");
+  }
 }
 
 }  // namespace

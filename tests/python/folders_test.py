@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens in Python what the program writes: every task, layout and folder, as torch modules; and analyses it."""
+import hashlib
 import json
 import os
 import pathlib
@@ -58,6 +59,36 @@ class Folders(unittest.TestCase):
         for given in (self.run_folder, self.run_folder / "checkpoints" / "step-4", self.run_folder / "latest"):
             model = diffattn.load(given)
             self.assertTrue(torch.equal(model.logits(self.ids), self.model.logits(self.ids)), given)
+
+    def test_a_folder_of_links_as_in_a_cache_of_hugging_face(self):
+        cache = self.folder / "models--made--up"
+        snapshot = cache / "snapshots" / "c0ffee"
+        for folder in (snapshot, cache / "blobs"):
+            folder.mkdir(parents=True)
+        source = pathlib.Path(self.model.folder)
+        data = (source / "model.safetensors").read_bytes()
+        begin = 8 + int.from_bytes(data[:8], "little")
+        tensors = {name: info for name, info in json.loads(data[8:begin]).items() if name != "__metadata__"}
+        files = {name: (source / name).read_bytes() for name in ("config.json", "tokenizer.json")}
+        weight_map = {}
+        for shard in range(2):
+            name, head, content = f"model-0000{shard + 1}-of-00002.safetensors", {}, b""
+            for tensor in sorted(tensors)[shard::2]:
+                first, last = tensors[tensor]["data_offsets"]
+                head[tensor] = {**tensors[tensor], "data_offsets": [len(content), len(content) + last - first]}
+                content += data[begin + first:begin + last]
+                weight_map[tensor] = name
+            text = json.dumps(head).encode()
+            files[name] = len(text).to_bytes(8, "little") + text + content
+        files["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
+        for name, content in files.items():
+            blob = cache / "blobs" / hashlib.sha256(content).hexdigest()
+            blob.write_bytes(content)
+            (snapshot / name).symlink_to(pathlib.Path("../../blobs") / blob.name)
+        self.assertTrue(torch.equal(diffattn.load(snapshot).logits(self.ids), self.model.logits(self.ids)))
+        words = ["--prompt", "import ", "--max-new-tokens", 4]
+        self.assertEqual(answers("generate", "--model", snapshot, *words),
+                         answers("generate", "--model", source, *words))
 
     def test_every_layout(self):
         microsoft = self.folder / "microsoft"

@@ -45,6 +45,14 @@ class Full(unittest.TestCase):
         self.assertEqual((self.outcome["outcome"], self.outcome["step"]), ("done", 6))
         longer = diffattn.train(resume=self.folder / "run", settings={"train.steps": 7})
         self.assertEqual(longer["step"], 7)
+        wider = {"train.steps": 8, "train.batch_size": 4}
+        with self.assertRaisesRegex(ValueError, "--change-batch-size"):
+            diffattn.train(resume=self.folder / "run", settings=wider)
+        again = diffattn.train(resume=self.folder / "run", from_checkpoint="step-6", change_batch_size=True,
+                               settings=wider)
+        self.assertEqual((again["step"], again["tokens"]), (8, self.outcome["tokens"] // 6 * (6 + 2 * 2)))
+        with self.assertRaisesRegex(RuntimeError, "step-5: expected .*, got no such folder"):
+            diffattn.train(resume=self.folder / "run", from_checkpoint="step-5")
         plan = diffattn.train(CONFIG, dry_run=True, settings={"data": {"train": self.corpus}, "train.steps": 3})
         self.assertEqual(plan["steps"], 3)
 
@@ -55,6 +63,19 @@ class Full(unittest.TestCase):
             diffattn.train(CONFIG)
         with self.assertRaisesRegex(RuntimeError, "no_such.txt"):
             diffattn.train(CONFIG, self.folder / "other", settings={"data.train": "no_such.txt"})
+
+    @unittest.skipIf("ASAN_OPTIONS" in os.environ, "AddressSanitizer manages the memory")
+    def test_a_verb_without_memory_says_what_to_change(self):
+        code = ("import sys, diffattn\n"
+                "try:\n    diffattn.train(sys.argv[1] + '/config.toml', sys.argv[1] + '_large',\n"
+                "                   settings={'train.batch_size': 4096})\n"
+                "except RuntimeError as error:\n    print(error)\n")
+        result = subprocess.run(
+            [sys.executable, "-c", code, self.folder / "run"], capture_output=True, text=True, timeout=300,
+            env={**os.environ, "LD_PRELOAD": os.environ["DIFFATTN_ALLOCATION_LIMIT"],
+                 "DIFFATTN_TEST_ALLOCATION": str(1 << 25)})
+        self.assertRegex(result.stdout, r"^diffattn: .*\ndiffattn: To use less memory, lower train.batch_size .*\n$",
+                         result.stderr)
 
     def test_generate_equals_the_program(self):
         want = program("generate", "--model", self.outcome["model"], "--prompt", "def ", "--max-new-tokens", 12)

@@ -62,6 +62,18 @@ class Failures(Jobs):
         self.assertEqual((out / "checkpoints" / "latest").read_text().strip(), "step-10")
         self.train("out", 2, "train.steps=20", resume=True)  # continues from the last whole checkpoint
 
+    def test_a_rank_that_runs_out_of_memory(self):
+        limited = ["env", "LD_PRELOAD=" + os.environ["DIFFATTN_ALLOCATION_LIMIT"],
+                   f"DIFFATTN_TEST_ALLOCATION={1 << 24}"]
+        self.write_text()
+        words = ["--config", str(self.file), "--out", str(self.folder / "out"), "--set", "train.batch_size=256",
+                 "--set", "train.seq_len=1024"]
+        results = self.finish(self.start(2, lambda rank: words, prefix_of=lambda rank: limited if rank == 1 else []))
+        self.assertEqual([code for code, _, _ in results], [1, 4], results)
+        self.assertIn(ENDED, results[0][2])
+        self.assertRegex(results[1][2], r"diffattn: rank 1 of 2: .*\ndiffattn: To use less memory, lower "
+                         r"train.batch_size .*\n$")
+
     def test_compare_with_a_rank_that_fails(self):
         self.write_text()
         results = self.finish(self.start(2, lambda rank: [

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the package: its information, the program, and a torch that it was not built for."""
+import contextlib
 import importlib.util
 import inspect
 import json
+import math
 import os
 import pathlib
+import pty
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,6 +17,7 @@ import unittest.mock
 
 import diffattn_program
 import torch
+from diffattn_program import terminal
 
 import diffattn
 import diffattn._library
@@ -147,6 +152,54 @@ class Converter(unittest.TestCase):
             want = subprocess.run([PROGRAM, *words, *more], capture_output=True, text=True, cwd="/")
             got = python(*self.MAIN, *words, *more)
             self.assertEqual((got.returncode, got.stdout, got.stderr), (want.returncode, want.stdout, want.stderr))
+
+    @unittest.skipIf("ASAN_OPTIONS" in os.environ, "AddressSanitizer manages the memory")
+    def test_says_that_there_is_no_memory(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name, "large")
+            shutil.copytree(self.MODEL, folder)
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 1 << 14}))
+            data = (folder / "model.safetensors").read_bytes()
+            tensors, end = json.loads(data[8:8 + int.from_bytes(data[:8], "little")]), 0
+            for tensor, info in tensors.items():
+                if tensor in ("lm_head.weight", "model.embed_tokens.weight"):
+                    info["shape"][0] = 1 << 14  # 4 MiB
+                if tensor != "__metadata__":
+                    begin, end = end, end + 4 * math.prod(info["shape"])
+                    info["data_offsets"] = [begin, end]
+            head = json.dumps(tensors).encode()
+            (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(end))
+            result = python(*self.MAIN, "convert", "--to", "microsoft", folder, folder.parent / "out",
+                            LD_PRELOAD=os.environ["DIFFATTN_ALLOCATION_LIMIT"], DIFFATTN_TEST_ALLOCATION=str(1 << 21))
+            self.assertEqual((result.returncode, result.stderr), (
+                4, "diffattn: out of memory\ndiffattn: To use less memory, use a machine that holds the largest tensor "
+                "of the model twice.\n"))
+
+    def test_text_cannot_control_a_terminal(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = os.path.join(name, "\x1b[31m\x07\x9b")  # ESC, BEL, and the C1 control CSI
+            words = [sys.executable, *self.MAIN, "convert", "--to", "microsoft", "--dry-run", "--json", folder, "out"]
+            self.assertIn(r"\u001b[31m\u0007\u009b", self.on_terminal(words, "stderr"))
+            shutil.copytree(self.MODEL, folder)
+            self.assertEqual(json.loads(self.on_terminal(words, "stdout"))["source"], folder)
+        self.assertEqual(terminal.terminal_text("a\tb\n\x7f\udc9bé"), "a\tb\n\\u007f\\x9bé")
+
+    def on_terminal(self, words, stream):
+        """Returns what a command shows on a terminal, which must have no control character but line ends."""
+        ours, theirs = pty.openpty()
+        with open(ours, "rb", buffering=0) as screen:
+            process = subprocess.Popen(words, cwd="/", env={**os.environ, "TERM": "dumb"},  # without a progress bar
+                                       **{"stdout": subprocess.DEVNULL, stream: theirs})
+            os.close(theirs)
+            shown = b""
+            with contextlib.suppress(OSError):  # the command has closed the terminal
+                while piece := screen.read(1 << 16):
+                    shown += piece
+            process.wait(timeout=60)
+        text = shown.decode()
+        self.assertEqual([c for c in text if c not in "\r\n" and (ord(c) < 0x20 or 0x7f <= ord(c) < 0xa0)], [], text)
+        return text
 
     def test_other_verbs_say_what_to_install(self):
         result = python(*self.MAIN, "info")

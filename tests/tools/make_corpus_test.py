@@ -274,6 +274,27 @@ pathlib.Path(file).write_bytes(b"new " + name.encode())
         self.assertEqual(self.run_tool("--program", PROGRAM).returncode, 0)
         self.assertFalse((self.root / "out/train_part.tokens").exists())
 
+    def test_without_the_program_nothing_is_removed(self):
+        self.add_two()
+        self.assertEqual(self.run_tool().returncode, 0)
+        (self.root / "no_program").write_text("")
+        (self.root / "broken").write_text("#!/no/such/interpreter\n")
+        (self.root / "broken").chmod(0o755)
+        for name in ("missing", "no_program", "broken"):
+            done = self.run_tool("--program", str(self.root / name))
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, "(?m)^make_corpus: --program: expected a program.*, got.*")
+            self.assertNotIn("Traceback", done.stderr)
+            self.assertEqual((self.root / "out/corpus.json").exists(), name != "broken")
+
+    def test_a_folder_that_cannot_be_made_is_named(self):
+        self.add_two()
+        (self.root / "file").write_text("")
+        done = self.run_tool(out="file")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, "(?m)^make_corpus: .*file")
+        self.assertNotIn("Traceback", done.stderr)
+
     def test_a_part_that_cannot_be(self):
         for arguments, message in ((["--part", "1.5"], "expected a number above 0 and at most 1, got 1.5"),
                                    (["--part", "0.5", "--text-only"], "--part: expected token files, got --text-only")):

@@ -91,7 +91,7 @@ TEST(CrossEntropy, RefusesSecondDerivativesInsteadOfForgettingThem) {
     const Example e = example(3, 4, 6, type);
     const Tensor loss = linear_cross_entropy(e.hidden, e.weight, e.labels).mean;
     EXPECT_THROW(torch::autograd::grad({loss}, {e.hidden}, {}, true, /*create_graph=*/true),
-                 c10::Error);
+                 diffattn::Error);
   }
 }
 

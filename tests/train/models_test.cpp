@@ -14,7 +14,12 @@
 #include "diffattn/nn/cross_entropy.h"
 #include "diffattn/nn/decoder.h"
 #include "diffattn/nn/generate.h"
+#include "diffattn/ops_layers.h"
+#include "diffattn/train/adamw.h"
 #include "diffattn/train/run_config.h"
+#include "diffattn/train/task_data.h"
+#include "diffattn/train/task_model.h"
+#include "diffattn/train/trainer.h"
 #include "tests/io/test_files.h"
 #include "tests/ops/golden.h"
 
@@ -337,6 +342,25 @@ TEST(Errors, HaveOneBaseClass) {
   EXPECT_THROW(models::load_causal_lm("/nowhere"), diffattn::Error);
   EXPECT_THROW(RunConfig().set("train.step", "3"), diffattn::Error);
   EXPECT_THROW(nn::generate(*nn::CausalLM(small_config()), {}, {}), diffattn::Error);
+  const Tensor x = torch::ones({2, 4});
+  EXPECT_THROW(rms_norm(x[0][0], Tensor(), 1e-5), diffattn::Error);
+  EXPECT_THROW(swiglu(x, x[0]), diffattn::Error);
+  EXPECT_THROW(diffattn::linear(x, x[0]), diffattn::Error);
+  EXPECT_THROW(rotate(x, x, x, {}), diffattn::Error);
+  EXPECT_THROW(AdamW(*nn::CausalLM(small_config()), {}).gradient_norm(), diffattn::Error);
+  RunConfig config;
+  config.set_all({{"task", "recall"},
+                  {"model.hidden_size", "16"},
+                  {"model.num_hidden_layers", "1"},
+                  {"model.num_attention_heads", "2"},
+                  {"recall.pairs", "2"},
+                  {"train.batch_size", "2"}});
+  const auto data = open_task_data(config);
+  Trainer trainer(new_task_model(config, *data), config);
+  EXPECT_THROW(trainer.finish(), diffattn::Error);
+  const auto batches = data->train_batches();
+  trainer.begin(*batches);
+  EXPECT_THROW(trainer.step(*batches), diffattn::Error);
 }
 
 TEST(Generate, NamesWhatIsWrong) {

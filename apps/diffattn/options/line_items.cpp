@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "apps/diffattn/options/input_stream.h"
@@ -64,8 +65,10 @@ void LineItems::parse(const std::string& line, LineItem& item) const {
   const nlohmann::json document = io::parse_json(line, name);
   const io::JsonValue root(document, name);
   if (const auto ids = root.find("ids"); ids && !root.find(options_.text_key)) {
+    item.tokens = static_cast<int64_t>(ids->size());
     for (size_t i = 0; i < ids->size(); ++i) {
-      item.ids.push_back(ids->at(i).to_int(0, options_.vocab_size - 1));
+      const int64_t id = ids->at(i).to_int(0, options_.vocab_size - 1);
+      if (std::cmp_less(i, options_.max_tokens)) item.ids.push_back(id);
     }
   } else {
     const io::JsonValue text = root.at(options_.text_key);
@@ -75,19 +78,16 @@ void LineItems::parse(const std::string& line, LineItem& item) const {
     const std::string& value = text.to_string(io::kMaxLineBytes);
     if (value.empty()) text.fail("text");
     const auto encoded = tokenizer_->encode(value);
-    item.ids.assign(encoded.begin(), encoded.end());
-    for (const int64_t id : item.ids) {
+    item.tokens = std::ssize(encoded);
+    item.ids.assign(encoded.begin(), encoded.begin() + std::min(item.tokens, options_.max_tokens));
+    for (const int64_t id : encoded) {
       if (id < options_.vocab_size) continue;
       throw io::Error(name, fmt::format("token of tokenizer.json: expected an id in [0, {}], the "
                                         "vocabulary of the model, got {}",
                                         options_.vocab_size - 1, id));
     }
   }
-  if (item.ids.empty()) throw io::Error(name, "expected at least one token, got none");
-  item.tokens = std::ssize(item.ids);
-  if (item.tokens > options_.max_tokens) {
-    item.ids.resize(static_cast<size_t>(options_.max_tokens));
-  }
+  if (item.tokens == 0) throw io::Error(name, "expected at least one token, got none");
   if (const auto expected = root.find(options_.expected_key)) {
     item.expected = expected->is_string() ? expected->to_string(io::kMaxLineBytes)
                                           : std::to_string(expected->to_int());

@@ -15,8 +15,8 @@ namespace diffattn::app {
 
 /// One line of input as token ids, or the error that makes it unusable.
 struct LineItem {
-  uint64_t line = 0;  // counted from 1
-  std::vector<int64_t> ids = {};
+  uint64_t line = 0;                         // counted from 1
+  std::vector<int64_t> ids = {};             // those that the model reads
   std::optional<std::string> expected = {};  // label or summary, if the line has one
   int64_t tokens = 0;                        // length before truncation
   std::string error = {};                    // empty: the line can be used

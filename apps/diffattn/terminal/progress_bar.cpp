@@ -89,6 +89,13 @@ void ProgressBar::step(const std::string& text) {
   draw(text);
 }
 
+void ProgressBar::skip(int64_t steps) {
+  steps = std::min(steps, total_ - done_);
+  done_ += steps;
+  first_ += steps;
+  draw("");
+}
+
 void ProgressBar::clear() {
   if (shown_) fmt::print(stderr, "\r\033[K");
 }

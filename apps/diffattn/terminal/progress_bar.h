@@ -21,6 +21,8 @@ class ProgressBar {
   /// Counts one step and redraws the bar with `text` behind it. Two spaces separate the fields of
   /// `text`. A narrow terminal shows the first ones only, each of them whole.
   void step(const std::string& text);
+  /// Counts steps that an earlier process has done, which say nothing about the rate.
+  void skip(int64_t steps);
   /// Erases the bar before other output; the next step draws it again.
   void clear();
   /// Leaves the bar as it is and continues on the next line.

@@ -75,6 +75,9 @@ void join(const std::string& group_name, const std::string& second, bool shared_
 /// Throws diffattn::Error, naming `what` and the ranks, if `text` differs between ranks.
 void check_same(Collective& world, const std::string& what, const std::string& text);
 
+/// True on all ranks if `here` is true on one of them.
+bool any_rank(Collective& world, bool here);
+
 /// Throws diffattn::Error if collective operations do not support `device`, for example because
 /// this torch has no NCCL.
 void check_device(const Collective& world, torch::Device device);

@@ -95,7 +95,6 @@ class Run {
   void log(const StepReport& report);
   void check_lock() const;
   bool is_first() const { return world_->rank() == 0; }
-  bool any_rank(bool here);
   int64_t chosen_checkpoint(const ResumeOptions& options);
 
   std::shared_ptr<parallel::Collective> world_;

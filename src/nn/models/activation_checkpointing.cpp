@@ -3,6 +3,7 @@
 
 #include <ATen/autocast_mode.h>
 
+#include "diffattn/error.h"
 #include "nn/routes/checkpointed_calls.h"
 
 namespace diffattn::nn {
@@ -111,8 +112,11 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
 
 void run_checkpointed(const Run& run, ResidualStream& stream, const Tensor& context,
                       KeepAttention keep) {
-  TORCH_CHECK(stream.sum().requires_grad(),
-              "activation checkpointing: expected a layer input that requires a gradient");
+  if (!stream.sum().requires_grad()) {
+    throw Error(
+        "diffattn: activation checkpointing: expected a layer input that requires a gradient, got "
+        "one that does not");
+  }
   const variable_list results =
       Checkpoint::apply(stream.sum(), optional(stream.pending()), optional(context), run, keep);
   stream = ResidualStream(results.front(), results.size() > 1 ? results.back() : Tensor());

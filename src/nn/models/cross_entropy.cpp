@@ -21,6 +21,7 @@
 #include <tuple>
 #include <utility>
 
+#include "diffattn/error.h"
 #include "ops/layers/float_product.h"
 #include "ops/layers/loss.h"
 
@@ -221,8 +222,9 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    TORCH_CHECK(!torch::GradMode::is_enabled(),
-                "linear_cross_entropy: the fused operator has no second derivative");
+    if (torch::GradMode::is_enabled()) {
+      throw Error("diffattn: linear_cross_entropy: the fused operator has no second derivative");
+    }
     const auto saved = ctx->get_saved_variables();
     const auto hidden_type = ctx->saved_data["hidden_type"].toScalarType();
     const auto weight_type = ctx->saved_data["weight_type"].toScalarType();

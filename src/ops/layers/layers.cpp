@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "diffattn/kernels/error.h"
 #include "kernels/layers.h"
 #include "ops/layers/layers.h"
 
@@ -169,22 +170,32 @@ Tensor rotated(const Tensor& given, const Tensor& cos, const Tensor& sin, const 
 
 void check_rotation(const Tensor& heads, const Tensor& cos, const Tensor& sin,
                     const RotateOptions& o) {
-  TORCH_CHECK(heads.dim() == 3 || heads.dim() == 4,
-              "rotate: heads: expected [B, N, H, D] or [total, H, D], got ", heads.sizes());
-  TORCH_CHECK(o.width > 0 && o.width % 2 == 0 && o.width <= heads.size(-1),
-              "rotate: width: expected an even number from 2 to ", heads.size(-1), ", got ",
-              o.width);
-  TORCH_CHECK(cos.sizes() == sin.sizes() && cos.scalar_type() == sin.scalar_type() &&
-                  cos.device() == heads.device() && sin.device() == heads.device(),
-              "rotate: cos and sin: expected the same shape and type, on ", heads.device(),
-              ", got ", cos.sizes(), " ", cos.scalar_type(), " on ", cos.device(), " and ",
-              sin.sizes(), " ", sin.scalar_type(), " on ", sin.device());
+  if (heads.dim() != 3 && heads.dim() != 4) {
+    throw_argument_error("rotate.heads", "[B, N, H, D] or [total, H, D]", c10::str(heads.sizes()));
+  }
+  if (o.width <= 0 || o.width % 2 != 0 || o.width > heads.size(-1)) {
+    throw_argument_error("rotate.width", c10::str("an even number from 2 to ", heads.size(-1)),
+                         c10::str(o.width));
+  }
+  for (const Tensor& table : {cos, sin}) {
+    if (table.device() != heads.device()) {
+      throw_argument_error("rotate.cos, rotate.sin", c10::str("tensors on ", heads.device()),
+                           c10::str("one on ", table.device()));
+    }
+  }
+  if (cos.sizes() != sin.sizes() || cos.scalar_type() != sin.scalar_type()) {
+    throw_argument_error("rotate.sin", c10::str(cos.sizes(), " ", cos.scalar_type(), ", like cos"),
+                         c10::str(sin.sizes(), " ", sin.scalar_type()));
+  }
   const auto rows = cos.sizes().slice(0, cos.dim() > 0 ? cos.dim() - 1 : 0);
   const bool shared = heads.dim() == 4 && rows == heads.sizes().slice(1, 1);
-  TORCH_CHECK(cos.dim() > 0 && cos.size(-1) == o.width / 2 &&
-                  (shared || rows == heads.sizes().slice(0, heads.dim() - 2)),
-              "rotate: cos: expected a row of ", o.width / 2, " for each token of heads ",
-              heads.sizes(), ", got ", cos.sizes());
+  if (cos.dim() > 0 && cos.size(-1) == o.width / 2 &&
+      (shared || rows == heads.sizes().slice(0, heads.dim() - 2))) {
+    return;
+  }
+  throw_argument_error(
+      "rotate.cos", c10::str("a row of ", o.width / 2, " for each token of heads ", heads.sizes()),
+      c10::str(cos.sizes()));
 }
 
 /// Rotates heads. The backward pass rotates by the negative angle, so it needs only cos and sin.
@@ -211,11 +222,12 @@ class Rotation : public torch::autograd::Function<Rotation> {
 }  // namespace
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  TORCH_CHECK(x.dim() > 0, "rms_norm: x: expected at least one axis, got a number");
-  TORCH_CHECK(!weight.defined() || (weight.dim() == 1 && weight.size(0) == x.size(-1) &&
-                                    weight.device() == x.device()),
-              "rms_norm: weight: expected [", x.size(-1), "] on ", x.device(), ", got ",
-              weight.sizes(), " on ", weight.device());
+  if (x.dim() == 0) throw_argument_error("rms_norm.x", "at least one axis", "a number");
+  if (weight.defined() &&
+      (weight.dim() != 1 || weight.size(0) != x.size(-1) || weight.device() != x.device())) {
+    throw_argument_error("rms_norm.weight", c10::str("[", x.size(-1), "] on ", x.device()),
+                         c10::str(weight.sizes(), " on ", weight.device()));
+  }
   const auto w = weight.defined() ? std::optional(weight) : std::nullopt;
   if (is_host_float(x) && (!w || w->scalar_type() == torch::kFloat32)) {
     if (makes_graph(x, weight)) return FusedRmsNorm::apply(x, w, eps);
@@ -225,7 +237,10 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 }
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
-  const bool alike = gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type();
+  if (gate.sizes() != up.sizes()) {
+    throw_argument_error("swiglu.up", c10::str(gate.sizes(), ", like gate"), c10::str(up.sizes()));
+  }
+  const bool alike = gate.scalar_type() == up.scalar_type();
   const bool on_host = is_host_float(gate) && is_host_float(up);
   if (alike && (on_host || (is_whole_for_gpu(gate) && is_whole_for_gpu(up)))) {
     if (makes_graph(gate, up)) return FusedSwiglu::apply(gate, up);

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "diffattn/error.h"
 #include "ops/layers/cuda_layers.h"
 
 /// Parts that the fused operators around attention share.
@@ -30,8 +31,9 @@ inline bool is_whole_for_gpu(const torch::Tensor& x) {
 
 /// Throws if autograd wants a second derivative: the kernels leave no graph for it.
 inline void refuse_second_derivative(const char* name) {
-  TORCH_CHECK(!torch::GradMode::is_enabled(), name,
-              ": the fused operator has no second derivative; use float64");
+  if (!torch::GradMode::is_enabled()) return;
+  throw Error(
+      c10::str("diffattn: ", name, ": the fused operator has no second derivative; use float64"));
 }
 
 }  // namespace diffattn::ops

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 
+#include "diffattn/kernels/error.h"
 #include "diffattn/ops_layers.h"
 #include "kernels/few_rows.h"
 #include "ops/glue/view_of.h"
@@ -36,8 +37,7 @@ bool makes_graph(const Tensor& x, const LinearMap& map) {
                                            (map.bias.defined() && map.bias.requires_grad()));
 }
 
-/// True if x and map are matrices in host memory, of one type that our kernel knows, whose sizes
-/// agree.
+/// True if x and map are in host memory and of one type that our kernel knows.
 bool are_on_host(const Tensor& x, const LinearMap& map) {
   const Tensor &weight = map.weight, &bias = map.bias;
   const auto type = x.scalar_type();
@@ -45,12 +45,25 @@ bool are_on_host(const Tensor& x, const LinearMap& map) {
     return t.device().is_cpu() && t.scalar_type() == type && t.is_contiguous();
   };
   if (type != torch::kFloat32 && type != torch::kBFloat16) return false;
-  if (x.dim() < 1 || weight.dim() != 2 || x.size(-1) != weight.size(1)) return false;
   if (x.numel() == 0 || weight.numel() == 0) return false;
-  if (bias.defined() && (!fits(bias) || bias.dim() != 1 || bias.size(0) != weight.size(0))) {
-    return false;
-  }
+  if (bias.defined() && !fits(bias)) return false;
   return x.device().is_cpu() && fits(weight) && !at::autocast::is_autocast_enabled(at::kCPU);
+}
+
+void check(const Tensor& x, const LinearMap& map) {
+  if (map.weight.dim() != 2) {
+    throw_argument_error("linear.weight", "[out, in]", c10::str(map.weight.sizes()));
+  }
+  if (x.dim() < 1 || x.size(-1) != map.weight.size(1)) {
+    throw_argument_error(
+        "linear.x",
+        c10::str("[..., ", map.weight.size(1), "] for a weight of ", map.weight.sizes()),
+        c10::str(x.sizes()));
+  }
+  if (map.bias.defined() && (map.bias.dim() != 1 || map.bias.size(0) != map.weight.size(0))) {
+    throw_argument_error("linear.bias", c10::str("[", map.weight.size(0), "]"),
+                         c10::str(map.bias.sizes()));
+  }
 }
 
 bool are_few_rows(const Tensor& x) {
@@ -116,6 +129,7 @@ RoundedInputs::RoundedInputs(int64_t bits) : before_(input_bits) { input_bits = 
 RoundedInputs::~RoundedInputs() { input_bits = before_; }
 
 std::vector<Tensor> linears(const Tensor& given, std::initializer_list<LinearMap> maps) {
+  for (const LinearMap& map : maps) check(given, map);
   const Tensor x = input_bits > 0 && given.numel() > 0 ? rounded(given) : given;
   const auto few = [&](const LinearMap& map) {
     return are_on_host(x, map) && are_few_rows(x) && !makes_graph(x, map);

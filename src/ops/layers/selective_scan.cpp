@@ -4,8 +4,10 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <array>
+#include <string>
 #include <utility>
 
+#include "diffattn/kernels/error.h"
 #include "ops/glue/view_of.h"
 #include "ops/layers/cuda_scan.h"
 #include "ops/layers/layers.h"
@@ -176,14 +178,17 @@ class SelectiveScan : public torch::autograd::Function<SelectiveScan> {
 
 void check_scan_inputs(const Tensor& u, const Tensor& delta, const Tensor& a, const Tensor& b,
                        const Tensor& c, const Tensor& d, const ScanOptions& options) {
-  TORCH_CHECK(u.dim() == 3, "selective_scan: u: expected [B, L, E], got ", u.sizes());
-  TORCH_CHECK(a.dim() == 2 && a.size(0) == u.size(2), "selective_scan: a: expected [", u.size(2),
-              ", S], got ", a.sizes());
+  const auto refuse = [](const char* name, const std::string& expected, const std::string& got) {
+    throw_argument_error(std::string("selective_scan.") + name, expected, got);
+  };
+  if (u.dim() != 3) refuse("u", "[B, L, E]", c10::str(u.sizes()));
+  if (a.dim() != 2 || a.size(0) != u.size(2)) {
+    refuse("a", c10::str("[", u.size(2), ", S]"), c10::str(a.sizes()));
+  }
   const auto check = [&](const char* name, const Tensor& x, torch::IntArrayRef sizes) {
-    TORCH_CHECK(x.sizes() == sizes, "selective_scan: ", name, ": expected ", sizes, ", got ",
-                x.sizes());
-    TORCH_CHECK(x.device() == u.device(), "selective_scan: ", name, ": expected a tensor on ",
-                u.device(), ", got one on ", x.device());
+    if (x.sizes() != sizes) refuse(name, c10::str(sizes), c10::str(x.sizes()));
+    if (x.device() == u.device()) return;
+    refuse(name, c10::str("a tensor on ", u.device()), c10::str("one on ", x.device()));
   };
   const int64_t batch = u.size(0), length = u.size(1), channels = u.size(2), states = a.size(1);
   check("delta", delta, {batch, length, channels});
@@ -195,18 +200,20 @@ void check_scan_inputs(const Tensor& u, const Tensor& delta, const Tensor& a, co
   if (options.starts()) check("starts", *options.starts(), {batch, length});
   for (const auto& [name, x] :
        {std::pair("delta", &delta), std::pair("b", &b), std::pair("c", &c)}) {
-    TORCH_CHECK(x->scalar_type() == u.scalar_type(), "selective_scan: ", name, ": expected ",
-                u.scalar_type(), ", the type of u, got ", x->scalar_type());
+    if (x->scalar_type() == u.scalar_type()) continue;
+    refuse(name, c10::str(u.scalar_type(), ", the type of u"), c10::str(x->scalar_type()));
   }
-  TORCH_CHECK(u.is_cpu() || (u.is_cuda() && ops::cuda_scan() != nullptr),
-              "selective_scan: u: expected a tensor on the CPU",
-              u.is_cuda() ? ", since this build has no CUDA kernels" : " or an NVIDIA GPU",
-              ", got one on ", u.device());
-  TORCH_CHECK(
-      !u.is_cuda() || (u.scalar_type() != torch::kFloat64 && cuda::takes_scan_states(states)),
-      "selective_scan: a: on a GPU, expected 8, 16, 32 or 64 states and types other than "
-      "float64, got ",
-      states, " states and ", u.scalar_type());
+  if (u.is_cpu()) return;
+  if (!u.is_cuda() || ops::cuda_scan() == nullptr) {
+    refuse("u",
+           c10::str("a tensor on the CPU",
+                    u.is_cuda() ? ", since this build has no CUDA kernels" : " or an NVIDIA GPU"),
+           c10::str("one on ", u.device()));
+  }
+  if (u.scalar_type() == torch::kFloat64 || !cuda::takes_scan_states(states)) {
+    refuse("a", "8, 16, 32 or 64 states and types other than float64 on a GPU",
+           c10::str(states, " states and ", u.scalar_type()));
+  }
 }
 
 }  // namespace
