@@ -318,7 +318,7 @@ class Behaviour(unittest.TestCase):
             # The later request waits for one or two of 192 sequences, so that even a test that stands still for a
             # while between its answer and the look at the queue finds others waiting.
             client.request("POST", "/v1/completions", json.dumps(
-                {"prompt": ["a"] * 3, "n": 64, "max_tokens": 2000, "ignore_eos": True}))
+                {"prompt": ["a"] * 3, "n": 64, "max_tokens": 1000, "ignore_eos": True}))
             self.assertTrue(one.wait_for(lambda now: now["num_requests_waiting"] > 0))
             one.complete(prompt="b", max_tokens=1)
             self.assertGreater(one.metrics()["num_requests_waiting"], 0, "the later request came last")
