@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "diffattn/nn/block.h"
+#include "diffattn/ops_layers.h"
 #include "ops/layers/token_layer.h"
 #include "tests/nn/layers.h"
 
@@ -307,7 +308,8 @@ TEST(Trace, HandsOutWhatWasComputed) {
   ASSERT_EQ(trace.calls.size(), 1U);
   const auto& h = trace.calls[0];
   const Tensor weight = layer->named_parameters()["out_proj.weight"];
-  expect_close(torch::linear(attend(nn::Route::kFused, h).flatten(2), weight), out, 0.0, "output");
+  expect_close(diffattn::linear(attend(nn::Route::kFused, h).flatten(2), weight), out, 0.0,
+               "output");
   const Tensor stats = attention_stats(h.q1, h.q2, h.k1, h.k2, h.lambda, h.options);
   stats.select(-1, kStatAbsSum).sum().backward();
   EXPECT_GT(x.grad().abs().max().item<float>(), 0.0F);
