@@ -12,8 +12,9 @@ namespace {
 
 using torch::Tensor;
 
-/// Multiply-adds from which oneDNN's fixed cost of about 20 us does not matter.
-constexpr int64_t kLeastWork = int64_t{1} << 22;
+/// Multiply-adds of products that oneDNN takes. It keeps about 0.5 MiB of code for each shape,
+/// which small models with rows of many lengths would notice more than the time.
+constexpr int64_t kLeastWork = int64_t{1} << 26;
 
 /// torch's operator linear(x, weight, bias, activation, its numbers, its algorithm) on oneDNN, if
 /// this torch has it in the form that we know.
