@@ -40,13 +40,28 @@ bool prefers_onednn(const Tensor& a, const Tensor& b) {
          onednn_linear();
 }
 
-Tensor multiply_by_onednn(const Tensor& a, const Tensor& b) {
-  const at::AutoDispatchBelowAutograd no_gradients;
+Tensor onednn_product(const Tensor& a, const Tensor& b) {
   const bool dense = b.is_contiguous() || b.t().is_contiguous();
   torch::jit::Stack stack{a,      dense ? b.t() : b.t().contiguous(),     c10::IValue(),
                           "none", c10::List<std::optional<at::Scalar>>(), ""};
   onednn_linear()->callBoxed(stack);
   return stack.at(0).toTensor();
+}
+
+/// oneDNN adds the products of an element one after the other. Parts of a long sum, such as that of
+/// a weight's gradient over all tokens, round as little as MKL's.
+Tensor multiply_by_onednn(const Tensor& a, const Tensor& b) {
+  constexpr int64_t kLongestSum = 512;
+  const at::AutoDispatchBelowAutograd no_gradients;
+  const int64_t terms = a.size(1), parts = (terms + kLongestSum - 1) / kLongestSum;
+  if (parts == 1) return onednn_product(a, b);
+  Tensor sum;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t begin = part * terms / parts, end = (part + 1) * terms / parts;
+    const Tensor y = onednn_product(a.slice(1, begin, end), b.slice(0, begin, end));
+    sum = part == 0 ? y : sum.add_(y);
+  }
+  return sum;
 }
 
 }  // namespace
